@@ -1,8 +1,10 @@
-"""One step of an agent, snapshotted by snapshotd, shadow git, restic, a btrfs snapshot and `docker commit`. `make bench-compare`, or:
+"""One step of an agent, snapshotted by snapshotd, shadow git, restic, a btrfs snapshot and `docker commit`. `make
+bench-compare`, or:
 
     python benchmarks/compare.py [--rounds 20] [--runtime runc] [--json FILE] [--dir DIR]
 
-Every method gets the same workspace (20,000 files, 200 MB) and the same steps: new content for one file, then for 1,000 files. As root.
+Every method gets the same workspace (20,000 files, 200 MB) and the same steps: new content for one file, then for 1,000
+files. As root.
 
     step    the wait after the change. snapshotd: from the end of the tool's work to the return of its call in the sandbox,
             with a real daemon; the others: the whole command

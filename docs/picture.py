@@ -1,4 +1,5 @@
-"""Draw docs/terminal.svg: the README's agent in a real sandbox, and the real output of `snapshotd tree` and `snapshotd diff`. As root:
+"""Draw docs/terminal.svg: the README's agent in a real sandbox, and the real output of `snapshotd tree` and `snapshotd
+diff`. As root:
 
     .venv/bin/python docs/picture.py [--state-dir DIR]
 

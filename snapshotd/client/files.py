@@ -15,7 +15,7 @@ from snapshotd.daemon.http.wire import FILES_PATH
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
 SandboxPath = str | bytes
-"""Text, or the bytes that Linux has; not a path of this machine. What does not begin with a slash starts at
+"""Text, or the bytes that Linux has; not a path of this machine. Relative paths start at
 /workspace."""
 Moved = Callable[[int], object]
 """Hears how many bytes have been moved so far."""
@@ -23,7 +23,7 @@ Moved = Callable[[int], object]
 
 class FileVerbs(Verbs):
     """Part of `Snapshotd`. For those that read, a trajectory's name or id stands for its files as they are now, in the
-    live sandbox if one runs; a snapshot's id or tag for those of the snapshot. Those that write are each one tool call
+    live sandbox if one runs; a snapshot's id or tag for those of the snapshot. Each method that writes is one tool call
     with one snapshot, made by the daemon itself: nothing of the image is needed. They start the sandbox if it is not
     up; new files belong to root, or to `user`, and what is overwritten keeps its owner.
 
@@ -36,7 +36,7 @@ class FileVerbs(Verbs):
         return self._transport.pieces("GET", _at(ref, "content"), query=_path(path))
 
     def stat_file(self, ref: str, path: SandboxPath) -> FileInfo:
-        """What is there, behind all links."""
+        """The entry at a path, behind all links."""
         return FileInfo.of(self._transport.request("GET", _at(ref, "stat"), query=_path(path)))
 
     def list_files(self, ref: str, path: SandboxPath = ".") -> Iterator[FileInfo]:
@@ -49,7 +49,7 @@ class FileVerbs(Verbs):
 
     def read_archive(self, ref: str, path: SandboxPath, write: Callable[[bytes], object]) -> tuple[str, ...]:
         """Write a file, or a directory with all that is in it, as a tar, whose members' paths begin with its name.
-        Returns warnings: what a tar cannot hold. What was written when something is raised is not whole."""
+        Returns warnings: what a tar cannot hold. The output is incomplete if the method raises."""
         pieces = _Pieces(self, ref, path)
         for piece in pieces:
             write(piece)
@@ -135,8 +135,8 @@ class FileVerbs(Verbs):
         wait: Wait = "captured",
         moved: Moved | None = None,
     ) -> WriteInfo:
-        """Copy the local file `source` to the file `path`, or the local folder `source` into the directory `path`, which
-        is made if it is missing and keeps what else is in it. Modes and times are kept. UsageError: it cannot be
+        """Copy the local file `source` to the file `path`, or the local folder `source` into the directory `path`,
+        which is made if it is missing and keeps what else is in it. Modes and times are kept. UsageError: it cannot be
         read."""
         from snapshotd.client.local_tree import Reader, pack
 
@@ -217,11 +217,11 @@ class SnapshotFiles:
         return self._client.read_file(self._ref, path)
 
     def stat(self, path: SandboxPath) -> FileInfo:
-        """What is there, behind all links. NotFound."""
+        """The entry at a path, behind all links. NotFound."""
         return self._client.stat_file(self._ref, path)
 
     def exists(self, path: SandboxPath) -> bool:
-        """Whether there is anything at the path: a file, a directory, or else."""
+        """True if there is anything at the path: a file, a directory, or else."""
         try:
             self.stat(path)
         except (NotFound, UsageError):  # a part of the path is no directory
@@ -242,8 +242,8 @@ class SnapshotFiles:
 
 
 class SandboxFiles(SnapshotFiles):
-    """The files of a sandbox, as they are now. What writes is one tool call, and returns what it did with the snapshot
-    after it."""
+    """The files of a sandbox, as they are now. Each method that writes is one tool call, and returns its effect and the
+    snapshot after it."""
 
     def write(
         self,

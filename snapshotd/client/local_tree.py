@@ -1,4 +1,4 @@
-"""Folders of this machine as a tar, and back. What comes out of a sandbox is hostile: it is written by directory
+"""Folders of this machine as a tar, and back. Data that comes out of a sandbox is hostile: it is written by directory
 descriptors, one component at a time, and no link is followed."""
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _header(item: tarfile.TarInfo) -> bytes:
 
 @dataclass(slots=True)
 class Unpacker:
-    """Writes a tar whose members' paths begin with one name (of which they lose it) to a local place: a file there, or
+    """Writes a tar whose members' paths begin with one name (which is left out) to a local place: a file there, or
     a folder, into which it is merged. Files become this user's, without the bits that give others' rights; one that is
     there is replaced whole."""
 

@@ -234,8 +234,9 @@ class ChangeInfo:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """Something in a sandbox's tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device; `path`
-    is as in `ChangeInfo`, `name` its last part; `mode` is octal text; `target` is where a link leads that was listed."""
+    """Something in a sandbox's tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device;
+    `path` is as in `ChangeInfo`, `name` its last part; `mode` is octal text; `target` is where a link leads that was
+    listed."""
 
     path: str
     name: str
@@ -260,7 +261,7 @@ class FileInfo:
 
 @dataclass(frozen=True, slots=True)
 class WriteInfo:
-    """What a write did, and the snapshot after it. `warnings` names what was left out."""
+    """The effect of a write, and the snapshot after it. `warnings` names what was left out."""
 
     snapshot: SnapshotInfo
     files: int
@@ -388,7 +389,8 @@ class PruneInfo:
 
 @dataclass(frozen=True, slots=True)
 class DamageInfo:
-    """One thing that is wrong. `snapshot` and `path` (from the root, as in `ChangeInfo`) name the first that needs it."""
+    """One thing that is wrong. `snapshot` and `path` (from the root, as in `ChangeInfo`) name the first that needs
+    it."""
 
     pack: str | None
     object: str | None

@@ -109,8 +109,8 @@ def open_engine(state_dir: Path) -> Engine:
 
 def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebuild.Report:
     """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
-    no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the key
-    is there), OutOfSpace."""
+    no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
+    key is there), OutOfSpace."""
     store = layer_store.prepare(state_dir)
     try:
         url = _known_store_url(state_dir)

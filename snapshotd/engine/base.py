@@ -129,7 +129,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write has done, and its snapshot. `warnings` names what was left out of an archive."""
+    """The effect of a write, and its snapshot. `warnings` names what was left out of an archive."""
 
     snapshot: Snapshot
     files: int = 1
@@ -590,7 +590,7 @@ class Engine(ABC):
 
     @abstractmethod
     def stat_file(self, ref: str, path: bytes) -> FileEntry:
-        """What is there, behind all links."""
+        """The entry at a path, behind all links."""
 
     @abstractmethod
     def list_files(self, ref: str, path: bytes) -> Iterator[FileEntry]:
@@ -603,22 +603,23 @@ class Engine(ABC):
 
     # The others are each one tool call with one snapshot in a trajectory's sandbox, which is started if it is not up.
     # The daemon makes the change itself. New files belong to root, or to `user`. Where something is mounted, nothing is
-    # written (UsageError). One that fails before it has changed anything leaves no snapshot; else it is recorded as failed.
+    # written (UsageError). One that fails before it has changed anything leaves no snapshot; else it is recorded as
+    # failed.
 
     @abstractmethod
     def write_file(
         self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None = None, mode: int | None = None
     ) -> Written:
         """Fill a file with what `read(count)` gives until it gives nothing, and put it in place in one instant: until
-        then the old one is there, and it stays when anything fails. Missing directories are made. What is overwritten
-        keeps its owner, and its mode unless `mode` is given (0644 for a new file)."""
+        then the old one is there, and it stays when anything fails. Missing directories are made. A file that is
+        overwritten keeps its owner, and its mode unless `mode` is given (0644 for a new file)."""
 
     @abstractmethod
     def write_archive(
         self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None = None, attributes: bool = True
     ) -> Written:
         """Put the members of a tar below the directory `path`, each as `write_file`. With `attributes` modes and times
-        are the archive's. What was there besides stays."""
+        are the archive's. Other files stay."""
 
     @abstractmethod
     def make_dir(self, ref: str, path: bytes, *, user: str | None = None) -> Snapshot:

@@ -10,7 +10,7 @@ from snapshotd.types import Snapshot
 
 
 class FileVerbs(Engine):
-    """The part of the engine that is about files. Who inherits it sets `_files`."""
+    """The part of the engine that is about files. A class that inherits it sets `_files`."""
 
     _files: FileCalls
 

@@ -400,7 +400,7 @@ def _extents(fd: int, size: int, gap: int) -> Iterator[tuple[int, int]]:
                 raise
             break  # only a hole is left
         if data >= size:
-            break  # of a live file that has grown
+            break  # a live file has grown
         if data - end >= gap and end:
             yield start, end - start
             start = data

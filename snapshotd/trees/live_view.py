@@ -1,7 +1,7 @@
 """The files of a running sandbox as a view: what its processes see, while they change it.
 
 Everything is looked up from a directory that is held, one component at a time. Links are not followed and mounts are
-not entered, so nothing leads out. What is mounted shows as no snapshot has it: a directory that is empty, and a file
+not entered, so nothing leads out. A mount shows as no snapshot has it: a directory that is empty, and a file
 that is not there. A file is opened only when it is a regular one, and without waiting for a lease that somebody holds.
 """
 
@@ -31,8 +31,8 @@ _MOUNT_POINT = Entry(Kind.DIRECTORY, 0o755, 0, 0, 0, 0, 0, 1, (0, 0), 0)
 
 
 class LiveView(View):
-    """`root_fd` stays the caller's. What vanishes between a listing and a look at it was never there; a directory that
-    is moved meanwhile may give ESTALE."""
+    """`root_fd` stays the caller's. An entry that vanishes between a listing and a look at it was never there; a
+    directory that is moved meanwhile may give ESTALE."""
 
     live = True
 

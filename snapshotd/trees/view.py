@@ -30,7 +30,7 @@ Directory: TypeAlias = Any
 _KEPT_PATHS = 256
 _LONG_PATH_BYTES = 4096
 _MOST_LINKS, _MOST_STEPS = 40, 4096
-"""Of one path that is followed; the kernel's own bounds (MAXSYMLINKS; PATH_MAX)."""
+"""Bounds for one path that is followed; the kernel's own bounds (MAXSYMLINKS; PATH_MAX)."""
 
 
 class View(ABC):
@@ -40,7 +40,7 @@ class View(ABC):
     """True if any number of threads may read files (`copy_child`, `xattrs_of` and the like) while one thread lists
     directories."""
     live: bool = False
-    """Whether the tree changes while it is read: what was listed may be gone, longer or shorter when it is opened."""
+    """True if the tree changes while it is read: a listed entry may be gone, longer or shorter when it is opened."""
 
     def __enter__(self) -> View:
         return self
@@ -186,8 +186,8 @@ class View(ABC):
 
 
 def follow(view: View, path: bytes) -> tuple[bytes, Entry]:
-    """Where a path leads with all links in it followed, as for a process whose root the view is: the path without links,
-    and what is there. OSError (ELOOP: more than 40 links, as in the kernel, or a way of endless length)."""
+    """Where a path leads with all links in it followed, as for a process whose root the view is: the path without
+    links, and what is there. OSError (ELOOP: more than 40 links, as in the kernel, or a way of endless length)."""
     todo, done, links, steps = split(path)[::-1], list[bytes](), 0, 0
     entry = view.entry_of(view.directory())
     while todo:

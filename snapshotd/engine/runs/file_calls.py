@@ -1,9 +1,9 @@
 """Files of a sandbox, read and written by the daemon itself: no program of the image is needed.
 
-Reading goes through a `View`: of the live root where a trajectory's sandbox is up, else of a snapshot. Writing is a tool
-call like `exec`: the sandbox belongs to it from its beginning to its snapshot, so nobody gives it another root or past
-meanwhile. What comes from a client is received beside the sandbox's other steps; what it changes at the end and its
-snapshot are one step under the sandbox's lock.
+Reading goes through a `View`: of the live root where a trajectory's sandbox is up, else of a snapshot. Writing is a
+tool call like `exec`: the sandbox belongs to it from its beginning to its snapshot, so nobody gives it another root or
+past meanwhile. A client's data is received beside the sandbox's other steps; the change at its end and the snapshot are
+one step under the sandbox's lock.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Call:
     changed: bool = False
     """It has changed something already, so it is recorded even if it fails."""
     room: Used = field(init=False)
-    """What is left of the sandbox's disk limit. Where there are quotas, the kernel sees to it, too."""
+    """Bytes and files left of the sandbox's disk limit. Where there are quotas, the kernel sees to it, too."""
 
     def __post_init__(self) -> None:
         self.room = self.sandbox.room()
@@ -151,7 +151,7 @@ class FileCalls:
             yield view
 
     def _live_view(self, trajectory: TrajectoryID) -> View | None:
-        """Of what runs. The layers below it stay until the view is closed, whatever steps are taken meanwhile."""
+        """The view of a running sandbox; None if none runs. The layers below it stay until the view is closed, whatever steps are taken meanwhile."""
         sandbox = self._sessions.find(trajectory)
         if sandbox is None:
             return None
@@ -303,7 +303,7 @@ class FileCalls:
 
 
 def _is_named(snapshot: Snapshot, ref: str) -> bool:
-    """Whether that is what `ref` names, and not the trajectory whose head it is."""
+    """True if `ref` names the snapshot itself, and not the trajectory whose head it is."""
     return ref in snapshot.tags or snapshot.id.startswith(ref)
 
 

@@ -30,7 +30,7 @@ _HOLD_DIR = os.O_PATH | os.O_DIRECTORY
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Whose new files and directories are, by number."""
+    """Owner and group of new files and directories, by number."""
 
     user: int = 0
     group: int = 0
@@ -97,7 +97,8 @@ def put_link(root_fd: int, path: bytes, to: bytes, owner: Owner) -> None:
 
 
 def make_dir(root_fd: int, path: bytes, owner: Owner, mode: int | None = None) -> bool:
-    """The directory `path`, and those above it that are missing. What is there stays as it is. False: it was there."""
+    """The directory `path`, and those above it that are missing. Existing directories stay as they are. False: it was
+    there."""
     made = False
     missing: list[bytes] = []
     at = path
@@ -129,7 +130,7 @@ def make_dir(root_fd: int, path: bytes, owner: Owner, mode: int | None = None) -
 
 
 def remove(root_fd: int, path: bytes) -> None:
-    """Whatever has that name, and everything in it; a link itself. Nothing of the sandbox may run meanwhile."""
+    """Remove the entry of that name, and everything in it; a link itself. Nothing of the sandbox may run meanwhile."""
     with _place(root_fd, path) as place:
         if place.there is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
@@ -167,7 +168,7 @@ def _place(root_fd: int, path: bytes, *, follow: bool = False, make: Owner | Non
 
 
 def _look(dir_fd: int, name: bytes) -> tuple[os.stat_result | None, bytes | None]:
-    """What has the name, and the target if it is a link."""
+    """The entry of that name, and the target if it is a link."""
     try:
         held = files.open_in_root(dir_fd, name, _HOLD)
     except FileNotFoundError:
@@ -198,8 +199,8 @@ def _name(place: Place, make: Callable[[bytes], None]) -> None:
 
 @contextlib.contextmanager
 def told(what: str, path: bytes) -> Iterator[None]:
-    """An OSError in the block as a sentence: `what` is what was tried, such as "write". What is no matter of the path
-    stays as it is."""
+    """An OSError in the block as a sentence: `what` is what was tried, such as "write". Other errors stay as they
+    are."""
     try:
         yield
     except OSError as exc:

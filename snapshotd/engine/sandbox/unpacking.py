@@ -1,5 +1,5 @@
-"""A tar from outside into a live root, member by member (`placing.py`). What a sandbox should not get that way, devices
-and the like, is left out with a warning."""
+"""A tar from outside into a live root, member by member (`placing.py`). Devices and other entries that a sandbox should
+not get that way are left out with a warning."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST_WARNINGS = 100
 
 @dataclass(slots=True)
 class Unpacked:
-    """What was put there so far."""
+    """The files put in place so far."""
 
     files: int = 0
     directories: int = 0
@@ -53,7 +53,7 @@ class Unpacker:
         if not reader.ended_by_marker:
             raise UsageError("the archive has no end marker, so it may be cut off; send it again")
         while read(1 << 16):
-            self.take(0, 0)  # what pads the archive
+            self.take(0, 0)  # the padding of the archive
 
     def _take(self, top: bytes, member: Member, reader: TarReader) -> None:
         path = _below(top, member.path)
@@ -110,7 +110,7 @@ class Unpacker:
 
 @dataclass(frozen=True, slots=True)
 class _Stream:
-    """What a `TarReader` takes."""
+    """The source that a `TarReader` reads."""
 
     read: Callable[[int], bytes]
 

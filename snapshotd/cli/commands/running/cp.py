@@ -54,9 +54,9 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
     those of `docker cp`: into a directory that is there, a file or folder goes under its name; the content of a folder
     goes there if the source ends with /. ; missing directories are made on the way into a sandbox.
 
-    Into a sandbox, it is one tool call with one snapshot: a file that cannot be written to its end stays as it was. Out of
-    it, a trajectory stands for its files as they are now, a snapshot's id or tag for those of the snapshot. With --json:
-    the snapshot as `log --json` has it; on the way out {"files","directories","bytes","warnings"}.
+    Into a sandbox, it is one tool call with one snapshot: a file that cannot be written to its end stays as it was. Out
+    of it, a trajectory stands for its files as they are now, a snapshot's id or tag for those of the snapshot. With
+    --json: the snapshot as `log --json` has it; on the way out {"files","directories","bytes","warnings"}.
     """
     origin, goal = _inside(source), _inside(target)
     if (origin is None) == (goal is None):

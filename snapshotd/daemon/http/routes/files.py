@@ -51,7 +51,7 @@ async def read(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
 
 @router.get("/{ref}/stat")
 def stat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> words.File:
-    """What is there, behind all links."""
+    """The entry at a path, behind all links."""
     return words.File.of(service.engine.stat_file(ref, sandbox_path(path_b64)))
 
 
