@@ -44,11 +44,22 @@ def test_exec_in_a_throw_away_fork(cli: Cli, box: str) -> None:
     assert len(cli("log", "-q", box).out.split()) == 1
 
 
-@pytest.mark.parametrize("words", [["{box}", "--", "echo", "-n", "--json"], ["{box}", "--", "a", "--", "b"]])
-def test_exec_passes_the_command_as_it_is(cli: Cli, box: str, words: list[str]) -> None:
-    given = [word.format(box=box) for word in words]
-    assert cli("exec", *given).code == 0
-    assert cli("show", "--json", box).json["tool"]["arguments"]["argv"] == given[2:]
+@pytest.mark.parametrize(
+    "argv",
+    [["echo", "-n", "--json"], ["a", "--", "b"], ["ls", "-la"], ["git", "-e", "--snapshot", "x"], ["ls", "--nope"]],
+)
+@pytest.mark.parametrize("options", [[], ["-q"], ["-qe", "A=1"], ["--user=1"]])
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_exec_passes_the_command_as_it_is(
+    cli: Cli, box: str, options: list[str], dashes: list[str], argv: list[str]
+) -> None:
+    """Our options stand before the sandbox or right behind it; from the command's first word on, all is the
+    command's."""
+    for words in ([*options, box, *dashes], [box, *options, *dashes], [f"--snapshot={box}", *options, *dashes]):
+        done = cli("exec", *words, *argv)
+        assert done.code == 0, done.err
+        if box in words:
+            assert cli("show", "--json", box).json["tool"]["arguments"]["argv"] == argv
 
 
 def test_exec_options_reach_the_command(cli: Cli, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
