@@ -28,6 +28,8 @@ ID_HEX_CHARS = 32
 """Length of every id: 128 random bits in lower-case hexadecimal."""
 SHORT_ID_CHARS = 12
 """How many characters of an id people are shown (as docker does)."""
+MIN_PREFIX_CHARS = 4
+"""The fewest characters of an id that can stand for it."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """What a name or tag may be. Nothing that could be a path, an option or a control sequence."""
