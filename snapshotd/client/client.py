@@ -35,6 +35,7 @@ from snapshotd.client.results import (
     UsageInfo,
     VersionInfo,
 )
+from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
@@ -555,19 +556,25 @@ def sandbox_fields(
     workspace: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     network: str = "none",
-    memory: int | None = None,
+    memory: int | str | None = None,
     cpus: float | None = None,
     pids: int | None = None,
-    disk: int | None = None,
+    disk: int | str | None = None,
     name: str | None = None,
     secrets: Mapping[str, str] | None = None,
     providers: Sequence[Provider] = (),
     tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:
-    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes; None means the daemon's
-    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are what the recording
-    gateway forwards model requests to; `tenant` is whose values of the key-value store its agents reach."""
-    limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids, "disk_bytes": disk}
+    """What a new sandbox is made of, as the API takes it. `memory` and `disk` in bytes, or as text such as "512m"; None
+    means the daemon's default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
+    what the recording gateway forwards model requests to; `tenant` is whose values of the key-value store its agents
+    reach. UsageError for text that is no amount."""
+    limits = {
+        "memory_bytes": size_given("memory", memory),
+        "cpus": cpus,
+        "pids": pids,
+        "disk_bytes": size_given("disk", disk),
+    }
     return {
         "image": image,
         "runtime": runtime,

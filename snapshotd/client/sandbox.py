@@ -201,10 +201,10 @@ class Sandbox:
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
-        memory: int | None = None,
+        memory: int | str | None = None,
         cpus: float | None = None,
         pids: int | None = None,
-        disk: int | None = None,
+        disk: int | str | None = None,
         runtime: str = "auto",
         secrets: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (),
@@ -212,10 +212,10 @@ class Sandbox:
         wait: Wait = "captured",
         client: Snapshotd | None = None,
     ) -> Sandbox:
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, `network` is none or
-        bridge, `secrets` are environment that is recorded nowhere in plain, `providers` are for the recording gateway,
-        `tenant` is whose values of the store its agents reach. With `wait="stored"`, here and in the
-        methods that make a snapshot, they return when it survives power loss."""
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
+        "512m", `network` is none or bridge, `secrets` are environment that is recorded nowhere in plain, `providers`
+        are for the recording gateway, `tenant` is whose values of the store its agents reach. With `wait="stored"`,
+        here and in the methods that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
             image=image,
