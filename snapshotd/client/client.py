@@ -212,7 +212,7 @@ class Snapshotd(Mind, Approvals, Values):
         if_head: str | None = None,
     ) -> ExecInfo:
         if not argv:
-            raise UsageError("there is no command to execute; give one after `--`")
+            raise UsageError("there is no command to execute: the list of its words is empty")
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "if_head": if_head}
         unread = set[str]()
         with self._transport.converse(

@@ -169,7 +169,7 @@ class LocalEngine(MindVerbs):
 
     def run(self, request: RunRequest) -> Trajectory:
         if (request.agent is None) == (not request.command):
-            raise UsageError("give either an agent file or a command after `--`")
+            raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent))
         requirements = dependencies.wanted(request)
@@ -481,7 +481,7 @@ class LocalEngine(MindVerbs):
         if form != "bundle":
             if whole or since is not None:
                 raise UsageError(
-                    f"the format {form} holds the files of one snapshot: leave out --trajectory and --since"
+                    f"the format {form} holds the files of one snapshot: name a single snapshot, and none that it begins after"
                 )
             return share.export_files(self._context, snapshot, form, write)
         base = None if since is None else self._catalog.resolve_snapshot(since)

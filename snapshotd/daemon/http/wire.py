@@ -81,7 +81,7 @@ def check_socket_path(path: Path) -> None:
     if length > SOCKET_PATH_MAX_BYTES:
         raise UsageError(
             f"the socket path {path} has {length} bytes, but the kernel allows {SOCKET_PATH_MAX_BYTES}; "
-            f"choose a shorter one with --socket or {SOCKET_VARIABLE}"
+            f"choose a shorter one, in {SOCKET_VARIABLE} for instance"
         )
 
 

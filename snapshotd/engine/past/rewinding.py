@@ -231,7 +231,7 @@ class Rewinding:
         if mode != "files" and not self.in_history(trajectory, to):
             raise Conflict(
                 f"the conversation of {short(trajectory.id)} cannot go back to {short(to.id)}, which is not of its history; "
-                "rewind the files alone (`--files`), or fork that snapshot"
+                "rewind the files alone, or fork that snapshot"
             )
 
     def _is_entry(self, snapshot: Snapshot) -> bool:

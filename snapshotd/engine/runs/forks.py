@@ -82,7 +82,7 @@ class Forks:
         """What the program of a fork has to meet. UsageError: there is none."""
         if owner.agent is None or owner.began is None:
             raise UsageError(
-                f"{short(owner.id)} has no program that could be resumed; fork without --resume, or give a command after `--`"
+                f"{short(owner.id)} has no program that could be resumed; fork without resuming, or give a command as its arguments"
             )
         began = self._catalog.get_snapshot(owner.began)
         entries = tuple(self._catalog.journal(source.id, since=began.id))

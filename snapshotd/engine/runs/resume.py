@@ -125,5 +125,5 @@ def _question(trajectory: Trajectory, entries: Sequence[Entry]) -> str:
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (
         f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then resume with "
-        "--result CALL=FILE (it happened, and this is its result), --skip CALL (go on without it) or --retry CALL (it did not: run it)"
+        "`result` (it happened, and this is its result), `skip` (go on without it) or `retry` (it did not: run it) for each"
     )

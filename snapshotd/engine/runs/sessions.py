@@ -305,7 +305,7 @@ class Sessions:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
         gone; without, it ends with its caller. `expected_head`: see `Engine.exec`."""
         if not argv:
-            raise UsageError("no command given; write it after `--`")
+            raise UsageError("there is no command to run: the list of its words is empty")
         if record:
             self.check_place(sandbox)
         with sandbox.command() as command, self._claimed(sandbox, expected_head):
@@ -696,12 +696,12 @@ def _reached(sandbox: Sandbox, before: Hits) -> str | None:
     if now.killed > 0:
         return (
             f"out of memory: the kernel killed {now.killed} of the sandbox's processes at its limit of "
-            f"{limits.memory_bytes / 2**20:.0f} MiB; run it in a sandbox with more (--memory)"
+            f"{limits.memory_bytes / 2**20:.0f} MiB; run it in a sandbox with more memory"
         )
     if now.refused > 0:
         return (
             f"the sandbox has reached its limit of {limits.pids} processes; end some of them, end all with `snapshotd stop`, or run it in "
-            "a sandbox with more (--pids)"
+            "a sandbox with more processes"
         )
     return None
 
@@ -714,7 +714,9 @@ def _status(outcome: Outcome) -> CallStatus:
 
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
     if sandbox is not None and not sandbox.closed:
-        raise Conflict(f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`) or use --force")
+        raise Conflict(
+            f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force"
+        )
 
 
 FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"
