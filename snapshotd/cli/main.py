@@ -23,7 +23,7 @@ from snapshotd.cli.command import (
     no_space,
     usage_error,
 )
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import SnapshotdError, UsageError
 
 SECTIONS: dict[str, str] = {
     "running": "Running",
@@ -112,13 +112,17 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As any group does it, and for a word that is no command, the one that was probably meant."""
+        """As any group does it, and for a word that is no command, what does what was probably meant."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
             import difflib
 
-            near = difflib.get_close_matches(args[0], FOLDERS, 1)
+            from snapshotd.cli.habits import HABITS
+
+            if args[0] in HABITS:
+                raise UsageError(f"no such command {args[0]!r}: {HABITS[args[0]]}") from None
+            near = difflib.get_close_matches(args[0], FOLDERS, 1, cutoff=0.7)
             if not near:
                 raise
             raise click.UsageError(f"{exc.message.rstrip('.')}, did you mean {near[0]!r}?", ctx) from None
