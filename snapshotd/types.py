@@ -68,12 +68,13 @@ class Network(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and
-    nobody saw its end."""
+    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `timed-out`: it took longer
+    than its caller allowed, and was ended. `unknown`: it began, and nobody saw its end."""
 
     DONE = "done"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    TIMED_OUT = "timed-out"
     UNKNOWN = "unknown"
 
 

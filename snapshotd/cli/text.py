@@ -91,6 +91,7 @@ _COLOURS = {
     "failed": "red",
     "lost": "red",
     "interrupted": "yellow",
+    "timed-out": "red",
     "unknown": "yellow",
     "pruned": "yellow",
 }

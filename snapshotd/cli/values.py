@@ -14,7 +14,7 @@ from click.shell_completion import CompletionItem
 from snapshotd.cli.command import connect
 from snapshotd.client.results import Provider
 from snapshotd.client.sizes import DIGITS_MOST, size_bytes
-from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS
+from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, short
 
@@ -94,6 +94,17 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
             self.fail(
                 f"{value!r} is not a duration: write a number with s, m, h, d or w, such as 12h or 7d", param, ctx
             )
+        return seconds
+
+
+class Seconds(Duration):
+    """`90`, `1.5`, `10m`: seconds, if it says nothing else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        plain = isinstance(value, str) and value.strip()[-1:].isdigit()
+        seconds = super().convert(f"{value.strip()}s" if plain else value, param, ctx)
+        if seconds > TIMEOUT_MAX_S:
+            self.fail(f"{value!r} is longer than a year", param, ctx)
         return seconds
 
 

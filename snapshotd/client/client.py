@@ -46,6 +46,7 @@ from snapshotd.daemon.http.wire import (
     PRUNE_GRACE_S,
     SOCKET_VARIABLE,
     STATE_DIR_VARIABLE,
+    TIMEOUT_MAX_S,
     check_ref,
     socket_path_of,
 )
@@ -163,6 +164,7 @@ class Snapshotd(Mind, Approvals, Values):
         wait: Wait = "captured",
         if_head: str | None = None,
         stdin: Readable | None = None,
+        timeout: float | None = None,
     ) -> ExecInfo:
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
         away.
@@ -174,11 +176,23 @@ class Snapshotd(Mind, Approvals, Values):
 
         With `if_head`, only while that snapshot is the trajectory's head: of several who ask so at the same time one
         runs, the others get a Conflict that names the head.
+
+        After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the call's
+        status `timed-out`, and what it has printed and written until then is there.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
         done = self._exec(
-            path, argv, cwd, env, user, on_output, f"of {ref}", stdin, None if if_head is None else check_ref(if_head)
+            path,
+            argv,
+            cwd,
+            env,
+            user,
+            on_output,
+            f"of {ref}",
+            stdin,
+            timeout,
+            None if if_head is None else check_ref(if_head),
         )
         return done if done.snapshot is None else dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
@@ -192,11 +206,20 @@ class Snapshotd(Mind, Approvals, Values):
         user: str | None = None,
         on_output: OutputSink | None = None,
         stdin: Readable | None = None,
+        timeout: float | None = None,
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
-        away. `on_output`, `stdin`: as `exec`."""
+        away. `on_output`, `stdin`, `timeout`: as `exec`."""
         return self._exec(
-            f"/snapshots/{ref_segment(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}", stdin
+            f"/snapshots/{ref_segment(ref)}/exec",
+            argv,
+            cwd,
+            env,
+            user,
+            on_output,
+            f"in a fork of {ref}",
+            stdin,
+            timeout,
         )
 
     def _exec(
@@ -209,11 +232,21 @@ class Snapshotd(Mind, Approvals, Values):
         on_output: OutputSink | None,
         where: str,
         stdin: Readable | None,
+        timeout: float | None,
         if_head: str | None = None,
     ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute: the list of its words is empty")
-        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "if_head": if_head}
+        if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
+            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        body = {
+            "argv": list(argv),
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "user": user,
+            "if_head": if_head,
+            "timeout_s": timeout,
+        }
         unread = set[str]()
         with self._transport.converse(
             path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}

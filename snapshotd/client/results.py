@@ -55,7 +55,7 @@ class DamagedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from
+    """A recorded tool call. `status` is done, failed, interrupted, timed-out or unknown; `outputs` names what can be had from
     `Snapshotd.output`, `damaged` what was there and cannot."""
 
     name: str

@@ -258,17 +258,28 @@ class Sandbox:
         on_stderr: Callable[[bytes], object] | None = None,
         wait: Wait = "captured",
         if_head: Snapshot | str | None = None,
+        timeout: float | None = None,
     ) -> ExecResult:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
 
         With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no
-        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more.
+        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
+        command is ended with everything that it started: exit code 124, and what it has done until then is there.
         """
         head = None if if_head is None else _id(if_head)
         method = functools.partial(self._client.exec, wait=wait, if_head=head)
         return _exec(
-            method, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr
+            method,
+            self.id,
+            command,
+            cwd=cwd,
+            env=env,
+            user=user,
+            check=check,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            timeout=timeout,
         )
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
@@ -364,6 +375,7 @@ def _exec(
     check: bool = False,
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
+    timeout: float | None = None,
 ) -> ExecResult:
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
@@ -375,7 +387,7 @@ def _exec(
         if listener is not None:
             listener(data)
 
-    done = method(ref, argv, cwd=cwd, env=env, user=user, on_output=on_output)
+    done = method(ref, argv, cwd=cwd, env=env, user=user, on_output=on_output, timeout=timeout)
     snapshot_id = None if done.snapshot is None else done.snapshot.id
     result = ExecResult(done.exit_code, b"".join(kept["stdout"]), b"".join(kept["stderr"]), snapshot_id)
     if check and result.exit_code != 0:

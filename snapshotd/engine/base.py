@@ -344,12 +344,14 @@ class Engine(ABC):
         sink: OutputSink,
         expected_head: str | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
         snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
         (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
         `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: of several
-        writers that saw one head, one wins. It goes on when the `caller` is gone."""
+        writers that saw one head, one wins. It goes on when the `caller` is gone. After `timeout_s` seconds the command
+        is ended with everything that it started, and recorded as timed-out with exit code 124."""
 
     @abstractmethod
     def exec_snapshot(
@@ -362,9 +364,10 @@ class Engine(ABC):
         user: str | None,
         sink: OutputSink,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
-        gone."""
+        gone, or after `timeout_s` seconds, as in `exec`."""
 
     @abstractmethod
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:

@@ -279,12 +279,22 @@ class LocalEngine(MindVerbs):
         sink: OutputSink,
         expected_head: str | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
         return self._sessions.exec(
-            sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head, caller=caller
+            sandbox,
+            argv,
+            cwd=cwd,
+            env=env,
+            user=user,
+            sink=sink,
+            record=True,
+            expected_head=head,
+            caller=caller,
+            timeout_s=timeout_s,
         )
 
     def exec_snapshot(
@@ -297,13 +307,22 @@ class LocalEngine(MindVerbs):
         user: str | None,
         sink: OutputSink,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
             with self._sessions.throw_away(trajectory, source) as sandbox:
                 return self._sessions.exec(
-                    sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller
+                    sandbox,
+                    argv,
+                    cwd=cwd,
+                    env=env,
+                    user=user,
+                    sink=sink,
+                    record=False,
+                    caller=caller,
+                    timeout_s=timeout_s,
                 )
 
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:

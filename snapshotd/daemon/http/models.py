@@ -15,7 +15,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from snapshotd import types as t
-from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS
+from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest
 from snapshotd.errors import UsageError
 from snapshotd.trees.base import Change, RestoreReport
@@ -466,6 +466,13 @@ class ExecRequest(Request):
     )
     if_head: str | None = Field(
         None, description="Only while this snapshot is the trajectory's head; else a Conflict that names the head."
+    )
+    timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=TIMEOUT_MAX_S,
+        allow_inf_nan=False,
+        description="After so many seconds the command is ended with everything that it started: status `timed-out`, exit code 124.",
     )
 
 

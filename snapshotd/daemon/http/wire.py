@@ -32,6 +32,8 @@ ATTENDED = "/attended"
 its command runs. Each line is bounded, their number is not."""
 STDIN_WINDOW_BYTES = 256 << 10
 """So much of a command's standard input may be on its way; the daemon says how much more the command has taken."""
+TIMEOUT_MAX_S = 366 * 86400.0
+"""The longest timeout of a command."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0

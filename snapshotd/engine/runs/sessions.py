@@ -34,6 +34,8 @@ from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.pump import Outcome, Printed, Shown, pump
 from snapshotd.engine.sandbox.sandbox import Captured, Command, Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
+from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
+from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.kernel import turns
@@ -301,16 +303,26 @@ class Sessions:
         record: bool,
         expected_head: SnapshotID | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
-        gone; without, it ends with its caller. `expected_head`: see `Engine.exec`."""
+        gone; without, it ends with its caller. `expected_head`, `timeout_s`: see `Engine.exec`."""
         if not argv:
             raise UsageError("there is no command to run: the list of its words is empty")
         if record:
             self.check_place(sandbox)
         with sandbox.command() as command, self._claimed(sandbox, expected_head):
             return self._exec(
-                sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record, caller=caller
+                sandbox,
+                command,
+                argv,
+                cwd=cwd,
+                env=env,
+                user=user,
+                sink=sink,
+                record=record,
+                caller=caller,
+                timeout_s=timeout_s,
             )
 
     def check_place(self, sandbox: Sandbox) -> None:
@@ -364,6 +376,7 @@ class Sessions:
         sink: OutputSink,
         record: bool,
         caller: Caller | None,
+        timeout_s: float | None,
     ) -> ExecResult:
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         if caller is not None and caller.gives_input:
@@ -373,20 +386,26 @@ class Sessions:
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
         before = hits(sandbox.container.pid)
         sandbox.ended_for.clear()
+        timeout = Timeout(sandbox, command, timeout_s)
         process = self._start(sandbox, spec, command=command)
-        outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
+        with timeout.over(process):
+            outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = _status(outcome)
         error = None if outcome.exit_code == 0 else _reached(sandbox, before)
-        if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
+        exit_code = outcome.exit_code
+        if command.timed_out and exit_code == _KILLED:  # else it had ended before
+            status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
+            error = f"the command was ended with all that it started, since it took longer than its timeout of {timeout_s:g} s"
+        elif command.cut_off and exit_code == _KILLED:
             status = CallStatus.INTERRUPTED
         call = replace(
             marker(
                 call.name,
                 call.arguments,
                 status=status,
-                exit_code=outcome.exit_code,
+                exit_code=exit_code,
                 stdout=outcome.stdout,
                 stderr=outcome.stderr,
                 started_at_ns=call.started_at_ns,
@@ -395,11 +414,11 @@ class Sessions:
             id=call.id,
         )
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
-        if outcome.exit_code is None:
+        if exit_code is None:
             raise SandboxFailed(
                 "the command has ended and its exit code is lost; its output and files are with its snapshot"
             )
-        return ExecResult(outcome.exit_code, snapshot, call)
+        return ExecResult(exit_code, snapshot, call)
 
     def _start(
         self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None

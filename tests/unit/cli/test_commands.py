@@ -69,6 +69,20 @@ def test_exec_options_reach_the_command(cli: Cli, box: str, monkeypatch: pytest.
     assert arguments == {"argv": ["ls"], "cwd": "/tmp", "env": {"A": "b=c", "FROM_HERE": "yes"}, "user": "1:2"}
 
 
+@pytest.mark.parametrize(("typed", "seconds"), [("90", 90), ("1.5", 1.5), ("10m", 600), ("2s", 2)])
+def test_exec_takes_a_timeout_in_seconds_or_with_a_unit(cli: Cli, box: str, typed: str, seconds: float) -> None:
+    assert cli("exec", "--timeout", typed, box, "ls").code == 0
+    assert cli("show", "--json", box).json["tool"]["arguments"]["timeout_s"] == seconds
+    assert "timeout_s" not in cli("exec", "--json", box, "ls").out
+
+
+@pytest.mark.parametrize("typed", ["0", "-1", "soon", "nan", "99999d"])
+def test_a_timeout_that_is_none_is_refused(cli: Cli, box: str, typed: str) -> None:
+    done = cli("exec", "--timeout", typed, box, "ls")
+    assert (done.code, done.err.count("\n")) == (125, 1)
+    assert typed in done.err
+
+
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
     path = tmp_path / "agent.py"

@@ -217,6 +217,7 @@ class FakeEngine(FakeMind):
         sink: base.OutputSink,
         expected_head: str | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> base.ExecResult:
         line = self.trajectory(ref)
         if expected_head is not None and self.snapshot(expected_head).id != line.head:
@@ -227,7 +228,8 @@ class FakeEngine(FakeMind):
             self.mind_word(line, argv)
             argv = ("true", *argv)
         code = self._execute(argv, sink)
-        call = self._call("exec", {"argv": list(argv), "cwd": cwd, "env": dict(env), "user": user}, code)
+        limit = {} if timeout_s is None else {"timeout_s": timeout_s}
+        call = self._call("exec", {"argv": list(argv), "cwd": cwd, "env": dict(env), "user": user, **limit}, code)
         taken = self._take(line, call, {**self.files[line.head], b"workspace/ran": " ".join(argv).encode()})
         self.bind_entries(line, taken)
         return base.ExecResult(code, taken, call)
@@ -242,6 +244,7 @@ class FakeEngine(FakeMind):
         user: str | None,
         sink: base.OutputSink,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> base.ExecResult:
         self.snapshot(ref)
         code = self._execute(argv, sink)

@@ -50,6 +50,13 @@ def test_sizes_are_taken_as_the_command_line_takes_them(client: Snapshotd) -> No
             Sandbox.create(memory=size, client=client)
 
 
+def test_a_timeout_is_checked_before_anything_runs(box: Sandbox) -> None:
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=r"^timeout="):
+            box.exec("true", timeout=timeout)
+    assert [snapshot.info.seq for snapshot in box.snapshots()] == [0]
+
+
 def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
     heard: list[bytes] = []
     result = box.exec(["echo", "hi"], on_stdout=heard.append, env={"A": "1"}, cwd="/tmp", user="nobody")

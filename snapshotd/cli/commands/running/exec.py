@@ -23,7 +23,7 @@ from snapshotd.cli.command import (
 from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
 from snapshotd.cli.taken import counted
 from snapshotd.cli.text import print_json, snapshot_line
-from snapshotd.cli.values import Variable, complete_snapshot, complete_trajectory
+from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
@@ -35,7 +35,7 @@ _EXAMPLES = [
     "tar -c src | snapshotd exec -i box -- tar -x",
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
     "snapshotd exec --if-head a1b2c3 box -- make release",
-    "snapshotd exec --json box -- pytest -q",
+    "snapshotd exec --timeout 10m --json box -- pytest -q",
 ]
 
 
@@ -88,6 +88,12 @@ class _Exec(Command):
     help="Only while this snapshot is the trajectory's head; else refuse and name the head.",
     shell_complete=complete_snapshot,
 )
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=Seconds(),
+    help="End the command with all that it started after so long (90, 1.5, 10m): status timed-out, exit code 124.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
 @wait_option
 @json_option
@@ -114,11 +120,15 @@ def command(
     """Run a command as a tool call in a sandbox, or in a throw-away fork.
 
     Options stand before the command; from its first word on, everything is the command's. A stopped trajectory's
-    sandbox is started again. The snapshot is taken when the command ends, also when it failed,
-    and also when this client was interrupted, or `stop` ended the sandbox (status interrupted, exit code 137); a
-    throw-away fork ends with this client. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when
-    the command cannot be run or is not there (then there is no snapshot). When nobody reads its output any more (`|
-    head`), the command meets a broken pipe, as it would without a sandbox.
+    sandbox is started again. The snapshot is taken when the command ends, also when it failed, when --timeout ended it
+    (status timed-out, exit code 124), when this client was interrupted, or when `stop` ended the sandbox (status
+    interrupted, exit code 137); a throw-away fork ends with this client. The exit code is the command's; 125 when
+    snapshotd failed, 126 and 127 when the command cannot be run or is not there (then there is no snapshot). When
+    nobody reads its output any more (`| head`), the command meets a broken pipe, as it would without a sandbox.
+
+    A command that --timeout ends takes all with it that it started. Only what has left its session and its parent (a
+    daemon) is left alone while other commands, an agent or servers of earlier commands run in the sandbox: it could be
+    theirs.
 
     With -i the command reads this command's standard input; it ends when it wants, read or not. Without, its standard
     input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.

@@ -206,7 +206,9 @@ async def _exec(
             emit(output_event(stream, data))  # False when the client is gone: the command goes on all the same
 
         caller.taken = lambda count: emit({"event": "taken", "bytes": count})
-        done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller)
+        done: ExecResult = method(
+            ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller, timeout_s=body.timeout_s
+        )
         snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
         call = models.Tool.of(done.call)
         emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
