@@ -57,6 +57,21 @@ def test_a_command_runs_as_a_user_named_in_the_sandbox(snap: Snap, runtime: str)
     snap("rm", "--force", trajectory)
 
 
+def test_a_patch_of_the_same_size_within_the_same_second_is_what_python_runs(snap: Snap) -> None:
+    """Python compares whole seconds and the size with what it has compiled before."""
+    trajectory, _ = snap.create("--runtime", "runc")
+    write = "echo 'X = {}' > mod.py; touch -d @1700000000 mod.py; "
+    patched = write.format(1) + "python3 -c 'import mod'; " + write.format(2)
+    look = "python3 -c 'import mod; print(mod.X)'; ls -d __pycache__"
+    assert snap("exec", trajectory, "sh", "-c", patched + look, code=2).stdout == "2\n"
+    forked = snap.json("fork", trajectory)["trajectories"][0]
+    assert snap("exec", forked, "sh", "-c", look, code=2).stdout == "2\n"
+    told = snap("exec", "-e", "PYTHONDONTWRITEBYTECODE=", trajectory, "sh", "-c", patched + look)
+    assert told.stdout == "1\n__pycache__\n", "it does as it is told"
+    snap("rm", "--force", forked)
+    snap("rm", "--force", trajectory)
+
+
 def test_a_limit_that_a_command_reached_is_named(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime, "--memory", "128M", "--pids", "24")
     greedy = ("--", "python3", "-c", "x = b'x' * (1 << 29)")

@@ -466,6 +466,8 @@ class Sessions:
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "PYTHONUNBUFFERED": "1",
+            # Python takes a .pyc for valid by whole seconds and size: a quick patch, or a fork's, would not be seen.
+            "PYTHONDONTWRITEBYTECODE": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()),
             **self._gateways.environment(sandbox),
