@@ -17,8 +17,9 @@ _START = (
 )
 _NO_PAUSE = f"a sandbox cannot be paused; {_STOP}, and `snapshotd exec NAME CMD` starts it again"
 _LOG = "`snapshotd log NAME` lists a trajectory's snapshots"
-_SHOW = "`snapshotd show ID` shows a snapshot, `snapshotd ls --json` all trajectories"
-_FOLLOW = "`snapshotd attach NAME` prints the output of a run from its beginning and follows it"
+_SHOW = (
+    "`snapshotd inspect ID` prints all about a trajectory or a snapshot, `snapshotd show ID` shows a snapshot to people"
+)
 _LS = "`snapshotd ls` lists trajectories, `snapshotd ps` live sandboxes"
 _SHELL = "there is no terminal in a sandbox yet; `snapshotd exec NAME CMD` runs one command, with -i its standard input is sent"
 _COPY = (
@@ -80,13 +81,11 @@ HABITS: dict[str, str] = {
     "images": _IMAGES,
     "info": f"{_SHOW}, `snapshotd daemon --status` the daemon",
     "init": "`snapshotd create --workspace DIR --name NAME` makes a sandbox with a copy of a folder",
-    "inspect": _SHOW,
     "jobs": _LS,
     "kill": _STOP,
     "list": _LS,
     "load": "`snapshotd import FILE` takes in what was exported, `snapshotd image import FILE` what `docker save` wrote",
     "login": "there are no accounts: root of this machine may do everything",
-    "logs": _FOLLOW,
     "merge": _NO_MERGE,
     "messages": _CONVERSATION,
     "new": "`snapshotd create` makes a sandbox, `snapshotd run AGENT.py` runs an agent in one",
@@ -129,6 +128,5 @@ HABITS: dict[str, str] = {
     "upload": _COPY,
     "verify": "`snapshotd check` verifies the repository",
     "volume": "there are no volumes; `snapshotd create --workspace DIR` copies a folder in, and snapshots keep it",
-    "wait": "`snapshotd attach NAME` returns when a run has ended, with its exit code",
 }
 """Word to advice."""

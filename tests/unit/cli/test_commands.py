@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.types import short
-from tests.unit.cli.conftest import Cli
+from tests.unit.cli.conftest import Cli, Ran
+from tests.unit.daemon.process import Daemon
 
 
 def test_create_prints_the_id(cli: Cli) -> None:
@@ -329,3 +330,70 @@ def test_doctor_names_every_piece(cli: Cli) -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(cli: Cli, shell: str) -> None:
     assert "_SNAPSHOTD_COMPLETE" in cli("completion", shell).out
+
+
+def test_logs_print_what_a_run_printed(cli: Cli, agent: str, box: str) -> None:
+    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
+    for words in (["logs", trajectory], ["logs", "-f", trajectory]):
+        assert cli(*words) == Ran(0, "print('hello')\n", "")
+    events = [json.loads(line)["event"] for line in cli("logs", "--json", trajectory).out.splitlines()]
+    assert events[0] == "started"
+    assert "output" in events
+    assert (cli("logs", box).code, "no agent ever ran" in cli("logs", box).err) == (2, True)
+
+
+def test_wait_ends_with_the_runs_code(cli: Cli, agent: str, box: str) -> None:
+    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
+    assert cli("wait", trajectory) == Ran(3, "", "")
+    done = cli("wait", "--json", trajectory)
+    assert (done.code, done.json) == (3, {"trajectory": trajectory, "exit_code": 3, "status": "finished"})
+    assert cli("wait", box).code == 125
+
+
+def test_inspect_prints_whatever_is_named(cli: Cli, box: str) -> None:
+    cli("exec", box, "ls")
+    tag = f"tag-{box}"
+    head = cli("tag", box, tag, "--json").json["snapshot"]
+    line, snapshot, tagged = cli("inspect", box, short(head), tag, "--json").json
+    assert line == {"kind": "trajectory", **next(item for item in cli("ls", "--json").json if item["name"] == box)}
+    assert snapshot == tagged == {"kind": "snapshot", **cli("show", "--json", head).json}
+    assert cli("inspect", box).json == [line]
+    assert cli("inspect", box).out.count("\n") > 10
+    assert cli("inspect", box, "nobody").code == 4
+
+
+def test_tags_are_listed(cli: Cli, box: str) -> None:
+    tag = f"tag-{box}"
+    head = cli("tag", box, tag, "--json").json["snapshot"]
+    assert {"name": tag, "snapshot": head, "trajectory": cli("show", "--json", head).json["trajectory"]} in cli(
+        "tag", "--list", "--json"
+    ).json
+    assert [tag, short(head)] in [line.split()[:2] for line in cli("tag", "-l").out.splitlines()]
+    assert cli("tag", "--list", box).code == 2
+
+
+def test_log_graph_is_the_forest_of_one_trajectory_or_all(cli: Cli, box: str) -> None:
+    forked = cli("fork", box, "--json").json["trajectories"][0]
+    assert cli("log", "--graph").out == cli("tree").out
+    for ref in (box, forked):
+        found = cli("log", "--graph", ref, "--json").json
+        assert {item["id"] for item in found} == {forked, found[0]["id"]}
+        assert found[0]["name"] == box
+    assert cli("log", "--graph", "-n", "3", box).code == 2
+    assert cli("log").code == 2
+
+
+def test_rm_all_asks_or_is_forced(daemon: Daemon, cli: Cli) -> None:
+    here = ("--state-dir", str(daemon.state_dir), "--socket", str(daemon.socket_path))
+    daemon.client.create(name="one")
+    daemon.client.fork("one", name="two")
+    refused = cli("rm", "--all", *here)
+    assert (refused.code, refused.out) == (2, "")
+    assert "2 trajectories" in refused.err
+    assert "--force" in refused.err
+    assert cli("rm", "--all", "one", *here).code == 2
+    assert cli("rm", *here).code == 2
+    assert len(daemon.client.trajectories()) == 2
+    assert len(cli("rm", "--all", "--force", "--json", *here).json["removed"]) == 2
+    assert daemon.client.trajectories() == []
+    assert cli("rm", "--all", *here) == Ran(0, "", "")
