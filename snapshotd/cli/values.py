@@ -235,6 +235,17 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
+def idle_option(function: F) -> F:
+    """--idle-timeout, as the parameter `idle_timeout` in seconds: None when it was not given."""
+    option = click.option(
+        "--idle-timeout",
+        metavar="TIME",
+        type=Seconds(zero=True),
+        help="Stop the sandbox, with a last snapshot, after so long without a command (90, 10m; 0: never).",
+    )
+    return option(function)
+
+
 def sandbox_options(function: F) -> F:
     """The options that make a sandbox; `sandbox_keywords` turns them into the client's."""
     options = [

@@ -93,10 +93,14 @@ class Snapshotd(Mind, Approvals, Values):
     # -- sandboxes and runs
     # ---------------------------------------------------------------------------------------------
 
-    def create(self, *, wait: Wait = "captured", **sandbox: Any) -> tuple[TrajectoryInfo, SnapshotInfo]:
-        """A sandbox without an agent, running, and its first snapshot. Takes the keywords of `sandbox_fields`."""
+    def create(
+        self, *, wait: Wait = "captured", idle_timeout: float = 0, **sandbox: Any
+    ) -> tuple[TrajectoryInfo, SnapshotInfo]:
+        """A sandbox without an agent, running, and its first snapshot. It ends with a last one after `idle_timeout`
+        seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
-        answer = self._transport.request("POST", "/sandboxes", body=sandbox_fields(**sandbox))
+        body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
+        answer = self._transport.request("POST", "/sandboxes", body=body)
         return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
 
     def run(
@@ -165,6 +169,7 @@ class Snapshotd(Mind, Approvals, Values):
         if_head: str | None = None,
         stdin: Readable | None = None,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
     ) -> ExecInfo:
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
         away.
@@ -178,7 +183,8 @@ class Snapshotd(Mind, Approvals, Values):
         runs, the others get a Conflict that names the head.
 
         After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the call's
-        status `timed-out`, and what it has printed and written until then is there.
+        status `timed-out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
+        the sandbox from now on; None: as it is, or the daemon's default (half an hour) if it was stopped.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
@@ -192,7 +198,8 @@ class Snapshotd(Mind, Approvals, Values):
             f"of {ref}",
             stdin,
             timeout,
-            None if if_head is None else check_ref(if_head),
+            if_head=None if if_head is None else check_ref(if_head),
+            idle_timeout_s=idle_timeout,
         )
         return done if done.snapshot is None else dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
@@ -233,20 +240,13 @@ class Snapshotd(Mind, Approvals, Values):
         where: str,
         stdin: Readable | None,
         timeout: float | None,
-        if_head: str | None = None,
+        **more: Any,
     ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute: the list of its words is empty")
         if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
             raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
-        body = {
-            "argv": list(argv),
-            "cwd": cwd,
-            "env": dict(env or {}),
-            "user": user,
-            "if_head": if_head,
-            "timeout_s": timeout,
-        }
+        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         unread = set[str]()
         with self._transport.converse(
             path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}
@@ -281,15 +281,23 @@ class Snapshotd(Mind, Approvals, Values):
         name: str | None = None,
         resume: bool = False,
         wait: Wait = "captured",
+        idle_timeout: float | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
         the snapshot (with `args`, if given) and goes on from there. `wait` is for the snapshot they begin at and what
-        they have so far. UsageError before anything starts."""
+        they have so far. `idle_timeout`: as `create`; None: the daemon's default (half an hour). UsageError before
+        anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
-        body = {"n": n, "args": None if args is None else list(args), "name": name, "resume": resume}
+        body = {
+            "n": n,
+            "args": None if args is None else list(args),
+            "name": name,
+            "resume": resume,
+            "idle_timeout_s": idle_timeout,
+        }
         forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}

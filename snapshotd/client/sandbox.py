@@ -102,9 +102,13 @@ class Snapshot:
         name: str | None = None,
         resume: bool = False,
         wait: Wait = "captured",
+        idle_timeout: float | None = None,
     ) -> list[Sandbox]:
-        """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each."""
-        forked = self._client.fork(self.id, n, args=args, name=name, resume=resume, wait=wait)
+        """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each. Each ends after
+        `idle_timeout` seconds without a command (None: half an hour, 0: never); `exec` starts it again."""
+        forked = self._client.fork(
+            self.id, n, args=args, name=name, resume=resume, wait=wait, idle_timeout=idle_timeout
+        )
         return [Sandbox(self._client, item) for item in forked.trajectories]
 
     def edit(self, **changes: Any) -> Sandbox:
@@ -209,13 +213,15 @@ class Sandbox:
         secrets: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (),
         tenant: str = DEFAULT_TENANT,
+        idle_timeout: float = 0,
         wait: Wait = "captured",
         client: Snapshotd | None = None,
     ) -> Sandbox:
         """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
         "512m", `network` is none or bridge, `secrets` are environment that is recorded nowhere in plain, `providers`
-        are for the recording gateway, `tenant` is whose values of the store its agents reach. With `wait="stored"`,
-        here and in the methods that make a snapshot, they return when it survives power loss."""
+        are for the recording gateway, `tenant` is whose values of the store its agents reach, and after
+        `idle_timeout` seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods
+        that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
             image=image,
@@ -231,6 +237,7 @@ class Sandbox:
             secrets=secrets,
             providers=providers,
             tenant=tenant,
+            idle_timeout=idle_timeout,
             wait=wait,
         )
         return cls(client, info)
@@ -259,6 +266,7 @@ class Sandbox:
         wait: Wait = "captured",
         if_head: Snapshot | str | None = None,
         timeout: float | None = None,
+        idle_timeout: float | None = None,
     ) -> ExecResult:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
@@ -266,9 +274,10 @@ class Sandbox:
         With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no
         snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
         command is ended with everything that it started: exit code 124, and what it has done until then is there.
+        `idle_timeout`: as in `create`, for the sandbox from now on.
         """
         head = None if if_head is None else _id(if_head)
-        method = functools.partial(self._client.exec, wait=wait, if_head=head)
+        method = functools.partial(self._client.exec, wait=wait, if_head=head, idle_timeout=idle_timeout)
         return _exec(
             method,
             self.id,
@@ -298,9 +307,10 @@ class Sandbox:
         name: str | None = None,
         resume: bool = False,
         wait: Wait = "captured",
+        idle_timeout: float | None = None,
     ) -> list[Sandbox]:
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
-        return self.head().fork(n, args=args, name=name, resume=resume, wait=wait)
+        return self.head().fork(n, args=args, name=name, resume=resume, wait=wait, idle_timeout=idle_timeout)
 
     def rewind(
         self, to: Snapshot | str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"

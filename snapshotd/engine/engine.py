@@ -47,6 +47,7 @@ from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running, free_bytes
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.disk_watch import DiskWatch
+from snapshotd.engine.sandbox.idle import IdleWatch
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storing import evict, look, needed, reserve, retention
@@ -141,6 +142,9 @@ class LocalEngine(MindVerbs):
                 self._background.submit(snapshot)
         self._closed = threading.Event()
         self._disk_watch = DiskWatch(context, self._sessions.launched)
+        self._idle_watch = IdleWatch(
+            self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox)
+        )
 
     def _store_what_has_no_layers(self) -> None:
         """Before anybody asks for them: snapshots captured on a layer that was still being rebuilt when the daemon
@@ -158,6 +162,7 @@ class LocalEngine(MindVerbs):
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
         trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
+        sandbox.idle_timeout_s = request.idle_timeout_s
         try:
             self._sessions.adopt(sandbox, calls)
         except BaseException:
@@ -280,10 +285,13 @@ class LocalEngine(MindVerbs):
         expected_head: str | None = None,
         caller: Caller | None = None,
         timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
     ) -> ExecResult:
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
+        if idle_timeout_s is not None:
+            sandbox.idle_timeout_s = idle_timeout_s
         return self._sessions.exec(
             sandbox,
             argv,
@@ -325,12 +333,21 @@ class LocalEngine(MindVerbs):
                     timeout_s=timeout_s,
                 )
 
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
+    def fork(
+        self,
+        ref: str,
+        n: int,
+        *,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        resume: bool = False,
+        idle_timeout_s: float | None = None,
+    ) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
         _check_name(name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, n, args, name, resume=resume)
+            return self._forks.fork(source, n, args, name, resume=resume, idle_timeout_s=idle_timeout_s)
 
     def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
@@ -567,6 +584,7 @@ class LocalEngine(MindVerbs):
         if self._closed.is_set():
             return
         self._closed.set()
+        self._idle_watch.close()
         self._disk_watch.close()
         self._mind.close()
         self._webhooks.close()

@@ -57,6 +57,28 @@ def test_a_command_runs_as_a_user_named_in_the_sandbox(snap: Snap, runtime: str)
     snap("rm", "--force", trajectory)
 
 
+def test_a_sandbox_in_which_nothing_happens_is_stopped_with_a_last_snapshot(snap: Snap) -> None:
+    trajectory, first = snap.create("--runtime", "runc", "--idle-timeout", "1")
+    forked = snap.json("fork", first)["trajectories"][0]
+
+    def runs(which: str) -> bool:
+        return which in {item["trajectory"]["id"] for item in snap.json("ps")}
+
+    wait_until(lambda: not runs(trajectory), "it is stopped")
+    assert runs(forked), "a fork has half an hour"
+    ticks = "(while :; do date > tick.txt; sleep 0.1; done) >/dev/null 2>&1 & sleep 3; echo done"
+    words = ("--idle-timeout", "1", trajectory, "--", "sh", "-c", ticks)
+    assert snap("exec", *words).stdout == "done\n", "a command is no idleness, however long"
+    wait_until(lambda: not runs(trajectory), "what runs in the background keeps no sandbox")
+    assert snap.json("log", trajectory)[-1]["tool"]["name"] == "stop"
+    snap("exec", "--idle-timeout", "0", trajectory, "true")
+    snap("exec", "--idle-timeout", "1", forked, "true")
+    wait_until(lambda: not runs(forked), "a command gives it another time")
+    assert runs(trajectory), "0 is never"
+    snap("rm", "--force", forked)
+    snap("rm", "--force", trajectory)
+
+
 def test_a_patch_of_the_same_size_within_the_same_second_is_what_python_runs(snap: Snap) -> None:
     """Python compares whole seconds and the size with what it has compiled before."""
     trajectory, _ = snap.create("--runtime", "runc")

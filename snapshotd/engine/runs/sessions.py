@@ -26,7 +26,7 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.launch import Launcher, alive
-from snapshotd.engine.sandbox import users
+from snapshotd.engine.sandbox import idle, users
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.intake import Intake, memory
@@ -241,6 +241,7 @@ class Sessions:
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
             try:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+                sandbox.idle_timeout_s = idle.DEFAULT_S
                 self.adopt(sandbox, calls)
             except BaseException:
                 self.discard(sandbox)  # the disk may be full

@@ -133,6 +133,8 @@ class Sandbox:
     own_layers: list[LayerID] = field(default_factory=list)
     """What is pinned for it: the live upper, and what was made of it and no snapshot has."""
     agent_running: bool = False
+    idle_timeout_s: float = 0.0
+    """After so long without anything happening it ends (engine/sandbox/idle.py). 0: never."""
     _facts: dict[str, Any] | None = None
     """What `outlive` was given."""
     _roots: tuple[Root, ...] = ()

@@ -23,7 +23,7 @@ from snapshotd.cli.command import (
 from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
 from snapshotd.cli.taken import counted
 from snapshotd.cli.text import print_json, snapshot_line
-from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory
+from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
@@ -94,6 +94,7 @@ class _Exec(Command):
     type=Seconds(),
     help="End the command with all that it started after so long (90, 1.5, 10m): status timed-out, exit code 124.",
 )
+@idle_option
 @click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
 @wait_option
 @json_option
@@ -112,6 +113,7 @@ def command(
     snapshot: str | None,
     if_head: str | None,
     interactive: bool,
+    idle_timeout: float | None,
     quiet: bool,
     wait: Wait | None,
     as_json: bool,
@@ -125,6 +127,9 @@ def command(
     interrupted, exit code 137); a throw-away fork ends with this client. The exit code is the command's; 125 when
     snapshotd failed, 126 and 127 when the command cannot be run or is not there (then there is no snapshot). When
     nobody reads its output any more (`| head`), the command meets a broken pipe, as it would without a sandbox.
+
+    A sandbox that was started again is stopped after half an hour without a command (--idle-timeout, else what the
+    daemon's SNAPSHOTD_IDLE_TIMEOUT says in seconds; 0: never).
 
     A command that --timeout ends takes all with it that it started. Only what has left its session and its parent (a
     daemon) is left alone while other commands, an agent or servers of earlier commands run in the sandbox: it could be
@@ -147,6 +152,12 @@ def command(
                 "a throw-away fork has no head to compare with; leave out --if-head, or name a trajectory instead of --snapshot"
             )
         options["if_head"] = if_head
+    if idle_timeout is not None:
+        if snapshot is not None:
+            refuse(
+                "a throw-away fork ends with its command; leave out --idle-timeout, or name a trajectory instead of --snapshot"
+            )
+        options["idle_timeout"] = idle_timeout
     options["env"] = dict(options["env"])
     if interactive:
         options["stdin"] = standard_input() or io.BytesIO()
