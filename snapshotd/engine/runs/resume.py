@@ -124,6 +124,6 @@ def _question(trajectory: Trajectory, entries: Sequence[Entry]) -> str:
     calls = "; ".join(f"{short(entry.id)} {entry.name} with {shown(entry.arguments, 200)}" for entry in entries[:5])
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (
-        f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then resume with "
-        "`result` (it happened, and this is its result), `skip` (go on without it) or `retry` (it did not: run it) for each"
+        f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then "
+        "resume with a result, skip or retry for each"
     )
