@@ -28,6 +28,8 @@ ID_HEX_CHARS = 32
 """Length of every id: 128 random bits in lower-case hexadecimal."""
 SHORT_ID_CHARS = 12
 """Number of characters of an id that people are shown (as docker does)."""
+MIN_PREFIX_CHARS = 4
+"""Fewest characters of an id that can stand for it."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """The form of names and tags. It excludes paths, options and control sequences."""
@@ -66,12 +68,13 @@ class Network(StrEnum):
 
 
 class CallStatus(StrEnum):
-    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `unknown`: it began, and
-    its end was not recorded."""
+    """The one terminal outcome of a tool call. `interrupted`: its sandbox was ended under it. `timed-out`: it took
+    longer than its caller allowed, and was ended. `unknown`: it began, and its end was not recorded."""
 
     DONE = "done"
     FAILED = "failed"
     INTERRUPTED = "interrupted"
+    TIMED_OUT = "timed-out"
     UNKNOWN = "unknown"
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.lookup import CANDIDATES, MIN_PREFIX_CHARS, check_unique, id_range, no, searchable
+from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, no, searchable
 from snapshotd.errors import Conflict, InternalError, UsageError
 from snapshotd.sqlite import Database, Row
 from snapshotd.types import (
@@ -96,7 +96,7 @@ def get_entry(db: Database, entry_id: CallID) -> Entry:
 def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, Entry]:
     """See `Catalog.find_entry`."""
     found: list[Row] = []
-    if len(ref) >= MIN_PREFIX_CHARS and searchable(ref):
+    if ref and searchable(ref):
         found = db.read(
             "SELECT e.id, t.id FROM entries e JOIN lines l ON l.pk = e.line JOIN trajectories t ON t.pk = l.trajectory"
             " WHERE e.id >= ? AND e.id < ? LIMIT ?",

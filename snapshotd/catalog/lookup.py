@@ -5,9 +5,8 @@ from __future__ import annotations
 from snapshotd.catalog import rows
 from snapshotd.errors import Ambiguous, NotFound
 from snapshotd.sqlite import Database, Row
-from snapshotd.types import NAME_PATTERN, ImageID, SnapshotID, TrajectoryID, short
+from snapshotd.types import MIN_PREFIX_CHARS, NAME_PATTERN, ImageID, SnapshotID, TrajectoryID, short
 
-MIN_PREFIX_CHARS = 4
 CANDIDATES = 5
 _AFTER_ALL = "\U0010ffff"
 """Sorts after every character of an id, so that [prefix, prefix + this) is a range of the id's index."""
@@ -73,7 +72,7 @@ def named(db: Database, ref: str) -> Row | None:
 
 def by_prefix(db: Database, wanted: str, ref: str) -> Row:
     """(snapshot id, trajectory id) of the one snapshot or trajectory whose id begins with `ref`."""
-    if len(ref) < MIN_PREFIX_CHARS or not searchable(ref):
+    if not ref or not searchable(ref):
         raise no(wanted, ref)
     bounds = (*id_range(ref), CANDIDATES + 1)
     found = db.read(
@@ -113,8 +112,13 @@ def searchable(ref: str) -> bool:
 
 
 def check_unique(ref: str, ids: list[str]) -> None:
-    """Ambiguous when `ref` fits more than one id."""
-    if len(ids) > 1:
+    """Ambiguous when `ref` fits more than one id, or is too short to mean any."""
+    if len(ids) > 1 or len(ref) < MIN_PREFIX_CHARS:
         shown = ", ".join(short(one) for one in sorted(ids)[:CANDIDATES])
         more = ", ..." if len(ids) > CANDIDATES else ""
+        if len(ref) < MIN_PREFIX_CHARS:
+            raise Ambiguous(
+                f"{ref} is too short for an id, which it may be the beginning of ({shown}{more}): "
+                f"type at least {MIN_PREFIX_CHARS} characters of it"
+            )
         raise Ambiguous(f"{ref} fits several ids ({shown}{more}): type more characters")

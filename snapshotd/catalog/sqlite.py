@@ -20,7 +20,6 @@ from snapshotd.catalog.inserts import add_image, add_tag, set_warnings
 from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import (
     CANDIDATES,
-    MIN_PREFIX_CHARS,
     by_prefix,
     check_unique,
     id_range,
@@ -103,13 +102,14 @@ class SqliteCatalog(Catalog):
         return [rows.decode_image(row) for row in self._db.read(rows.IMAGE_SELECT + " ORDER BY i.pk DESC")]
 
     def find_image(self, ref: str) -> Image:
-        if not searchable(ref):
+        if not ref or not searchable(ref):
             raise no("image", ref)
-        found = self._db.read(rows.IMAGE_SELECT + " WHERE i.name = ?", (ref,)) if ref else []
-        if not found and len(ref) >= MIN_PREFIX_CHARS:
-            found = self._db.read(
-                rows.IMAGE_SELECT + " WHERE i.id >= ? AND i.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
-            )
+        called = self._db.read_one(rows.IMAGE_SELECT + " WHERE i.name = ?", (ref,))
+        if called is not None:
+            return rows.decode_image(called)
+        found = self._db.read(
+            rows.IMAGE_SELECT + " WHERE i.id >= ? AND i.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
+        )
         if not found:
             raise no("image", ref)
         check_unique(ref, [row[0] for row in found])

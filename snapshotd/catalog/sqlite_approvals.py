@@ -10,7 +10,6 @@ from snapshotd.catalog import rows
 from snapshotd.catalog.base import Approvals, Compensations
 from snapshotd.catalog.lookup import (
     CANDIDATES,
-    MIN_PREFIX_CHARS,
     check_unique,
     id_range,
     no,
@@ -89,7 +88,7 @@ class SqliteApprovals(Approvals):
 
     def find(self, ref: str) -> Approval:
         found: builtins.list[Row] = []
-        if len(ref) >= MIN_PREFIX_CHARS and searchable(ref):
+        if ref and searchable(ref):
             found = self._db.read(
                 _APPROVAL_SELECT + "WHERE a.id >= ? AND a.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
             )

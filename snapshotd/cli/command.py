@@ -114,12 +114,8 @@ class Command(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         before = args
-        if self.splits and "--" in args:
-            at = args.index("--")
-            before = args[:at]
-            ctx.meta[_AFTER] = args[at + 1 :]
-        before = _with_bare_network(self, before)
         try:
+            before = _with_bare_network(self, self.own_words(ctx, args))
             return super().parse_args(ctx, list(before))
         except click.UsageError as exc:
             raise self._failure(usage_error(exc, ctx), "--json" in before) from exc
@@ -127,6 +123,14 @@ class Command(click.Command):
             raise self._failure(exc, "--json" in before) from exc
         except OSError as exc:
             raise self._failure(no_space(exc), "--json" in before) from exc
+
+    def own_words(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The words that are options and arguments of this command; `keep_apart` gets the rest."""
+        if not self.splits or "--" not in args:
+            return args
+        at = args.index("--")
+        keep_apart(ctx, args[at + 1 :])
+        return args[:at]
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -157,7 +161,7 @@ class Command(click.Command):
 
 def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
     """Declare a command of ours. Its docstring's first line is its line in `snapshotd --help`."""
-    return click.command(name, cls=Command, examples=examples, **attrs)
+    return click.command(name, examples=examples, **{"cls": Command, **attrs})
 
 
 def global_options() -> list[click.Option]:
@@ -208,8 +212,13 @@ def wants_json(ctx: click.Context) -> bool:
     return bool(ctx.meta.get(_JSON))
 
 
+def keep_apart(ctx: click.Context, words: list[str]) -> None:
+    """These are another program's words: `after_dashes` gives them."""
+    ctx.meta[_AFTER] = words
+
+
 def after_dashes(ctx: click.Context) -> list[str] | None:
-    """The arguments after `--`; None without it."""
+    """The arguments after `--`, or those that were kept apart without it; None if there are none."""
     after: list[str] | None = ctx.meta.get(_AFTER)
     return after
 

@@ -162,12 +162,43 @@ class Replay:
 
 
 def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, as_json: bool, quiet: bool) -> int:
-    raw = RawOutput()
+    return end_of_run(_shown(events, replay, as_json=as_json, quiet=quiet), trajectory)
+
+
+def logs(client: Snapshotd, trajectory: str, *, as_json: bool, following: bool) -> None:
+    """Show what a run has printed so far; with `following`, until it has finished."""
+    events = client.events(trajectory, follow=following)
+    if not sum(1 for _ in _shown(events, Replay(), as_json=as_json, quiet=True)):
+        raise _no_agent(trajectory)
+
+
+def _no_agent(trajectory: str) -> UsageError:
+    return UsageError(
+        f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots"
+    )
+
+
+def end_of_run(events: Iterable[dict[str, Any]], trajectory: str) -> int:
+    """Take a run's events to their end. Returns its agent's exit code; an error when it has none, or never ran."""
     seen, warning = False, None
     for event in events:
         seen = True
         if event["event"] == "warning" and "code" in event:
             warning = event
+        if event["event"] == "finished":
+            return _exit_code(event, trajectory, warning)
+    if not seen:
+        raise _no_agent(trajectory)
+    raise DaemonUnavailable(
+        f"the daemon ended the events of {short(trajectory)} before the run did; its snapshots are safe: `snapshotd log "
+        f"{short(trajectory)}` lists them, `snapshotd attach {short(trajectory)}` follows again"
+    )
+
+
+def _shown(events: Iterable[dict[str, Any]], replay: Replay, *, as_json: bool, quiet: bool) -> Iterator[dict[str, Any]]:
+    """The same events, each once it is on the terminal."""
+    raw = RawOutput()
+    for event in events:
         if as_json:
             click.echo(json.dumps(event))
             sys.stdout.flush()
@@ -178,16 +209,7 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, 
             for line in (replay.line(event), _line(event)):
                 if line:
                     click.echo(line, err=True)
-        if event["event"] == "finished":
-            return _exit_code(event, trajectory, warning)
-    if not seen:
-        raise UsageError(
-            f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots"
-        )
-    raise DaemonUnavailable(
-        f"the daemon ended the events of {short(trajectory)} before the run did; its snapshots are safe: `snapshotd log "
-        f"{short(trajectory)}` lists them, `snapshotd attach {short(trajectory)}` follows again"
-    )
+        yield event
 
 
 def _line(event: dict[str, Any]) -> str | None:

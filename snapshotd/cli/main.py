@@ -23,7 +23,7 @@ from snapshotd.cli.command import (
     no_space,
     usage_error,
 )
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import SnapshotdError, UsageError
 
 SECTIONS: dict[str, str] = {
     "running": "Running",
@@ -41,6 +41,8 @@ COMMANDS: dict[str, dict[str, str]] = {
         "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
         "cp": "Copy files into a sandbox, or out of a sandbox or snapshot.",
         "attach": "Follow a run from its beginning.",
+        "logs": "Print what a run has printed so far.",
+        "wait": "Wait until a run has ended.",
         "stop": "End sandboxes after a last snapshot.",
         "rm": "Forget trajectories and free what only they used.",
         "ls": "List trajectories.",
@@ -53,6 +55,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "log": "List a trajectory's snapshots.",
         "tree": "Show all trajectories as a forest.",
         "show": "Show everything about one snapshot.",
+        "inspect": "Print all about trajectories and snapshots as JSON.",
         "diff": "Show what changed between two snapshots.",
         "compare": "Compare trajectories call by call: where they part, and how each came out.",
         "cat": "Print a file as it was in a snapshot.",
@@ -116,13 +119,17 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As any group does it, and for a word that is no command, the one that was probably meant."""
+        """As any group does it, and for a word that is no command, what does what was probably meant."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as exc:
             import difflib
 
-            near = difflib.get_close_matches(args[0], FOLDERS, 1)
+            from snapshotd.cli.habits import HABITS
+
+            if args[0] in HABITS:
+                raise UsageError(f"no such command {args[0]!r}: {HABITS[args[0]]}") from None
+            near = difflib.get_close_matches(args[0], FOLDERS, 1, cutoff=0.7)
             if not near:
                 raise
             raise click.UsageError(f"{exc.message.rstrip('.')}, did you mean {near[0]!r}?", ctx) from None

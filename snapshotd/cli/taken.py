@@ -68,3 +68,21 @@ def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
         "tags": list(item.tags),
         "warnings": list(item.warnings),
     }
+
+
+def details_json(item: SnapshotInfo) -> dict[str, Any]:
+    """One snapshot as `show --json` prints it."""
+    answer = snapshot_json(item)
+    answer["tool"] |= {
+        "error": item.tool.error,
+        "outputs": list(item.tool.outputs),
+        "damaged": [dataclasses.asdict(one) for one in item.tool.damaged],
+        "started_at": item.tool.started_at,
+    }
+    return answer | {
+        "method": item.method,
+        "messages": item.messages,
+        "image": item.image,
+        "layers": item.layers,
+        "follows": item.follows,
+    }

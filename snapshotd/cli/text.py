@@ -107,6 +107,7 @@ _COLOURS = {
     "failed": "red",
     "lost": "red",
     "interrupted": "yellow",
+    "timed-out": "red",
     "unknown": "yellow",
     "pruned": "yellow",
 }

@@ -13,21 +13,18 @@ from click.shell_completion import CompletionItem
 
 from snapshotd.cli.command import connect
 from snapshotd.client.results import Provider
-from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS
+from snapshotd.client.sizes import DIGITS_MOST, size_bytes
+from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, short
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MEMORY = re.compile(r"(\d+)([bkmgt]?)(?:i?b)?", re.IGNORECASE)
-_UNITS = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _MEMORY_LEAST = 16 << 20
 _DISK_LEAST, _DISK_MOST = 16 << 20, 1 << 50
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 _SECONDS_MOST = 10_000 * 366 * 86400.0
 _COUNT_MOST = 1 << 53
-_DIGITS_MOST = 16
-"""Longer numbers are above `_COUNT_MOST`; `int` would refuse numbers with thousands of digits in its own words."""
 
 
 class Memory(click.ParamType):  # type: ignore[type-arg]
@@ -38,14 +35,13 @@ class Memory(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = _MEMORY.fullmatch(value.strip())
-        if not match or len(match[1]) > _DIGITS_MOST:
+        count = size_bytes(value)
+        if count is None:
             self.fail(
                 f"{value!r} is not an amount of memory: write a whole number with k, m, g or t, such as 512m or 2g",
                 param,
                 ctx,
             )
-        count = int(match[1]) * _UNITS[match[2].lower()]
         if count < _MEMORY_LEAST:
             self.fail(f"{value!r} is too little: no sandbox runs in less than 16m", param, ctx)
         return count
@@ -59,8 +55,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = _MEMORY.fullmatch(value.strip())
-        count = int(match[1]) * _UNITS[match[2].lower()] if match and len(match[1]) <= _DIGITS_MOST else 0
+        count = size_bytes(value) or 0
         if not 1 <= count <= _COUNT_MOST:
             self.fail(
                 f"{value!r} is not a size: write a whole number with k, m, g or t, such as 500m or 10g", param, ctx
@@ -102,6 +97,17 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
+class Seconds(Duration):
+    """`90`, `1.5`, `10m`: seconds, if it says nothing else."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        plain = isinstance(value, str) and value.strip()[-1:].isdigit()
+        seconds = super().convert(f"{value.strip()}s" if plain else value, param, ctx)
+        if seconds > TIMEOUT_MAX_S:
+            self.fail(f"{value!r} is longer than a year", param, ctx)
+        return seconds
+
+
 class Count(click.ParamType):  # type: ignore[type-arg]
     """A whole number, not less than `least`."""
 
@@ -113,7 +119,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value).strip()
         if not (
-            text.isascii() and text.isdigit() and len(text) <= _DIGITS_MOST and self._least <= int(text) <= _COUNT_MOST
+            text.isascii() and text.isdigit() and len(text) <= DIGITS_MOST and self._least <= int(text) <= _COUNT_MOST
         ):
             self.fail(f"{value!r} is not a whole number from {self._least} on", param, ctx)
         return int(text)
@@ -141,7 +147,7 @@ class Pids(click.ParamType):  # type: ignore[type-arg]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value).strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MOST):
+        if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MOST):
             self.fail(f"{value!r} is not a whole number of processes", param, ctx)
         count = int(text)
         if not 8 <= count <= 4 << 20:
@@ -227,6 +233,17 @@ class Name(click.ParamType):  # type: ignore[type-arg]
                 ctx,
             )
         return str(value)
+
+
+def idle_option(function: F) -> F:
+    """--idle-timeout, as the parameter `idle_timeout` in seconds: None when it was not given."""
+    option = click.option(
+        "--idle-timeout",
+        metavar="TIME",
+        type=Seconds(zero=True),
+        help="Stop the sandbox, with a last snapshot, after so long without a command (90, 10m; 0: never).",
+    )
+    return option(function)
 
 
 def sandbox_options(function: F) -> F:

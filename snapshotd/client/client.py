@@ -36,6 +36,7 @@ from snapshotd.client.results import (
     UsageInfo,
     VersionInfo,
 )
+from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
@@ -46,6 +47,7 @@ from snapshotd.daemon.http.wire import (
     PRUNE_GRACE_S,
     SOCKET_VARIABLE,
     STATE_DIR_VARIABLE,
+    TIMEOUT_MAX_S,
     check_ref,
     socket_path_of,
 )
@@ -95,10 +97,14 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs):
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
-    def create(self, *, wait: Wait = "captured", **sandbox: Any) -> tuple[TrajectoryInfo, SnapshotInfo]:
-        """A sandbox without an agent, running, and its first snapshot. Takes the keywords of `sandbox_fields`."""
+    def create(
+        self, *, wait: Wait = "captured", idle_timeout: float = 0, **sandbox: Any
+    ) -> tuple[TrajectoryInfo, SnapshotInfo]:
+        """A sandbox without an agent, running, and its first snapshot. It ends with a last one after `idle_timeout`
+        seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
-        answer = self._transport.request("POST", "/sandboxes", body=sandbox_fields(**sandbox))
+        body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
+        answer = self._transport.request("POST", "/sandboxes", body=body)
         return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
 
     def run(
@@ -165,6 +171,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs):
         wait: Wait = "captured",
         if_head: str | None = None,
         stdin: Readable | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
     ) -> ExecInfo:
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
         away.
@@ -176,11 +184,25 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs):
 
         With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
         time one runs, and the others get a Conflict that names the head.
+
+        After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the call's
+        status `timed-out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
+        the sandbox from now on; None: as it is, or the daemon's default (half an hour) if it was stopped.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
         done = self._exec(
-            path, argv, cwd, env, user, on_output, f"of {ref}", stdin, None if if_head is None else check_ref(if_head)
+            path,
+            argv,
+            cwd,
+            env,
+            user,
+            on_output,
+            f"of {ref}",
+            stdin,
+            timeout,
+            if_head=None if if_head is None else check_ref(if_head),
+            idle_timeout_s=idle_timeout,
         )
         return done if done.snapshot is None else dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
@@ -194,11 +216,20 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs):
         user: str | None = None,
         on_output: OutputSink | None = None,
         stdin: Readable | None = None,
+        timeout: float | None = None,
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
-        away. `on_output`, `stdin`: as `exec`."""
+        away. `on_output`, `stdin`, `timeout`: as `exec`."""
         return self._exec(
-            f"/snapshots/{ref_segment(ref)}/exec", argv, cwd, env, user, on_output, f"in a fork of {ref}", stdin
+            f"/snapshots/{ref_segment(ref)}/exec",
+            argv,
+            cwd,
+            env,
+            user,
+            on_output,
+            f"in a fork of {ref}",
+            stdin,
+            timeout,
         )
 
     def _exec(
@@ -211,11 +242,14 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs):
         on_output: OutputSink | None,
         where: str,
         stdin: Readable | None,
-        if_head: str | None = None,
+        timeout: float | None,
+        **more: Any,
     ) -> ExecInfo:
         if not argv:
-            raise UsageError("there is no command to execute; give one after `--`")
-        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "if_head": if_head}
+            raise UsageError("there is no command to execute: the list of its words is empty")
+        if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
+            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         unread = set[str]()
         with self._transport.converse(
             path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}
@@ -250,15 +284,23 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs):
         name: str | None = None,
         resume: bool = False,
         wait: Wait = "captured",
+        idle_timeout: float | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
         the snapshot (with `args`, if given) and goes on from there. `wait` covers the snapshot that they begin at and
-        their snapshots so far. UsageError before anything starts."""
+        their snapshots so far. `idle_timeout`: as `create`; None: the daemon's default (half an hour).
+        UsageError before anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
-        body = {"n": n, "args": None if args is None else list(args), "name": name, "resume": resume}
+        body = {
+            "n": n,
+            "args": None if args is None else list(args),
+            "name": name,
+            "resume": resume,
+            "idle_timeout_s": idle_timeout,
+        }
         forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
@@ -592,20 +634,25 @@ def sandbox_fields(
     workspace: str | Path | None = None,
     env: Mapping[str, str] | None = None,
     network: str = "none",
-    memory: int | None = None,
+    memory: int | str | None = None,
     cpus: float | None = None,
     pids: int | None = None,
-    disk: int | None = None,
+    disk: int | str | None = None,
     name: str | None = None,
     secrets: Mapping[str, str] | None = None,
     providers: Sequence[Provider] = (),
     tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:
-    """The fields of a new sandbox, as the API takes them. `memory` and `disk` in bytes; None means the daemon's
-    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are the model providers
-    that the recording gateway forwards to; `tenant` is the tenant of the key-value store that its agents read and
-    write."""
-    limits = {"memory_bytes": memory, "cpus": cpus, "pids": pids, "disk_bytes": disk}
+    """The fields of a new sandbox, as the API takes them. `memory` and `disk` in bytes, or as text such as "512m"; None
+    means the daemon's default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
+    the model providers that the recording gateway forwards to; `tenant` is the tenant of the key-value store that its
+    agents read and write. UsageError for text that is no amount."""
+    limits = {
+        "memory_bytes": size_given("memory", memory),
+        "cpus": cpus,
+        "pids": pids,
+        "disk_bytes": size_given("disk", disk),
+    }
     return {
         "image": image,
         "runtime": runtime,

@@ -57,7 +57,7 @@ class DamagedOutput:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names the ones that
+    """A recorded tool call. `status` is done, failed, interrupted, timed-out or unknown; `outputs` names the ones that
     `Snapshotd.output` returns, `damaged` the ones that are gone."""
 
     name: str

@@ -104,9 +104,13 @@ class Snapshot:
         name: str | None = None,
         resume: bool = False,
         wait: Wait = "captured",
+        idle_timeout: float | None = None,
     ) -> list[Sandbox]:
-        """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each."""
-        forked = self._client.fork(self.id, n, args=args, name=name, resume=resume, wait=wait)
+        """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each. Each ends
+        after `idle_timeout` seconds without a command (None: half an hour, 0: never); `exec` starts it again."""
+        forked = self._client.fork(
+            self.id, n, args=args, name=name, resume=resume, wait=wait, idle_timeout=idle_timeout
+        )
         return [Sandbox(self._client, item) for item in forked.trajectories]
 
     def edit(self, **changes: Any) -> Sandbox:
@@ -168,21 +172,23 @@ class Sandbox:
         name: str | None = None,
         env: Mapping[str, str] | None = None,
         network: str = "none",
-        memory: int | None = None,
+        memory: int | str | None = None,
         cpus: float | None = None,
         pids: int | None = None,
-        disk: int | None = None,
+        disk: int | str | None = None,
         runtime: str = "auto",
         secrets: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (),
         tenant: str = DEFAULT_TENANT,
+        idle_timeout: float = 0,
         wait: Wait = "captured",
         client: Snapshotd | None = None,
     ) -> Sandbox:
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, `network` is none or
-        bridge, `secrets` are environment that is recorded nowhere in plain, `providers` are for the recording gateway,
-        `tenant` is the tenant of the store that its agents read and write. With `wait="stored"`, here and in the
-        methods that make a snapshot, they return when it survives power loss."""
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
+        "512m", `network` is none or bridge, `secrets` are environment that is recorded nowhere in plain, `providers`
+        are for the recording gateway, `tenant` is the tenant of the store that its agents read and write, and after
+        `idle_timeout` seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods
+        that make a snapshot, they return when it survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
             image=image,
@@ -198,6 +204,7 @@ class Sandbox:
             secrets=secrets,
             providers=providers,
             tenant=tenant,
+            idle_timeout=idle_timeout,
             wait=wait,
         )
         return cls(client, info)
@@ -225,17 +232,30 @@ class Sandbox:
         on_stderr: Callable[[bytes], object] | None = None,
         wait: Wait = "captured",
         if_head: Snapshot | str | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
     ) -> ExecResult:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
 
         With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no
-        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more.
+        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
+        command is ended with everything that it started: exit code 124, and what it has done until then is there.
+        `idle_timeout`: as in `create`, for the sandbox from now on.
         """
         head = None if if_head is None else _id(if_head)
-        method = functools.partial(self._client.exec, wait=wait, if_head=head)
+        method = functools.partial(self._client.exec, wait=wait, if_head=head, idle_timeout=idle_timeout)
         return _exec(
-            method, self.id, command, cwd=cwd, env=env, user=user, check=check, on_stdout=on_stdout, on_stderr=on_stderr
+            method,
+            self.id,
+            command,
+            cwd=cwd,
+            env=env,
+            user=user,
+            check=check,
+            on_stdout=on_stdout,
+            on_stderr=on_stderr,
+            timeout=timeout,
         )
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
@@ -254,9 +274,10 @@ class Sandbox:
         name: str | None = None,
         resume: bool = False,
         wait: Wait = "captured",
+        idle_timeout: float | None = None,
     ) -> list[Sandbox]:
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
-        return self.head().fork(n, args=args, name=name, resume=resume, wait=wait)
+        return self.head().fork(n, args=args, name=name, resume=resume, wait=wait, idle_timeout=idle_timeout)
 
     def rewind(
         self, to: Snapshot | str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"
@@ -331,6 +352,7 @@ def _exec(
     check: bool = False,
     on_stdout: Callable[[bytes], object] | None = None,
     on_stderr: Callable[[bytes], object] | None = None,
+    timeout: float | None = None,
 ) -> ExecResult:
     argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
@@ -342,7 +364,7 @@ def _exec(
         if listener is not None:
             listener(data)
 
-    done = method(ref, argv, cwd=cwd, env=env, user=user, on_output=on_output)
+    done = method(ref, argv, cwd=cwd, env=env, user=user, on_output=on_output, timeout=timeout)
     snapshot_id = None if done.snapshot is None else done.snapshot.id
     result = ExecResult(done.exit_code, b"".join(kept["stdout"]), b"".join(kept["stderr"]), snapshot_id)
     if check and result.exit_code != 0:

@@ -25,15 +25,13 @@ def make_state_dir(state_dir: Path) -> None:
             pass  # checked below
         info = state_dir.stat()
     except OSError as exc:
-        raise UsageError(
-            f"the state directory {state_dir} cannot be made: {exc.strerror}; choose another with --state-dir"
-        ) from exc
+        raise UsageError(f"the state directory {state_dir} cannot be made: {exc.strerror}; choose another") from exc
     if not stat.S_ISDIR(info.st_mode):
-        raise UsageError(f"the state directory {state_dir} is not a directory; choose another with --state-dir")
+        raise UsageError(f"the state directory {state_dir} is not a directory; choose another")
     if info.st_uid not in (0, os.geteuid()) or info.st_mode & 0o022:
         raise NotPermitted(
             f"the state directory {state_dir} (owner {info.st_uid}, mode {stat.S_IMODE(info.st_mode):04o}) can be written by others; "
-            f"give it to root with mode 0700, or choose another with --state-dir"
+            f"give it to root with mode 0700, or choose another"
         )
 
 
@@ -51,7 +49,7 @@ class StateLock:
             os.close(self._fd)
             raise Conflict(
                 f"another daemon (pid {holder or 'unknown'}) already serves the state directory {state_dir}; use that one, stop it with "
-                f"`snapshotd daemon --stop --state-dir {state_dir}`, or choose another --state-dir"
+                f"`snapshotd daemon --stop --state-dir {state_dir}`, or choose another directory"
             ) from exc
         try:
             self.sign()

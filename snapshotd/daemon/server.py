@@ -153,9 +153,7 @@ def bind(path: Path) -> socket.socket:
         listener.listen(_BACKLOG)
     except OSError as exc:
         listener.close()
-        raise UsageError(
-            f"the socket {path} cannot be made: {exc.strerror or exc}; choose another with --socket"
-        ) from exc
+        raise UsageError(f"the socket {path} cannot be made: {exc.strerror or exc}; choose another") from exc
     finally:
         os.umask(before)
     return listener
@@ -167,7 +165,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise Conflict(f"{path} exists and is not a socket; move it away, or choose another place with --socket")
+        raise Conflict(f"{path} exists and is not a socket; move it away, or choose another place for the socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
@@ -176,9 +174,9 @@ def _remove_stale(path: Path) -> None:
             return
         except OSError as exc:
             raise Conflict(
-                f"the socket {path} is in the way and cannot be tried: {exc.strerror}; choose another with --socket"
+                f"the socket {path} is in the way and cannot be tried: {exc.strerror}; choose another"
             ) from exc
-    raise Conflict(f"another program already listens on {path}; stop it, or choose another place with --socket")
+    raise Conflict(f"another program already listens on {path}; stop it, or choose another place for the socket")
 
 
 def _unbind(path: Path, listener: socket.socket) -> None:

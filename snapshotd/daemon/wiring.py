@@ -163,7 +163,7 @@ def _store_url(state_dir: Path, catalog: Catalog) -> str:
         catalog.set_meta(_STORE_URL, known)
     if wanted and wanted != known:
         raise UsageError(
-            f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another --state-dir"
+            f"the packs of {state_dir} lie in {known!r}, not in {wanted!r}: unset SNAPSHOTD_STORE, or use another state directory"
         )
     return _local_url(state_dir) if known == _LOCAL else known  # the state directory may move
 

@@ -96,6 +96,9 @@ class SandboxRequest:
     """Model providers that the recording gateway forwards to; none: no gateway."""
     tenant: str = DEFAULT_TENANT
     """Tenant of the key-value store that the sandbox's agents, and the agents of its forks, read and write."""
+    idle_timeout_s: float = 0.0
+    """Seconds without a command, and with the same head, after which the sandbox ends, with a last snapshot. 0: never.
+    A sandbox in which an agent runs is not idle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,12 +370,17 @@ class Engine(ABC):
         sink: OutputSink,
         expected_head: str | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
     ) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
         snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
         (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
         `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
-        writers saw one head, one wins. The command goes on when the `caller` is gone."""
+        writers saw one head, one wins. The command goes on when the `caller` is gone. After `timeout_s` seconds the
+        command is ended with everything that it started, and recorded as timed-out with exit code 124.
+        `idle_timeout_s`: as in `SandboxRequest`, for the sandbox from now on; None: as it is, or the daemon's default
+        if it was started again."""
 
     @abstractmethod
     def exec_snapshot(
@@ -385,17 +393,28 @@ class Engine(ABC):
         user: str | None,
         sink: OutputSink,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
-        gone."""
+        gone, or after `timeout_s` seconds, as in `exec`."""
 
     @abstractmethod
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
+    def fork(
+        self,
+        ref: str,
+        n: int,
+        *,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        resume: bool = False,
+        idle_timeout_s: float | None = None,
+    ) -> Forked:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
         is the fork's number from 0. With `resume` the program (with `args`, if given) is replayed up to the snapshot
         and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
-        UsageError: there is no program to resume."""
+        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default. UsageError: there is no program to
+        resume."""
 
     @abstractmethod
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:

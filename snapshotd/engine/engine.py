@@ -49,6 +49,7 @@ from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running, free_bytes
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.disk_watch import DiskWatch
+from snapshotd.engine.sandbox.idle import IdleWatch
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storing import evict, look, needed, reserve, retention
@@ -144,6 +145,9 @@ class LocalEngine(MindVerbs, FileVerbs):
                 self._background.submit(snapshot)
         self._closed = threading.Event()
         self._disk_watch = DiskWatch(context, self._sessions.launched)
+        self._idle_watch = IdleWatch(
+            self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox)
+        )
 
     def _store_what_has_no_layers(self) -> None:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
@@ -160,6 +164,7 @@ class LocalEngine(MindVerbs, FileVerbs):
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
         trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
+        sandbox.idle_timeout_s = request.idle_timeout_s
         try:
             self._sessions.adopt(sandbox, calls)
         except BaseException:
@@ -171,7 +176,7 @@ class LocalEngine(MindVerbs, FileVerbs):
 
     def run(self, request: RunRequest) -> Trajectory:
         if (request.agent is None) == (not request.command):
-            raise UsageError("give either an agent file or a command after `--`")
+            raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent))
         requirements = dependencies.wanted(request)
@@ -281,12 +286,25 @@ class LocalEngine(MindVerbs, FileVerbs):
         sink: OutputSink,
         expected_head: str | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
     ) -> ExecResult:
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
+        if idle_timeout_s is not None:
+            sandbox.idle_timeout_s = idle_timeout_s
         return self._sessions.exec(
-            sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=True, expected_head=head, caller=caller
+            sandbox,
+            argv,
+            cwd=cwd,
+            env=env,
+            user=user,
+            sink=sink,
+            record=True,
+            expected_head=head,
+            caller=caller,
+            timeout_s=timeout_s,
         )
 
     def exec_snapshot(
@@ -299,21 +317,39 @@ class LocalEngine(MindVerbs, FileVerbs):
         user: str | None,
         sink: OutputSink,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
             with self._sessions.throw_away(trajectory, source) as sandbox:
                 return self._sessions.exec(
-                    sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller
+                    sandbox,
+                    argv,
+                    cwd=cwd,
+                    env=env,
+                    user=user,
+                    sink=sink,
+                    record=False,
+                    caller=caller,
+                    timeout_s=timeout_s,
                 )
 
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
+    def fork(
+        self,
+        ref: str,
+        n: int,
+        *,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        resume: bool = False,
+        idle_timeout_s: float | None = None,
+    ) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
         _check_name(name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, n, args, name, resume=resume)
+            return self._forks.fork(source, n, args, name, resume=resume, idle_timeout_s=idle_timeout_s)
 
     def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
@@ -482,7 +518,7 @@ class LocalEngine(MindVerbs, FileVerbs):
         if form != "bundle":
             if whole or since is not None:
                 raise UsageError(
-                    f"the format {form} holds the files of one snapshot: leave out --trajectory and --since"
+                    f"the format {form} holds the files of one snapshot: name a single snapshot, and none that it begins after"
                 )
             return share.export_files(self._context, snapshot, form, write)
         base = None if since is None else self._catalog.resolve_snapshot(since)
@@ -549,6 +585,7 @@ class LocalEngine(MindVerbs, FileVerbs):
         if self._closed.is_set():
             return
         self._closed.set()
+        self._idle_watch.close()
         self._disk_watch.close()
         self._mind.close()
         self._webhooks.close()

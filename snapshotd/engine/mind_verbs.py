@@ -148,7 +148,7 @@ class MindVerbs(Engine):
     def _check_program(self, trajectory: Trajectory) -> None:
         if trajectory.agent is None or trajectory.began is None:
             raise UsageError(
-                f"trajectory {short(trajectory.id)} has no program that could go on; leave out --resume, or give --no-resume"
+                f"trajectory {short(trajectory.id)} has no program that could go on; ask for it without resuming"
             )
 
     def effects(self, ref: str) -> list[Effect]:

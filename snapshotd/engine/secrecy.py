@@ -48,7 +48,7 @@ class Secrecy:
         for name, value in secrets:
             if len(value.encode(errors="surrogatepass")) < MIN_VALUE_BYTES:
                 raise UsageError(
-                    f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; use --env for it"
+                    f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; make it plain environment"
                 )
         names = {name for name, _ in secrets}
         funnel = self._redactor.funnel(trajectory, {_named(name): value for name, value in secrets})

@@ -207,7 +207,7 @@ class TarReader:
                 else f"of unknown type {printable(letter)!r}"
             )
             raise UsageError(
-                f"{printable(path)} in the archive is {what}; make the archive again in pax format without --sparse"
+                f"{printable(path)} in the archive is {what}; make the archive again in pax format, and not as a sparse one"
             )
         if sparse:
             path = records.get(_SPARSE + b"name", path)

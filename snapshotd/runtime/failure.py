@@ -17,13 +17,15 @@ _CHDIR = re.compile(r'chdir to cwd \("')
 _EXECVE = re.compile(r'(?:exec failed: )?(?:unable to start container process: )?exec [^ "]*/')
 """`exec /path: reason` is execve(2) itself failing on a program that was found; a failed look-up reads `exec: "name":
 reason`."""
+_TOO_LONG = "argument list too long"
+"""E2BIG of execve(2): one string is longer than MAX_ARG_STRLEN (32 pages), or all of them take more than a quarter of
+the stack's limit."""
 _MISSING = ("no such file or directory", "not a directory", "file name too long")
 _NOT_RUNNABLE = (
     "permission denied",
     "is a directory",
     "exec format error",
     "text file busy",
-    "argument list too long",
     "operation not permitted",
     "no such device or address",
     "too many levels of symbolic links",
@@ -79,6 +81,11 @@ def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
                 f"{program} cannot be run in the sandbox: the interpreter it names does not exist; install it or correct the first line"
             )
         return CommandNotFound(f"there is no program {program} in the sandbox; install it or correct the path")
+    if text.endswith(_TOO_LONG) and ("exec" in text):
+        return CommandNotRunnable(
+            f"{program} cannot be run in the sandbox: its arguments are too long for the kernel, which takes 128 KiB for one and about "
+            "2 MiB for all with the environment; pass the rest in a file or on standard input"
+        )
     if text.endswith(_NOT_RUNNABLE) and ("exec" in text):
         return CommandNotRunnable(f"{program} cannot be run in the sandbox: {_tail(text)}; check its mode and format")
     return SandboxFailed(

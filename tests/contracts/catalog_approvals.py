@@ -70,7 +70,8 @@ def approvals_are_listed_and_found(catalog: Catalog) -> None:
     catalog.approvals.add(replace(one, id=ApprovalID("abcd" + "1" * 28), trajectory=other.id))
     refuses(Ambiguous, catalog.approvals.find, "abcd")
     assert catalog.approvals.find("abcd1").trajectory == other.id
-    for ref in ("abc", "", "ab%%", "\ud800" * 4, new_id()):
+    refuses(Ambiguous, catalog.approvals.find, "abc", says=("too short",))
+    for ref in ("", "ab%%", "\ud800" * 4, new_id()):
         refuses(NotFound, catalog.approvals.find, ref)
     refuses(NotFound, catalog.approvals.add, make_approval(first, trajectory=TrajectoryID(new_id())))
     refuses(NotFound, catalog.approvals.add, replace(make_approval(first), snapshot=SnapshotID(new_id())))

@@ -84,7 +84,8 @@ def entries_are_found_by_prefix(catalog: Catalog) -> None:
         catalog.begin_entry(trajectory.id, make_entry(first, id=CallID("abcd" + tail * 28), name=tail))
     assert catalog.find_entry("abcd1") == (trajectory.id, catalog.entry(CallID("abcd" + "1" * 28)))
     refuses(Ambiguous, catalog.find_entry, "abcd", says=("abcd00000000", "abcd11111111"))
-    for ref in ("abc", "abc%", "ffff", "", "abcd\ud800"):
+    refuses(Ambiguous, catalog.find_entry, "abc", says=("too short",))
+    for ref in ("abc%", "ffff", "", "abcd\ud800"):
         refuses(NotFound, catalog.find_entry, ref)
 
 

@@ -80,7 +80,7 @@ def references_are_found_in_order(catalog: Catalog) -> None:
     catalog.tag(first.id, second.id[:12])
     assert catalog.resolve_snapshot(second.id[:12]).id == first.id  # a tag wins over a prefix
     assert catalog.resolve_trajectory(second.id[:12]).id == trajectory.id
-    for ref in ("", "run%", "abc", first.id[:3], "run ", "RUN", first.id + "0"):
+    for ref in ("", "run%", "xyz", "run ", "RUN", first.id + "0"):
         refuses(NotFound, catalog.resolve_snapshot, ref)
         refuses(NotFound, catalog.resolve_trajectory, ref)
 
@@ -140,6 +140,21 @@ def ambiguous_prefixes_list_candidates(catalog: Catalog) -> None:
     assert catalog.resolve_trajectory("abcd6f").id == trajectory.id
 
 
+def a_prefix_that_is_too_short_is_told_from_what_is_not_there(catalog: Catalog) -> None:
+    image = replace(make_image("deb"), id=ImageID("abc" + "1" * 29))
+    catalog.add_image(image)
+    trajectory, first = begin(image, "box")
+    trajectory = replace(trajectory, id=TrajectoryID("3c2" + "f" * 29), head=SnapshotID("5" * 32))
+    catalog.add_trajectories([(trajectory, replace(first, id=trajectory.head, trajectory=trajectory.id))])
+    for find in (catalog.resolve_snapshot, catalog.resolve_trajectory):
+        refuses(Ambiguous, find, "3c2", says=("3c2ffffffff", "too short", "at least 4"))
+        refuses(NotFound, find, "3c1", says=("3c1",))
+        refuses(NotFound, find, "", says=("there is no",))
+    refuses(Ambiguous, catalog.find_image, "abc", says=("abc11111111", "too short"))
+    assert catalog.find_image("deb").id == image.id
+    assert catalog.resolve_trajectory("box").id == trajectory.id
+
+
 def everything_referenced_is_listed(catalog: Catalog) -> None:
     _, first = started(catalog)
     blobs = [BlobID(digit * 64) for digit in "123"]
@@ -157,5 +172,6 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     references_are_found_in_order,
     a_tag_and_a_trajectory_never_share_a_name,
     ambiguous_prefixes_list_candidates,
+    a_prefix_that_is_too_short_is_told_from_what_is_not_there,
     everything_referenced_is_listed,
 )

@@ -63,7 +63,7 @@ def image_prefixes_are_checked(catalog: Catalog) -> None:
     catalog.add_image(make_image("abcd", id=ImageID("f" * 32)))
     assert catalog.find_image("abcd").id == "f" * 32  # a name wins
     assert catalog.find_image("abcd1").id == two
-    refuses(NotFound, catalog.find_image, "fff", says=("fff",))  # too short
+    refuses(Ambiguous, catalog.find_image, "fff", says=("fff", "too short"))
     refuses(NotFound, catalog.find_image, "abc%")
     catalog.remove_image(ImageID("f" * 32))
     refuses(Ambiguous, catalog.find_image, "abcd", says=(one[:12], two[:12]))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tests.e2e.support import Snap, wait_until
+import secrets
+
+import pytest
+
+from snapshotd.client import Sandbox, Snapshotd
+from tests.e2e.support import Snap, processes_with, wait_until
 
 FILL = """
 import os, sys, time
@@ -52,6 +57,43 @@ def test_a_command_runs_as_a_user_named_in_the_sandbox(snap: Snap, runtime: str)
     snap("rm", "--force", trajectory)
 
 
+def test_a_sandbox_in_which_nothing_happens_is_stopped_with_a_last_snapshot(snap: Snap) -> None:
+    trajectory, first = snap.create("--runtime", "runc", "--idle-timeout", "1")
+    forked = snap.json("fork", first)["trajectories"][0]
+
+    def runs(which: str) -> bool:
+        return which in {item["trajectory"]["id"] for item in snap.json("ps")}
+
+    wait_until(lambda: not runs(trajectory), "it is stopped")
+    assert runs(forked), "a fork has half an hour"
+    ticks = "(while :; do date > tick.txt; sleep 0.1; done) >/dev/null 2>&1 & sleep 3; echo done"
+    words = ("--idle-timeout", "1", trajectory, "--", "sh", "-c", ticks)
+    assert snap("exec", *words).stdout == "done\n", "a command is no idleness, however long"
+    wait_until(lambda: not runs(trajectory), "what runs in the background keeps no sandbox")
+    assert snap.json("log", trajectory)[-1]["tool"]["name"] == "stop"
+    snap("exec", "--idle-timeout", "0", trajectory, "true")
+    snap("exec", "--idle-timeout", "1", forked, "true")
+    wait_until(lambda: not runs(forked), "a command gives it another time")
+    assert runs(trajectory), "0 is never"
+    snap("rm", "--force", forked)
+    snap("rm", "--force", trajectory)
+
+
+def test_a_patch_of_the_same_size_within_the_same_second_is_what_python_runs(snap: Snap) -> None:
+    """Python compares whole seconds and the size with what it has compiled before."""
+    trajectory, _ = snap.create("--runtime", "runc")
+    write = "echo 'X = {}' > mod.py; touch -d @1700000000 mod.py; "
+    patched = write.format(1) + "python3 -c 'import mod'; " + write.format(2)
+    look = "python3 -c 'import mod; print(mod.X)'; ls -d __pycache__"
+    assert snap("exec", trajectory, "sh", "-c", patched + look, code=2).stdout == "2\n"
+    forked = snap.json("fork", trajectory)["trajectories"][0]
+    assert snap("exec", forked, "sh", "-c", look, code=2).stdout == "2\n"
+    told = snap("exec", "-e", "PYTHONDONTWRITEBYTECODE=", trajectory, "sh", "-c", patched + look)
+    assert told.stdout == "1\n__pycache__\n", "it does as it is told"
+    snap("rm", "--force", forked)
+    snap("rm", "--force", trajectory)
+
+
 def test_a_limit_that_a_command_reached_is_named(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime, "--memory", "128M", "--pids", "24")
     greedy = ("--", "python3", "-c", "x = b'x' * (1 << 29)")
@@ -85,3 +127,51 @@ def test_a_run_that_was_out_of_memory_says_so(snap: Snap) -> None:
     )
     assert "out of memory" in ended.stderr, ended.stderr
     assert "128 MiB" in ended.stderr
+
+
+@pytest.mark.each_runtime
+def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap, runtime: str) -> None:
+    """Also with what left its process group, its session and its parent, and what takes no SIGTERM."""
+    trajectory, _ = snap.create("--runtime", runtime)
+    mark = str(secrets.randbelow(10**12) + 10**12)
+    greedy = (
+        f"echo begun; printf half > half.txt; sleep 1000.{mark} & setsid sh -c '(setsid sleep 2000.{mark} >/dev/null 2>&1 &)';"
+        f"trap '' TERM HUP; while :; do sleep 3000.{mark}; done"
+    )
+    ended = snap.json("exec", "--timeout", "1.5", trajectory, "--", "sh", "-c", greedy, code=124)
+    assert processes_with(mark) == []
+    assert (ended["exit_code"], ended["stdout"]) == (124, "begun\n")
+    assert "1.5 s" in ended["error"]
+    tool = snap.json("show", ended["snapshot"])["tool"]
+    assert (tool["status"], tool["exit_code"]) == ("timed-out", 124)
+    assert snap("cat", f"{ended['snapshot']}:half.txt").stdout == "half"
+    assert snap("show", "--output", "stdout", ended["snapshot"]).stdout == "begun\n"
+    assert "timed-out" in snap("log", trajectory).stdout
+
+    forked = snap("exec", "--snapshot", ended["snapshot"], "--timeout=500ms", "sh", "-c", greedy, code=125)
+    assert "500ms" in forked.stderr
+    forked = snap("exec", "--snapshot", ended["snapshot"], "--timeout=0.5", "sh", "-c", greedy, code=124)
+    assert (forked.stdout, processes_with(mark)) == ("begun\n", [])
+    assert snap.sh(trajectory, "cat half.txt")["stdout"] == "half", "it goes on"
+    assert snap("exec", "--timeout", "1h", trajectory, "sh", "-c", "exit 7", code=7).returncode == 7
+    snap("rm", "--force", trajectory)
+
+
+def test_a_timeout_leaves_what_other_commands_started(snap: Snap, runtime: str) -> None:
+    trajectory, _ = snap.create("--runtime", runtime)
+    mark = str(secrets.randbelow(10**12) + 10**12)
+    snap.sh(trajectory, f"setsid sleep 1000.{mark} >/dev/null 2>&1 &")
+    sandbox = Sandbox.connect(trajectory, client=Snapshotd(snap.state_dir))
+    with snap.start("exec", trajectory, "--", "sh", "-c", f"echo up; sleep 2000.{mark}") as beside:
+        assert beside.stdout is not None
+        assert beside.stdout.readline() == "up\n"
+        greedy = f"(setsid sleep 3000.{mark} &) ; sleep 4000.{mark} & setsid sleep 5000.{mark}"
+        ended = sandbox.exec(greedy, timeout=1)
+        assert (ended.exit_code, sandbox.head().info.tool.status) == (124, "timed-out")
+        lines = sorted(line.split()[-1] for _, line in processes_with(mark) if line.startswith("sleep "))
+        assert lines[:2] == [f"1000.{mark}", f"2000.{mark}"]
+        assert not {f"4000.{mark}", f"5000.{mark}"} & set(lines)
+        snap("stop", trajectory)
+        assert beside.wait(60) == 137
+    assert processes_with(mark) == []
+    snap("rm", trajectory)

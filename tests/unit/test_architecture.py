@@ -59,8 +59,21 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "daemon": (("children", "host", "lock", "logs", "server", "wiring"), ("http",)),
     "cli": (
         ("main", "reference"),
+        ("habits",),
         ("commands",),
-        ("changes", "command", "documents", "follow", "progress", "retention", "taken", "text", "values", "waiting"),
+        (
+            "changes",
+            "command",
+            "documents",
+            "follow",
+            "forest",
+            "progress",
+            "retention",
+            "taken",
+            "text",
+            "values",
+            "waiting",
+        ),
     ),
 }
 """Package to its folders and its own modules, from high to low. One may import what stands lower, and its own folder;

@@ -52,6 +52,15 @@ def test_command_failure(reason: str, program: str, error: type[SnapshotdError])
     assert "\n" not in answer.message
 
 
+def test_arguments_that_are_too_long_are_told_from_a_file_that_cannot_be_run() -> None:
+    for reason in ("exec /usr/bin/true: argument list too long", PREFIX + "exec /usr/bin/true: argument list too long"):
+        answer = failure.command_failure(reason, "true", "/")
+        assert type(answer) is CommandNotRunnable
+        assert "128 KiB" in answer.message
+        assert "2 MiB" in answer.message
+        assert "mode and format" not in answer.message
+
+
 def test_message_names_the_program_and_is_bounded() -> None:
     answer = failure.command_failure(
         PREFIX + 'exec: "x": executable file not found in $PATH', "p" * 10_000 + "\n\x1b[31m", "/"

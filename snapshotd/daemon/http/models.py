@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import re
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from snapshotd import types as t
-from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS
+from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest
 from snapshotd.errors import UsageError
 from snapshotd.trees.base import Change, RestoreReport
@@ -340,6 +341,9 @@ def path_json(path: bytes) -> dict[str, str]:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
+_IDLE = "The sandbox ends, with a last snapshot, after so many seconds without a command; 0: never."
+
+
 class LimitsRequest(Request):
     memory_bytes: int = Field(
         t.Limits().memory_bytes, ge=16 << 20, le=1 << 50, description="Swap included; at least 16 MiB."
@@ -434,7 +438,12 @@ class SandboxFields(Request):
 
 
 class CreateRequest(SandboxFields):
-    pass
+    """A sandbox without an agent."""
+
+    idle_timeout_s: float = Field(0, ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False, description=_IDLE)
+
+    def sandbox(self) -> SandboxRequest:
+        return replace(super().sandbox(), idle_timeout_s=self.idle_timeout_s)
 
 
 class RunAgentRequest(SandboxFields):
@@ -471,6 +480,20 @@ class ExecRequest(Request):
     if_head: str | None = Field(
         None, description="Only while this snapshot is the trajectory's head; else a Conflict that names the head."
     )
+    timeout_s: float | None = Field(
+        None,
+        gt=0,
+        le=TIMEOUT_MAX_S,
+        allow_inf_nan=False,
+        description="After so many seconds the command is ended with everything that it started: status `timed-out`, exit code 124.",
+    )
+    idle_timeout_s: float | None = Field(
+        None,
+        ge=0,
+        le=TIMEOUT_MAX_S,
+        allow_inf_nan=False,
+        description=f"{_IDLE} Null: as it is; the daemon's default if it was stopped.",
+    )
 
 
 class ForkRequest(Request):
@@ -480,6 +503,9 @@ class ForkRequest(Request):
     )
     name: str | None = None
     resume: bool = Field(False, description="Replay the program up to the snapshot; it goes on from there.")
+    idle_timeout_s: float | None = Field(
+        None, ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False, description=f"{_IDLE} Null: the daemon's default."
+    )
 
 
 class RestoreRequest(Request):

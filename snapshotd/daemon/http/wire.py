@@ -37,6 +37,8 @@ command runs. Each line is bounded, their number is not."""
 STDIN_WINDOW_BYTES = 256 << 10
 """Bytes of a command's standard input that may be on their way; the daemon reports further bytes that the command has
 taken."""
+TIMEOUT_MAX_S = 366 * 86400.0
+"""The longest timeout of a command."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0
@@ -86,7 +88,7 @@ def check_socket_path(path: Path) -> None:
     if length > SOCKET_PATH_MAX_BYTES:
         raise UsageError(
             f"the socket path {path} has {length} bytes, but the kernel allows {SOCKET_PATH_MAX_BYTES}; "
-            f"choose a shorter one with --socket or {SOCKET_VARIABLE}"
+            f"choose a shorter one, in {SOCKET_VARIABLE} for instance"
         )
 
 

@@ -376,7 +376,7 @@ def _recorded(entry: Entry) -> Recorded:
         return Recorded(result["status"], result["content_type"], result["body"].encode(), result["complete"])
     if entry.status is CallStatus.DONE:
         raise Unsupported(
-            f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot without "
-            "--resume and start an agent there"
+            f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot "
+            "without resuming, and start an agent there"
         )
     return Recorded(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")

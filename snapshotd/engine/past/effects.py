@@ -25,6 +25,7 @@ from snapshotd.engine.sandbox.step import StepListener, commit_step
 from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.types import (
+    MIN_PREFIX_CHARS,
     CallID,
     CallStatus,
     Compensation,
@@ -44,7 +45,6 @@ COMPENSATE = "compensate"
 MAX_CALL_BYTES = 96 << 10
 """Size limit of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
 MAX_ARGV_ITEMS, MAX_ARGV_BYTES = 256, 64 << 10
-_MIN_PREFIX = 4
 
 
 class Effects:
@@ -246,9 +246,11 @@ def _happened(entry: Entry) -> bool:
 
 
 def _named(ref: str, effects: Sequence[Effect], trajectory: Trajectory) -> Effect:
-    found = [effect for effect in effects if effect.entry.id.startswith(ref)] if len(ref) >= _MIN_PREFIX else []
-    if len(found) > 1:
-        raise Ambiguous(f"{ref} fits several calls that were left behind: type more characters")
+    found = [effect for effect in effects if effect.entry.id.startswith(ref)] if ref else []
+    if len(found) > 1 or (found and len(ref) < MIN_PREFIX_CHARS):
+        raise Ambiguous(
+            f"{ref} is not enough to name one call that was left behind: type more characters, {MIN_PREFIX_CHARS} at least"
+        )
     if not found:
         raise NotFound(
             f"no call {ref[:40]!r} was left behind in {short(trajectory.id)}; `snapshotd effects` lists the ones that were"

@@ -230,7 +230,7 @@ class Rewinding:
         if mode != "files" and not (self.in_history(trajectory, to) or self._descends(to, trajectory)):
             raise Conflict(
                 f"the conversation of {short(trajectory.id)} cannot go to {short(to.id)}, which is neither of its history "
-                "nor of a fork of it; rewind the files alone (`--files`), or fork that snapshot"
+                "nor of a fork of it; rewind the files alone, or fork that snapshot"
             )
 
     def _descends(self, snapshot: Snapshot, trajectory: Trajectory) -> bool:

@@ -151,7 +151,8 @@ class FileCalls:
             yield view
 
     def _live_view(self, trajectory: TrajectoryID) -> View | None:
-        """The view of a running sandbox; None if none runs. The layers below it stay until the view is closed, whatever steps are taken meanwhile."""
+        """The view of a running sandbox; None if none runs. The layers below it stay until the view is closed, whatever
+        steps are taken meanwhile."""
         sandbox = self._sessions.find(trajectory)
         if sandbox is None:
             return None

@@ -12,6 +12,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
+from snapshotd.engine.sandbox import idle
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
@@ -36,6 +37,7 @@ class Forks:
         name: str | None,
         *,
         resume: bool = False,
+        idle_timeout_s: float | None = None,
         announce: Callable[[TrajectoryID], None] = lambda _: None,
     ) -> Forked:
         """See `Engine.fork`. `source` is pinned by the caller. `announce` is told of each before it is recorded."""
@@ -67,6 +69,7 @@ class Forks:
             raise
         try:
             for (sandbox, calls), fork in zip(launched, forks, strict=True):
+                sandbox.idle_timeout_s = idle.DEFAULT_S if idle_timeout_s is None else idle_timeout_s
                 self._sessions.adopt(sandbox, calls, resumption)
                 if fork.agent is not None and (args is not None or resume):
                     self._sessions.start_agent(sandbox, fork.agent)
@@ -82,7 +85,7 @@ class Forks:
         """The recorded entries that a fork's program has to meet. UsageError: the source has no program."""
         if owner.agent is None or owner.began is None:
             raise UsageError(
-                f"{short(owner.id)} has no program that could be resumed; fork without --resume, or give a command after `--`"
+                f"{short(owner.id)} has no program that could be resumed; fork without resuming, or give a command as its arguments"
             )
         began = self._catalog.get_snapshot(owner.began)
         entries = tuple(self._catalog.journal(source.id, since=began.id))

@@ -86,14 +86,14 @@ def open_agent(agent: Path) -> int:
         fd = os.open(agent, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError as exc:
         raise NotFound(
-            f"agent file {str(agent)!r} does not exist; give the path of a Python file, or `-- COMMAND`"
+            f"agent file {str(agent)!r} does not exist; give the path of a Python file, or a command to run in the sandbox"
         ) from exc
     except OSError as exc:
         raise UsageError(f"agent file {str(agent)!r} cannot be read: {exc.strerror}") from exc
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise UsageError(
-            f"agent file {str(agent)!r} is not a regular file; give the path of a Python file, or `-- COMMAND`"
+            f"agent file {str(agent)!r} is not a regular file; give the path of a Python file, or a command to run in the sandbox"
         )
     return fd
 

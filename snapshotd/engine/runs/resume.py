@@ -17,9 +17,17 @@ from snapshotd.engine.mind.replay import Resumption, shown
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.types import CallStatus, Ended, Entry, SideEffect, Snapshot, Trajectory, TrajectoryStatus, short
-
-_MIN_PREFIX = 4
+from snapshotd.types import (
+    MIN_PREFIX_CHARS,
+    CallStatus,
+    Ended,
+    Entry,
+    SideEffect,
+    Snapshot,
+    Trajectory,
+    TrajectoryStatus,
+    short,
+)
 
 
 class Resumes:
@@ -101,9 +109,11 @@ class Resumes:
 
 
 def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
-    found = [entry for entry in cut_off if entry.id.startswith(ref)] if len(ref) >= _MIN_PREFIX else []
-    if len(found) > 1:
-        raise Ambiguous(f"{ref} fits several calls that were cut off: type more characters")
+    found = [entry for entry in cut_off if entry.id.startswith(ref)] if ref else []
+    if len(found) > 1 or (found and len(ref) < MIN_PREFIX_CHARS):
+        raise Ambiguous(
+            f"{ref} is not enough to name one call that was cut off: type more characters, {MIN_PREFIX_CHARS} at least"
+        )
     if not found:
         shown_ids = ", ".join(short(entry.id) for entry in cut_off) or "none"
         raise NotFound(f"no call {ref[:40]!r} of {short(trajectory.id)} was cut off; calls that were: {shown_ids}")
@@ -114,6 +124,6 @@ def _question(trajectory: Trajectory, entries: Sequence[Entry]) -> str:
     calls = "; ".join(f"{short(entry.id)} {entry.name} with {shown(entry.arguments, 200)}" for entry in entries[:5])
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (
-        f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then resume with "
-        "--result CALL=FILE (it happened, and this is its result), --skip CALL (go on without it) or --retry CALL (it did not: run it)"
+        f"nobody knows whether these irreversible calls of {short(trajectory.id)} happened: {calls}{more}; find out, then "
+        "resume with a result, skip or retry for each"
     )

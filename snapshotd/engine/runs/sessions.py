@@ -26,7 +26,7 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.launch import Launcher, alive
-from snapshotd.engine.sandbox import users
+from snapshotd.engine.sandbox import idle, users
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.intake import Intake, memory
@@ -34,6 +34,8 @@ from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.pump import Outcome, Printed, Shown, pump
 from snapshotd.engine.sandbox.sandbox import Captured, Command, Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
+from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
+from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.kernel import turns
@@ -238,6 +240,7 @@ class Sessions:
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
             try:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+                sandbox.idle_timeout_s = idle.DEFAULT_S
                 self.adopt(sandbox, calls)
             except BaseException:
                 self.discard(sandbox)  # the disk may be full
@@ -300,16 +303,26 @@ class Sessions:
         record: bool,
         expected_head: SnapshotID | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> ExecResult:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
-        gone; without, it ends with its caller. `expected_head`: see `Engine.exec`."""
+        gone; without, it ends with its caller. `expected_head`, `timeout_s`: see `Engine.exec`."""
         if not argv:
-            raise UsageError("no command given; write it after `--`")
+            raise UsageError("there is no command to run: the list of its words is empty")
         if record:
             self.check_place(sandbox)
         with sandbox.command() as command, self._claimed(sandbox, expected_head):
             return self._exec(
-                sandbox, command, argv, cwd=cwd, env=env, user=user, sink=sink, record=record, caller=caller
+                sandbox,
+                command,
+                argv,
+                cwd=cwd,
+                env=env,
+                user=user,
+                sink=sink,
+                record=record,
+                caller=caller,
+                timeout_s=timeout_s,
             )
 
     def check_place(self, sandbox: Sandbox) -> None:
@@ -362,6 +375,7 @@ class Sessions:
         sink: OutputSink,
         record: bool,
         caller: Caller | None,
+        timeout_s: float | None,
     ) -> ExecResult:
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         if caller is not None and caller.gives_input:
@@ -371,20 +385,26 @@ class Sessions:
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
         before = hits(sandbox.container.pid)
         sandbox.ended_for.clear()
+        timeout = Timeout(sandbox, command, timeout_s)
         process = self._start(sandbox, spec, command=command)
-        outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
+        with timeout.over(process):
+            outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = _status(outcome)
         error = None if outcome.exit_code == 0 else _reached(sandbox, before)
-        if command.cut_off and outcome.exit_code == _KILLED:  # else it had ended before
+        exit_code = outcome.exit_code
+        if command.timed_out and exit_code == _KILLED:  # else it had ended before
+            status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
+            error = f"the command was ended with all that it started, since it took longer than its timeout of {timeout_s:g} s"
+        elif command.cut_off and exit_code == _KILLED:
             status = CallStatus.INTERRUPTED
         call = replace(
             marker(
                 call.name,
                 call.arguments,
                 status=status,
-                exit_code=outcome.exit_code,
+                exit_code=exit_code,
                 stdout=outcome.stdout,
                 stderr=outcome.stderr,
                 started_at_ns=call.started_at_ns,
@@ -393,11 +413,11 @@ class Sessions:
             id=call.id,
         )
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
-        if outcome.exit_code is None:
+        if exit_code is None:
             raise SandboxFailed(
                 "the command has ended and its exit code is lost; its output and files are with its snapshot"
             )
-        return ExecResult(outcome.exit_code, snapshot, call)
+        return ExecResult(exit_code, snapshot, call)
 
     def _start(
         self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None
@@ -445,6 +465,8 @@ class Sessions:
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "PYTHONUNBUFFERED": "1",
+            # Python takes a .pyc for valid by whole seconds and size: a quick patch, or a fork's, would not be seen.
+            "PYTHONDONTWRITEBYTECODE": "1",
             "SNAPSHOTD_TRAJECTORY": sandbox.trajectory.id,
             **dict(image.env if image else ()),
             **self._gateways.environment(sandbox),
@@ -695,12 +717,12 @@ def _reached(sandbox: Sandbox, before: Hits) -> str | None:
     if now.killed > 0:
         return (
             f"out of memory: the kernel killed {now.killed} of the sandbox's processes at its limit of "
-            f"{limits.memory_bytes / 2**20:.0f} MiB; run it in a sandbox with more (--memory)"
+            f"{limits.memory_bytes / 2**20:.0f} MiB; run it in a sandbox with more memory"
         )
     if now.refused > 0:
         return (
             f"the sandbox has reached its limit of {limits.pids} processes; end some of them, end all with `snapshotd stop`, or run it in "
-            "a sandbox with more (--pids)"
+            "a sandbox with more processes"
         )
     return None
 
@@ -713,7 +735,9 @@ def _status(outcome: Outcome) -> CallStatus:
 
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
     if sandbox is not None and not sandbox.closed:
-        raise Conflict(f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`) or use --force")
+        raise Conflict(
+            f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force"
+        )
 
 
 FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"

@@ -7,10 +7,8 @@ captured like any others.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -89,12 +87,12 @@ class DiskWatch:
                 f"what ran in the sandbox of {short(sandbox.trajectory.id)} was ended: it had written more than the {room.bytes} bytes or "
                 f"{room.inodes} files that its disk limit leaves it; rewind it, or begin again with a larger limit"
             )
-            with sandbox.frozen():
-                for pid in sandbox.cgroup.processes():
-                    if pid != sandbox.container.pid:
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(pid, signal.SIGKILL)
+
+            def every(pids: list[int]) -> list[int]:
                 sandbox.ended_for.append(sentence)
+                return pids
+
+            sandbox.kill(every)
         _log.warning("%s", sentence)
         log = self._context.events.live(sandbox.trajectory.id)
         if log is not None:

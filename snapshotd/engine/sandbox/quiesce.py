@@ -23,7 +23,7 @@ def blocker(cgroup: Cgroup, init_pid: int, root_id: int, parked: set[int]) -> st
     Cost: a few reads per live process.
     """
     for pid in cgroup.processes():
-        if pid == init_pid or _is_zombie(pid):
+        if pid == init_pid or is_zombie(pid):
             continue
         if pid not in parked:
             return f"process {pid} ({_name(pid)}) is live"
@@ -33,7 +33,7 @@ def blocker(cgroup: Cgroup, init_pid: int, root_id: int, parked: set[int]) -> st
     return None
 
 
-def _is_zombie(pid: int) -> bool:
+def is_zombie(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             return f.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")

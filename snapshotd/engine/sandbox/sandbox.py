@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +68,10 @@ class Command:
     """Once it is started."""
     cut_off: bool = False
     """The sandbox ends, and the command with it."""
+    timed_out: bool = False
+    """It took longer than its caller allows, and was ended (engine/sandbox/timeout.py)."""
+    alone: bool = True
+    """No other one ran beside it so far."""
 
 
 @dataclass(slots=True)
@@ -129,6 +134,8 @@ class Sandbox:
     own_layers: list[LayerID] = field(default_factory=list)
     """Layers pinned for it: the live upper, and layers made from it that no snapshot has yet."""
     agent_running: bool = False
+    idle_timeout_s: float = 0.0
+    """After so long without anything happening it ends (engine/sandbox/idle.py). 0: never."""
     _facts: dict[str, Any] | None = None
     """The facts that `outlive` was given."""
     _roots: tuple[Root, ...] = ()
@@ -163,6 +170,9 @@ class Sandbox:
                 raise Conflict(
                     f"the sandbox of {short(self.trajectory.id)} is just ending, so no command begins in it; try again"
                 )
+            command.alone = not self.commands
+            for other in self.commands:
+                other.alone = False
             self.commands.append(command)
         try:
             yield command
@@ -380,6 +390,16 @@ class Sandbox:
             yield
         finally:
             self.cgroup.thaw()
+
+    def kill(self, choose: Callable[[list[int]], Iterable[int]]) -> list[int]:
+        """SIGKILL to those that `choose` takes of all processes but init, which stand still while it looks; returns
+        them. Caller holds `lock`."""
+        with self.frozen():
+            chosen = list(choose([pid for pid in self.cgroup.processes() if pid != self.container.pid]))
+            for pid in chosen:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return chosen
 
     def replace_root(self, stack: Stack, base: SnapshotID) -> Callable[[], None]:
         """Throw the live upper away and go on from `stack` (held, taken over), the files of snapshot `base`. Caller

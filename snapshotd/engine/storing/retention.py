@@ -120,7 +120,7 @@ def _kept_by_rules(newest: Sequence[Snapshot], policy: RetentionPolicy, now_ns: 
             if item.seq % policy.keep_every == 0:
                 kept.setdefault(item.id, f"milestone (every {policy.keep_every})")
     if policy.keep_failed is not None:
-        failed = [item for item in newest if item.call.status is CallStatus.FAILED]
+        failed = [item for item in newest if item.call.status in (CallStatus.FAILED, CallStatus.TIMED_OUT)]
         for item in failed[: policy.keep_failed]:
             kept.setdefault(item.id, f"newest {policy.keep_failed} failed")
     return kept

@@ -128,7 +128,7 @@ def export_bundle(
     """
     if not snapshots or len(snapshots) > MAX_SNAPSHOTS:
         raise LimitExceeded(
-            f"{len(snapshots)} snapshots cannot be one bundle (1 to {MAX_SNAPSHOTS}); export them in parts with --since"
+            f"{len(snapshots)} snapshots cannot be one bundle (1 to {MAX_SNAPSHOTS}); export them in parts, each since a snapshot"
         )
     before = since
     for snapshot in snapshots:
@@ -181,7 +181,7 @@ def _head(snapshots: Sequence[Snapshot], since: Snapshot | None) -> bytes:
     data = json.dumps(head, separators=(",", ":")).encode()
     if len(data) > _MAX_HEAD_BYTES:
         raise LimitExceeded(
-            f"{len(snapshots)} snapshots with {len(tags)} tags cannot be one bundle; export them in parts with --since"
+            f"{len(snapshots)} snapshots with {len(tags)} tags cannot be one bundle; export them in parts, each since a snapshot"
         )
     return data
 
@@ -238,7 +238,7 @@ def _record(snapshot: Snapshot, facts: Facts) -> bytes:
     )
     if _too_large(data):
         raise LimitExceeded(
-            f"the conversation of snapshot {short(snapshot.id)} is too long for one record of a bundle; use --since"
+            f"the conversation of snapshot {short(snapshot.id)} is too long for one record; export it in parts, each since a snapshot"
         )
     return data
 
@@ -475,7 +475,7 @@ class _Stream:
         data = b"".join(parts)
         self._left -= len(data)
         if self._left < 0:
-            raise LimitExceeded("the bundle holds more than is taken at once; export less at a time, with --since")
+            raise LimitExceeded("the bundle holds more than is taken at once; export less at a time, since a snapshot")
         self._hash.update(data)
         return data
 

@@ -213,7 +213,7 @@ class _Importer:
     def _check_free(self, known: list[Snapshot], name: str | None) -> None:
         for one in known:
             raise Conflict(
-                f"snapshot {short(one.id)} of the bundle is here already and others are not; import one that begins after it (--since)"
+                f"snapshot {short(one.id)} of the bundle is here already and others are not; import one that was exported since it"
             )
         if name is not None and any(trajectory.name == name for trajectory in self._context.catalog.trajectories()):
             raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
@@ -354,7 +354,7 @@ class _Importer:
             raise UsageError("the bundle is malformed: its snapshots are not in the order of their trajectories")
         if len(self._trajectories) >= MAX_TRAJECTORIES:
             raise LimitExceeded(
-                f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, with --since"
+                f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, since a snapshot"
             )
         ours = theirs.id
         try:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.types import short
-from tests.unit.cli.conftest import Cli
+from tests.unit.cli.conftest import Cli, Ran
+from tests.unit.daemon.process import Daemon
 
 
 def test_create_prints_the_id(cli: Cli) -> None:
@@ -44,11 +45,22 @@ def test_exec_in_a_throw_away_fork(cli: Cli, box: str) -> None:
     assert len(cli("log", "-q", box).out.split()) == 1
 
 
-@pytest.mark.parametrize("words", [["{box}", "--", "echo", "-n", "--json"], ["{box}", "--", "a", "--", "b"]])
-def test_exec_passes_the_command_as_it_is(cli: Cli, box: str, words: list[str]) -> None:
-    given = [word.format(box=box) for word in words]
-    assert cli("exec", *given).code == 0
-    assert cli("show", "--json", box).json["tool"]["arguments"]["argv"] == given[2:]
+@pytest.mark.parametrize(
+    "argv",
+    [["echo", "-n", "--json"], ["a", "--", "b"], ["ls", "-la"], ["git", "-e", "--snapshot", "x"], ["ls", "--nope"]],
+)
+@pytest.mark.parametrize("options", [[], ["-q"], ["-qe", "A=1"], ["--user=1"]])
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_exec_passes_the_command_as_it_is(
+    cli: Cli, box: str, options: list[str], dashes: list[str], argv: list[str]
+) -> None:
+    """Our options stand before the sandbox or right behind it; from the command's first word on, all is the
+    command's."""
+    for words in ([*options, box, *dashes], [box, *options, *dashes], [f"--snapshot={box}", *options, *dashes]):
+        done = cli("exec", *words, *argv)
+        assert done.code == 0, done.err
+        if box in words:
+            assert cli("show", "--json", box).json["tool"]["arguments"]["argv"] == argv
 
 
 def test_exec_options_reach_the_command(cli: Cli, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +68,20 @@ def test_exec_options_reach_the_command(cli: Cli, box: str, monkeypatch: pytest.
     assert cli("exec", "-e", "A=b=c", "--env", "FROM_HERE", "-w", "/tmp", "-u", "1:2", box, "--", "ls").code == 0
     arguments = cli("show", "--json", box).json["tool"]["arguments"]
     assert arguments == {"argv": ["ls"], "cwd": "/tmp", "env": {"A": "b=c", "FROM_HERE": "yes"}, "user": "1:2"}
+
+
+@pytest.mark.parametrize(("typed", "seconds"), [("90", 90), ("1.5", 1.5), ("10m", 600), ("2s", 2)])
+def test_exec_takes_a_timeout_in_seconds_or_with_a_unit(cli: Cli, box: str, typed: str, seconds: float) -> None:
+    assert cli("exec", "--timeout", typed, box, "ls").code == 0
+    assert cli("show", "--json", box).json["tool"]["arguments"]["timeout_s"] == seconds
+    assert "timeout_s" not in cli("exec", "--json", box, "ls").out
+
+
+@pytest.mark.parametrize("typed", ["0", "-1", "soon", "nan", "99999d"])
+def test_a_timeout_that_is_none_is_refused(cli: Cli, box: str, typed: str) -> None:
+    done = cli("exec", "--timeout", typed, box, "ls")
+    assert (done.code, done.err.count("\n")) == (125, 1)
+    assert typed in done.err
 
 
 @pytest.fixture
@@ -358,3 +384,70 @@ def test_cp_says_what_cannot_be(cli: Cli, box: str, words: tuple[str, ...], said
     assert done.code in (2, 4)
     assert said in done.err
     assert len(cli("log", "--json", box).json) == 1
+
+
+def test_logs_print_what_a_run_printed(cli: Cli, agent: str, box: str) -> None:
+    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
+    for words in (["logs", trajectory], ["logs", "-f", trajectory]):
+        assert cli(*words) == Ran(0, "print('hello')\n", "")
+    events = [json.loads(line)["event"] for line in cli("logs", "--json", trajectory).out.splitlines()]
+    assert events[0] == "started"
+    assert "output" in events
+    assert (cli("logs", box).code, "no agent ever ran" in cli("logs", box).err) == (2, True)
+
+
+def test_wait_ends_with_the_runs_code(cli: Cli, agent: str, box: str) -> None:
+    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
+    assert cli("wait", trajectory) == Ran(3, "", "")
+    done = cli("wait", "--json", trajectory)
+    assert (done.code, done.json) == (3, {"trajectory": trajectory, "exit_code": 3, "status": "finished"})
+    assert cli("wait", box).code == 125
+
+
+def test_inspect_prints_whatever_is_named(cli: Cli, box: str) -> None:
+    cli("exec", box, "ls")
+    tag = f"tag-{box}"
+    head = cli("tag", box, tag, "--json").json["snapshot"]
+    line, snapshot, tagged = cli("inspect", box, short(head), tag, "--json").json
+    assert line == {"kind": "trajectory", **next(item for item in cli("ls", "--json").json if item["name"] == box)}
+    assert snapshot == tagged == {"kind": "snapshot", **cli("show", "--json", head).json}
+    assert cli("inspect", box).json == [line]
+    assert cli("inspect", box).out.count("\n") > 10
+    assert cli("inspect", box, "nobody").code == 4
+
+
+def test_tags_are_listed(cli: Cli, box: str) -> None:
+    tag = f"tag-{box}"
+    head = cli("tag", box, tag, "--json").json["snapshot"]
+    assert {"name": tag, "snapshot": head, "trajectory": cli("show", "--json", head).json["trajectory"]} in cli(
+        "tag", "--list", "--json"
+    ).json
+    assert [tag, short(head)] in [line.split()[:2] for line in cli("tag", "-l").out.splitlines()]
+    assert cli("tag", "--list", box).code == 2
+
+
+def test_log_graph_is_the_forest_of_one_trajectory_or_all(cli: Cli, box: str) -> None:
+    forked = cli("fork", box, "--json").json["trajectories"][0]
+    assert cli("log", "--graph").out == cli("tree").out
+    for ref in (box, forked):
+        found = cli("log", "--graph", ref, "--json").json
+        assert {item["id"] for item in found} == {forked, found[0]["id"]}
+        assert found[0]["name"] == box
+    assert cli("log", "--graph", "-n", "3", box).code == 2
+    assert cli("log").code == 2
+
+
+def test_rm_all_asks_or_is_forced(daemon: Daemon, cli: Cli) -> None:
+    here = ("--state-dir", str(daemon.state_dir), "--socket", str(daemon.socket_path))
+    daemon.client.create(name="one")
+    daemon.client.fork("one", name="two")
+    refused = cli("rm", "--all", *here)
+    assert (refused.code, refused.out) == (2, "")
+    assert "2 trajectories" in refused.err
+    assert "--force" in refused.err
+    assert cli("rm", "--all", "one", *here).code == 2
+    assert cli("rm", *here).code == 2
+    assert len(daemon.client.trajectories()) == 2
+    assert len(cli("rm", "--all", "--force", "--json", *here).json["removed"]) == 2
+    assert daemon.client.trajectories() == []
+    assert cli("rm", "--all", *here) == Ran(0, "", "")

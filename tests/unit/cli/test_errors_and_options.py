@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[3]
         (["exec", "--nope"], 125, "--nope"),
         (["exec"], 125, "no trajectory"),
         (["exec", "box"], 125, "no command"),
-        (["exec", "box", "ls", "--", "-la"], 125, "between"),
+        (["exec", "-q", "--", "box", "ls"], 125, "no trajectory"),
         (["run"], 125, "nothing to run"),
         (["run", "--"], 125, "nothing to run"),
         (["run", "--image", "nothing", "--", "ls"], 125, "nothing"),
@@ -93,6 +93,8 @@ def test_an_agent_file_is_looked_for_before_anything_starts(
     agent = tmp_path / "agent.py"
     cases = {
         ("run", str(agent)): "No such file",
+        ("run", "ls", "-la"): "`snapshotd run -- ls -la`",
+        ("run", "debian:13", "make", "all"): "`snapshotd run --image debian:13 -- make all`",
         ("run", str(tmp_path)): "is a directory",
         ("run", "--workspace", str(tmp_path / "gone"), "--", "ls"): "gone",
         ("run", "--requirements", str(tmp_path / "req"), "--", "ls"): "req",

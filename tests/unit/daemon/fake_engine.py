@@ -212,6 +212,8 @@ class FakeEngine(FakeMind, FakeFiles):
         sink: base.OutputSink,
         expected_head: str | None = None,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
     ) -> base.ExecResult:
         line = self.trajectory(ref)
         if expected_head is not None and self.snapshot(expected_head).id != line.head:
@@ -222,7 +224,9 @@ class FakeEngine(FakeMind, FakeFiles):
             self.mind_word(line, argv)
             argv = ("true", *argv)
         code = self._execute(argv, sink)
-        call = self._call("exec", {"argv": list(argv), "cwd": cwd, "env": dict(env), "user": user}, code)
+        limits = {"timeout_s": timeout_s, "idle_timeout_s": idle_timeout_s}
+        limit = {key: value for key, value in limits.items() if value is not None}
+        call = self._call("exec", {"argv": list(argv), "cwd": cwd, "env": dict(env), "user": user, **limit}, code)
         taken = self._take(line, call, {**self.files[line.head], b"workspace/ran": " ".join(argv).encode()})
         self.bind_entries(line, taken)
         return base.ExecResult(code, taken, call)
@@ -237,6 +241,7 @@ class FakeEngine(FakeMind, FakeFiles):
         user: str | None,
         sink: base.OutputSink,
         caller: Caller | None = None,
+        timeout_s: float | None = None,
     ) -> base.ExecResult:
         self.snapshot(ref)
         code = self._execute(argv, sink)
@@ -276,7 +281,14 @@ class FakeEngine(FakeMind, FakeFiles):
         return 0
 
     def fork(
-        self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False
+        self,
+        ref: str,
+        n: int,
+        *,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        resume: bool = False,
+        idle_timeout_s: float | None = None,
     ) -> base.Forked:
         origin = self.snapshot(ref)
         if resume and self.lines[origin.trajectory].agent is None:

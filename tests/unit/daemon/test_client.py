@@ -41,6 +41,22 @@ def box(client: Snapshotd) -> Sandbox:
     return Sandbox.create(name=f"box-{new_id()[:8]}", client=client)
 
 
+def test_sizes_are_taken_as_the_command_line_takes_them(client: Snapshotd) -> None:
+    limits = Sandbox.create(memory="512m", disk="1GiB", client=client).info.limits
+    assert (limits.memory_bytes, limits.disk_bytes) == (512 << 20, 1 << 30)
+    assert Sandbox.create(memory=64 << 20, client=client).info.limits.memory_bytes == 64 << 20
+    for size in ("lots", "", "-1m", "9" * 5000):
+        with pytest.raises(UsageError, match=r"memory=.*'512m'"):
+            Sandbox.create(memory=size, client=client)
+
+
+def test_a_timeout_is_checked_before_anything_runs(box: Sandbox) -> None:
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=r"^timeout="):
+            box.exec("true", timeout=timeout)
+    assert [snapshot.info.seq for snapshot in box.snapshots()] == [0]
+
+
 def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
     heard: list[bytes] = []
     result = box.exec(["echo", "hi"], on_stdout=heard.append, env={"A": "1"}, cwd="/tmp", user="nobody")

@@ -6,6 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
+from snapshotd.cli.forest import show_forest
 from snapshotd.cli.taken import snapshot_json
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, shown_id, size, status, table
 from snapshotd.cli.values import Count, complete_trajectory
@@ -27,11 +28,19 @@ _LAST = 100
 @click.option("--all", "everything", is_flag=True, help="All of them, however many.")
 @click.option("-q", "--quiet", is_flag=True, help="Only ids.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
+@click.option("--graph", is_flag=True, help="As `snapshotd tree`, of this trajectory's relatives or of all.")
 @json_option
-@click.argument("trajectory", shell_complete=complete_trajectory)
+@click.argument("trajectory", required=False, shell_complete=complete_trajectory)
 @click.pass_context
 def command(
-    ctx: click.Context, trajectory: str, last: int | None, everything: bool, quiet: bool, no_trunc: bool, as_json: bool
+    ctx: click.Context,
+    trajectory: str | None,
+    last: int | None,
+    everything: bool,
+    quiet: bool,
+    no_trunc: bool,
+    graph: bool,
+    as_json: bool,
 ) -> int:
     """List a trajectory's snapshots.
 
@@ -40,6 +49,15 @@ def command(
     changed files in the background: until then they are shown as "…", and "files" is null. With --json: an array of
     {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings}.
     """
+    if graph:
+        if everything or quiet or last is not None:
+            refuse("--graph shows all snapshots; leave out -n, --all and -q")
+        show_forest(connect(ctx), trajectory, full=no_trunc, as_json=as_json)
+        return 0
+    if trajectory is None:
+        refuse(
+            "missing argument: name a trajectory, or give --graph for all; `snapshotd log --help` shows how it is used"
+        )
     if everything and last is not None:
         refuse("--all and -n exclude each other; choose one")
     client = connect(ctx)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from typing import Any, Literal
+from typing import Literal
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import RawOutput
-from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.taken import details_json
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
@@ -62,27 +62,10 @@ def command(
     elif conversation:
         _conversation(client, snapshot, as_json)
     elif as_json:
-        print_json(_details(client.snapshot(snapshot)))
+        print_json(details_json(client.snapshot(snapshot)))
     else:
         _print(client, client.snapshot(snapshot))
     return 0
-
-
-def _details(item: SnapshotInfo) -> dict[str, Any]:
-    answer = snapshot_json(item)
-    answer["tool"] |= {
-        "error": item.tool.error,
-        "outputs": list(item.tool.outputs),
-        "damaged": [dataclasses.asdict(one) for one in item.tool.damaged],
-        "started_at": item.tool.started_at,
-    }
-    return answer | {
-        "method": item.method,
-        "messages": item.messages,
-        "image": item.image,
-        "layers": item.layers,
-        "follows": item.follows,
-    }
 
 
 def _conversation(client: Snapshotd, ref: str, as_json: bool) -> None:

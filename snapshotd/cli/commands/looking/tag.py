@@ -5,28 +5,47 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.text import print_json
+from snapshotd.cli.text import print_json, shown_id, table
 from snapshotd.cli.values import Name, complete_snapshot, complete_tag
+from snapshotd.client.client import Snapshotd
 
 
 @declare(
-    "tag", examples=["snapshotd tag a1b2c3 best", "snapshotd tag --move d4e5f6 best", "snapshotd tag --delete best"]
+    "tag",
+    examples=[
+        "snapshotd tag a1b2c3 best",
+        "snapshotd tag --move d4e5f6 best",
+        "snapshotd tag --delete best",
+        "snapshotd tag --list",
+    ],
 )
 @click.option("--move", is_flag=True, help="Take the tag away from the snapshot that has it.")
 @click.option("--delete", metavar="NAME", help="Remove this tag; the snapshot stays.", shell_complete=complete_tag)
+@click.option("-l", "--list", "listed", is_flag=True, help="List all tags.")
 @json_option
 @click.argument("snapshot", metavar="ID", required=False, shell_complete=complete_snapshot)
 @click.argument("name", required=False, type=Name())
 @click.pass_context
 def command(
-    ctx: click.Context, snapshot: str | None, name: str | None, move: bool, delete: str | None, as_json: bool
+    ctx: click.Context,
+    snapshot: str | None,
+    name: str | None,
+    move: bool,
+    delete: str | None,
+    listed: bool,
+    as_json: bool,
 ) -> int:
     """Name a snapshot, or take a name away.
 
-    A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --json: {"snapshot","name"}, or
-    {"deleted"}.
+    A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --json: {"snapshot","name"},
+    {"deleted"}, or of --list an array of {"name","snapshot","trajectory"}.
     """
     client = connect(ctx)
+    if listed:
+        if snapshot is not None or move or delete is not None:
+            refuse("--list takes nothing else; `snapshotd tag ID NAME` gives a tag")
+        _list(client, as_json)
+        return 0
     if delete is not None:
         if snapshot is not None or move:
             refuse("--delete NAME takes nothing else; `snapshotd tag ID NAME` gives a tag")
@@ -40,3 +59,12 @@ def command(
     if as_json:
         print_json({"snapshot": tagged, "name": name})
     return 0
+
+
+def _list(client: Snapshotd, as_json: bool) -> None:
+    found = sorted((name, item.id, item.trajectory) for item in client.all_snapshots() for name in item.tags)
+    if as_json:
+        print_json([{"name": name, "snapshot": item, "trajectory": line} for name, item, line in found])
+    else:
+        rows = [(name, shown_id(item, full=False), shown_id(line, full=False)) for name, item, line in found]
+        table(("TAG", "SNAPSHOT", "TRAJECTORY"), rows)

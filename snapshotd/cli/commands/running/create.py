@@ -9,7 +9,7 @@ import click
 from snapshotd.cli.command import connect, declare, is_local, json_option
 from snapshotd.cli.follow import patience
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import local_folder, sandbox_keywords, sandbox_options
+from snapshotd.cli.values import idle_option, local_folder, sandbox_keywords, sandbox_options
 from snapshotd.cli.waiting import Wait, wait_option
 
 
@@ -19,18 +19,22 @@ from snapshotd.cli.waiting import Wait, wait_option
     docker_codes=True,
 )
 @sandbox_options
+@idle_option
 @wait_option
 @json_option
 @click.pass_context
-def command(ctx: click.Context, /, wait: Wait | None, as_json: bool, **options: Any) -> int:
+def command(ctx: click.Context, /, wait: Wait | None, idle_timeout: float | None, as_json: bool, **options: Any) -> int:
     """Start a sandbox without an agent.
 
-    Prints the trajectory's id; `snapshotd exec` runs commands in it. With --json: {"trajectory","snapshot"}, the ids.
+    Prints the trajectory's id; `snapshotd exec` runs commands in it. It runs until it is stopped,
+    or for --idle-timeout. With --json: {"trajectory","snapshot"}, the ids.
     """
     if options["workspace"] is not None and is_local(ctx):
         local_folder(options["workspace"], "workspace")
     with patience():
-        trajectory, snapshot = connect(ctx).create(wait=wait or "captured", **sandbox_keywords(options))
+        trajectory, snapshot = connect(ctx).create(
+            wait=wait or "captured", idle_timeout=idle_timeout or 0, **sandbox_keywords(options)
+        )
     if as_json:
         print_json(
             {

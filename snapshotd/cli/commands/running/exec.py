@@ -8,31 +8,67 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse, refuse_input, standard_input
+from snapshotd.cli.command import (
+    CONTEXT_SETTINGS,
+    Command,
+    after_dashes,
+    connect,
+    declare,
+    json_option,
+    keep_apart,
+    refuse,
+    refuse_input,
+    standard_input,
+)
 from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
 from snapshotd.cli.taken import counted
 from snapshotd.cli.text import print_json, snapshot_line
-from snapshotd.cli.values import Variable, complete_snapshot, complete_trajectory
+from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
 
 _EXAMPLES = [
     "snapshotd exec box -- make test",
+    "snapshotd exec -u nobody box ls -la",
     "snapshotd exec box -- sh -c 'echo hello > note.txt'",
     "tar -c src | snapshotd exec -i box -- tar -x",
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
     "snapshotd exec --if-head a1b2c3 box -- make release",
-    "snapshotd exec --json box -- pytest -q",
+    "snapshotd exec --timeout 10m --json box -- pytest -q",
 ]
+
+
+class _Exec(Command):
+    """Its options end where the command begins, with or without `--` between them."""
+
+    def own_words(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options, rest, dashes = self._leading(ctx, args)
+        place: list[str] = []
+        if not dashes and not any(word.partition("=")[0] == "--snapshot" for word in options):
+            place = rest[:1]
+            more, rest, _ = self._leading(ctx, rest[1:])
+            options += more
+        if place or rest:
+            keep_apart(ctx, rest)
+        return options + place
+
+    def _leading(self, ctx: click.Context, args: list[str]) -> tuple[list[str], list[str], bool]:
+        """The options that `args` begins with, the rest, and whether `--` stands between them."""
+        words = self.make_parser(ctx).parse_args(list(args))[0]["words"]
+        rest = list(words) if isinstance(words, tuple) else []  # click has a value of its own for none
+        options = args[: len(args) - len(rest)]
+        dashes = options[-1:] == ["--"]
+        return options[: len(options) - dashes], rest, dashes
 
 
 @declare(
     "exec",
+    cls=_Exec,
     examples=_EXAMPLES,
     docker_codes=True,
-    splits=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    options_metavar="[OPTIONS]",
+    context_settings={**CONTEXT_SETTINGS, "allow_interspersed_args": False},
 )
 @click.option(
     "--snapshot",
@@ -52,11 +88,22 @@ _EXAMPLES = [
     help="Only while this snapshot is the trajectory's head; else refuse and name the head.",
     shell_complete=complete_snapshot,
 )
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=Seconds(),
+    help="End the command with all that it started after so long (90, 1.5, 10m): status timed-out, exit code 124.",
+)
+@idle_option
 @click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
 @wait_option
 @json_option
 @click.argument(
-    "words", metavar="TRAJECTORY -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_trajectory
+    "words",
+    metavar="TRAJECTORY [--] CMD [ARGS]...",
+    nargs=-1,
+    type=click.UNPROCESSED,
+    shell_complete=complete_trajectory,
 )
 @click.pass_context
 def command(
@@ -66,6 +113,7 @@ def command(
     snapshot: str | None,
     if_head: str | None,
     interactive: bool,
+    idle_timeout: float | None,
     quiet: bool,
     wait: Wait | None,
     as_json: bool,
@@ -73,11 +121,19 @@ def command(
 ) -> int:
     """Run a command as a tool call in a sandbox, or in a throw-away fork.
 
-    A stopped trajectory's sandbox is started again. The snapshot is taken when the command ends, also when it failed,
-    and also when this client was interrupted, or `stop` ended the sandbox (status interrupted, exit code 137); a
-    throw-away fork ends with this client. The exit code is the command's; 125 when snapshotd failed, 126 and 127 when
-    the command cannot be run or is not there (then there is no snapshot). When the reader of its output goes away (`|
-    head`), the command meets a broken pipe, as it would without a sandbox.
+    Options stand before the command; from its first word on, everything is the command's. A stopped trajectory's
+    sandbox is started again. The snapshot is taken when the command ends, also when it failed, when --timeout ended it
+    (status timed-out, exit code 124), when this client was interrupted, or when `stop` ended the sandbox (status
+    interrupted, exit code 137); a throw-away fork ends with this client. The exit code is the command's; 125 when
+    snapshotd failed, 126 and 127 when the command cannot be run or is not there (then there is no snapshot). When
+    the reader of its output goes away (`| head`), the command meets a broken pipe, as it would without a sandbox.
+
+    A sandbox that was started again is stopped after half an hour without a command (--idle-timeout, else the
+    daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds; 0: never).
+
+    --timeout ends the command with all that it started. Only a process that has left the command's session and its
+    parent (a daemon) is left alone while other commands, an agent or servers of earlier commands run in the sandbox: it
+    could be theirs.
 
     With -i the command reads this command's standard input; it may end before it has read all of it. Without -i its
     standard input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
@@ -96,6 +152,12 @@ def command(
                 "a throw-away fork has no head to compare with; leave out --if-head, or name a trajectory instead of --snapshot"
             )
         options["if_head"] = if_head
+    if idle_timeout is not None:
+        if snapshot is not None:
+            refuse(
+                "a throw-away fork ends with its command; leave out --idle-timeout, or name a trajectory instead of --snapshot"
+            )
+        options["idle_timeout"] = idle_timeout
     options["env"] = dict(options["env"])
     if interactive:
         options["stdin"] = standard_input() or io.BytesIO()
@@ -117,7 +179,7 @@ def command(
 
 
 def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[str, list[str]]:
-    """The trajectory ("" for a fork) and the command line, with or without `--` between them."""
+    """The trajectory ("" for a fork) and the command line."""
     trajectory = ""
     if not in_fork:
         if not words:
@@ -125,12 +187,11 @@ def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[st
                 "no trajectory was named; `snapshotd exec TRAJECTORY -- CMD`, or --snapshot ID for a throw-away fork"
             )
         trajectory = words.pop(0)
-    if words and after is not None:
-        refuse(f"{words[0]!r} stands between the trajectory and `--`; the command comes after `--`")
-    argv = after if after is not None else words
-    if not argv:
-        refuse("there is no command to execute; give one after `--`")
-    return trajectory, argv
+    if words:
+        refuse(f"a throw-away fork needs no trajectory, and {words[0]!r} was named; leave it out, or --snapshot")
+    if not after:
+        refuse("there is no command to execute; name one behind the trajectory")
+    return trajectory, after
 
 
 def _call(

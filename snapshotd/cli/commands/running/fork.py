@@ -6,7 +6,7 @@ import click
 
 from snapshotd.cli.command import after_dashes, connect, declare, json_option
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import ForkCount, Name, complete_snapshot
+from snapshotd.cli.values import ForkCount, Name, complete_snapshot, idle_option
 from snapshotd.cli.waiting import Wait, state_of, wait_option
 
 _EXAMPLES = [
@@ -32,23 +32,41 @@ _EXAMPLES = [
     "--resume", is_flag=True, help="Let the agent go on from the snapshot: what is recorded is replayed up to it."
 )
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the forks; of several, NAME-0, NAME-1, ...")
+@idle_option
 @wait_option
 @json_option
 @click.argument("snapshot", metavar="ID [-- ARGS...]", shell_complete=complete_snapshot)
 @click.pass_context
 def command(
-    ctx: click.Context, snapshot: str, count: int, resume: bool, name: str | None, wait: Wait | None, as_json: bool
+    ctx: click.Context,
+    snapshot: str,
+    count: int,
+    resume: bool,
+    name: str | None,
+    idle_timeout: float | None,
+    wait: Wait | None,
+    as_json: bool,
 ) -> int:
     """Start new sandboxes from a snapshot.
 
     The sandbox that the snapshot came from runs on. Arguments after `--` go to the agent that made the snapshot, which
     is then started in each fork ({index} is the fork's number from 0); if there was no agent, they are a command. With
     --resume the agent is replayed up to the snapshot, with the same arguments or the new ones; if it leaves the
-    recorded path, it goes on live from the last snapshot that matched. Prints the trajectories' ids. With --json:
+    recorded path, it goes on live from the last snapshot that matched. Each is
+    stopped after half an hour without a command (--idle-timeout; the daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds is the
+    default, 0: never); `exec` starts it again. Prints the trajectories' ids. With --json:
     {"experiment","trajectories":[ids]}.
     """
     client = connect(ctx)
-    forked = client.fork(snapshot, count, args=after_dashes(ctx), name=name, resume=resume, wait=wait or "captured")
+    forked = client.fork(
+        snapshot,
+        count,
+        args=after_dashes(ctx),
+        name=name,
+        resume=resume,
+        wait=wait or "captured",
+        idle_timeout=idle_timeout,
+    )
     ids = [item.id for item in forked.trajectories]
     if as_json:
         state = {} if wait is None else {"state": state_of(client, *(item.head for item in forked.trajectories))}

@@ -86,11 +86,9 @@ def _resume(
     try:
         return client.resume(trajectory, retry=retries, skip=skips, results=answers)
     except Undecided as exc:
-        if "--retry" in exc.message:
-            raise
         raise Undecided(
-            f"{exc.message}; say of each `--retry CALL` (run it again), `--skip CALL` (go on without it) or `--result CALL=FILE` "
-            f"(it happened)"
+            f"{exc.message}: `--result CALL=FILE` (it happened, and this is its result), `--skip CALL` (go on without it) or "
+            "`--retry CALL` (it did not: run it)"
         ) from exc
 
 

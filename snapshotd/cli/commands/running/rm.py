@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import sys
+
 import click
 
-from snapshotd.cli.command import connect, declare, json_option
+from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_trajectory
 
 
-@declare("rm", examples=["snapshotd rm box", "snapshotd rm --force box"])
+@declare("rm", examples=["snapshotd rm box", "snapshotd rm --force box", "snapshotd rm --all --force"])
 @click.option("-f", "--force", is_flag=True, help="Stop a running sandbox first.")
+@click.option("--all", "everything", is_flag=True, help="All trajectories; asks first, unless --force.")
 @json_option
-@click.argument("trajectories", metavar="TRAJECTORY...", nargs=-1, required=True, shell_complete=complete_trajectory)
+@click.argument("trajectories", metavar="TRAJECTORY...", nargs=-1, shell_complete=complete_trajectory)
 @click.pass_context
-def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, as_json: bool) -> int:
+def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, everything: bool, as_json: bool) -> int:
     """Forget trajectories and free what only they used.
 
     Their snapshots, conversations and tags go with them. Refused while a sandbox runs (unless --force) or forks exist,
     and for a tag or a snapshot: `snapshotd tag --delete` takes a tag away.
     With --json: {"removed":[ids]}.
     """
+    if everything == bool(trajectories):
+        refuse("name the trajectories to forget, or give --all, not both")
     client = connect(ctx)
+    if everything:
+        trajectories = tuple(item.id for item in reversed(client.trajectories()))  # forks before what they began at
+        force = force or _sure(len(trajectories))
     removed = []
     for ref in trajectories:
         full = client.trajectory(ref).id
@@ -32,3 +40,15 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, as_j
     if as_json:
         print_json({"removed": removed})
     return 0
+
+
+def _sure(count: int) -> bool:
+    """Ask the person at the terminal. UsageError when the answer is no, or nobody can be asked."""
+    if count == 0:
+        return False
+    what = f"{count} trajectories with all their snapshots"
+    if not sys.stdin.isatty():
+        refuse(f"--all would forget {what}, and there is no terminal to ask at; add --force to do it")
+    if not click.confirm(f"Forget {what}, running ones too?", err=True):
+        refuse("nothing was removed")
+    return True

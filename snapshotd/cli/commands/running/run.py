@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from typing import Any
 
 import click
@@ -74,7 +76,7 @@ def command(
     refuse_input("put it into the workspace or an argument, or use `snapshotd create` and `exec -i`")
     if is_local(ctx):
         if wanted["agent"] is not None:
-            local_file(wanted["agent"], "agent file")
+            _agent_file(wanted["agent"], wanted["args"])
         if requirements is not None:
             local_file(requirements, "requirements file")
         if options["workspace"] is not None:
@@ -90,6 +92,18 @@ def command(
             click.echo(trajectory.id)
         return 0
     return follow(client, trajectory.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True, wait=wait)
+
+
+def _agent_file(path: str, args: list[str]) -> None:
+    """UsageError when there is no such file, with what to write for what was probably meant: a command, or an image as
+    with docker."""
+    if path.endswith(".py") or os.path.lexists(path):
+        local_file(path, "agent file")
+        return
+    advice = f"a command is run by `snapshotd run -- {shlex.join([path, *args])}`"
+    if args:
+        advice += f", one in an image by `snapshotd run --image {shlex.quote(path)} -- {shlex.join(args)}`"
+    refuse(f"there is no agent file {path} here; {advice}")
 
 
 def _program(program: tuple[str, ...], after: list[str] | None) -> dict[str, Any]:

@@ -162,7 +162,9 @@ async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: Se
     models.check_argv(args or ())
     forked = await unless_abandoned(
         request,
-        lambda: engine.fork(ref, body.n, args=args, name=body.name, resume=body.resume),
+        lambda: engine.fork(
+            ref, body.n, args=args, name=body.name, resume=body.resume, idle_timeout_s=body.idle_timeout_s
+        ),
         lambda made: _stop(engine, *made.trajectories),
     )
     return models.ForkAnswer.of(forked)
@@ -176,14 +178,15 @@ def _body(line: bytes) -> models.ExecRequest:
 
 
 def _in_trajectory(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
-    return (
-        engine.exec if body.if_head is None else functools.partial(engine.exec, expected_head=check_ref(body.if_head))
-    )
+    head = None if body.if_head is None else check_ref(body.if_head)
+    return functools.partial(engine.exec, expected_head=head, idle_timeout_s=body.idle_timeout_s)
 
 
 def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
     if body.if_head is not None:
         raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
+    if body.idle_timeout_s is not None:
+        raise UsageError("a throw-away fork ends with its command; leave out `idle_timeout_s`, or name a trajectory")
     return engine.exec_snapshot
 
 
@@ -206,7 +209,9 @@ async def _exec(
             emit(output_event(stream, data))  # False when the client is gone: the command goes on all the same
 
         caller.taken = lambda count: emit({"event": "taken", "bytes": count})
-        done: ExecResult = method(ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller)
+        done: ExecResult = method(
+            ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller, timeout_s=body.timeout_s
+        )
         snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
         call = models.Tool.of(done.call)
         emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})

@@ -1,0 +1,83 @@
+"""Trajectories as a forest: a fork hangs below the snapshot it began at."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from snapshotd.cli.taken import snapshot_json
+from snapshotd.cli.text import file_counts, print_json, printable, shown_id
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import SnapshotInfo, TrajectoryInfo
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+
+def show_forest(client: Snapshotd, ref: str | None = None, *, full: bool, as_json: bool) -> None:
+    """All trajectories, or those that have an origin in common with one. `full`: whole ids."""
+    trajectories = client.trajectories()
+    snapshots: dict[str, list[SnapshotInfo]] = defaultdict(list)
+    for item in client.all_snapshots():
+        snapshots[item.trajectory].append(item)
+    for line in snapshots.values():
+        line.sort(key=lambda s: s.seq)
+    if ref is not None:
+        origins = _origins(trajectories, snapshots)
+        wanted = origins.get(client.trajectory(ref).id)
+        trajectories = [item for item in trajectories if origins[item.id] == wanted]
+    if as_json:
+        print_json(
+            [{**dataclasses.asdict(t), "snapshots": [snapshot_json(s) for s in snapshots[t.id]]} for t in trajectories]
+        )
+        return
+    _draw(trajectories, snapshots, full)
+
+
+def _origins(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[SnapshotInfo]]) -> dict[str, str]:
+    """Trajectory to the one that its tree begins with."""
+    owners = {item.id: line for line, taken in snapshots.items() for item in taken}
+    origins: dict[str, str] = {}
+    for item in trajectories:  # oldest first: whatever a fork began at is known already
+        origins[item.id] = origins.get(owners.get(item.forked_from or "", ""), item.id)
+    return origins
+
+
+def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[SnapshotInfo]], full: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+    from rich.tree import Tree
+
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
+    known = {item.id for line in snapshots.values() for item in line}
+    nodes: dict[str, Tree] = {}
+    roots: list[Tree] = []
+    for item in trajectories:  # oldest first: whatever a fork began at has its node already
+        label = Text.assemble((item.name or shown_id(item.id, full=full), "bold"), f"  {item.status}", style="")
+        if item.name:
+            label.append(f"  {shown_id(item.id, full=full)}", style="dim")
+        parent = nodes.get(item.forked_from or "")
+        if parent is None:
+            tree = Tree(label)
+            roots.append(tree)
+            if item.forked_from is not None and item.forked_from not in known:
+                label.append("  (forked from a snapshot that is gone)", style="dim")
+        else:
+            tree = parent.add(label)
+        for snapshot in snapshots[item.id]:
+            nodes[snapshot.id] = tree.add(_label(snapshot, full))
+    for root in roots:
+        console.print(root)
+
+
+def _label(item: SnapshotInfo, full: bool) -> Text:
+    from rich.text import Text
+
+    label = Text(f"{item.seq} {shown_id(item.id, full=full)}  {printable(item.tool.name)}  ")
+    label.append(item.tool.status, style="green" if item.tool.status == "done" else "red")
+    label.append(f"  {file_counts(item.files)}")
+    if item.tags:
+        label.append("  " + " ".join(item.tags), style="yellow")
+    return label
