@@ -21,6 +21,7 @@ from typing import Any, Literal
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
 from snapshotd.trees.base import Change, RestoreReport
+from snapshotd.trees.base import Entry as FileEntry
 from snapshotd.types import (
     DEFAULT_TENANT,
     Approval,
@@ -485,6 +486,10 @@ class Engine(ABC):
     def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
         """A regular file's content in pieces. NotFound (naming the path); UsageError for anything that is not a regular
         file."""
+
+    @abstractmethod
+    def lstat(self, ref: str, path: bytes) -> tuple[FileEntry, bytes | None]:
+        """What lies at a path, links not followed, and a symbolic link's target. NotFound (naming the path)."""
 
     @abstractmethod
     def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
