@@ -214,9 +214,9 @@ def _undo(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
         try:
             with tree.parent(step.path) as parent:
                 _undo_step(parent, staging, step)
-        except FileNotFoundError:
-            pass  # the folder it lay in is gone again, or was never there
-        except (FileExistsError, InTheWay) as exc:
+        except (FileNotFoundError, InTheWay):
+            pass  # the directory it lay in is gone again, or was never there
+        except FileExistsError as exc:
             raise _stuck(tree, step.path) from exc
         if step.op == "take" and _exists(staging, step.name):
             raise _stuck(tree, step.path)
@@ -245,20 +245,17 @@ def _undo_step(parent: int, staging: int, step: Step) -> None:
 
 def _check_undoable(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
     """Conflict when an entry that was put, or the place of one that was taken away, is somebody else's by now."""
-    placed = {step.path: step for step in steps if step.op == "place"}
+    known: dict[bytes, list[Stamp]] = {}
+    for step in steps:
+        known.setdefault(step.path, []).append(step.stamp)
     for step in steps:
         try:
             found = tree.look(step.path)
         except InTheWay:
-            found = None
-        if found is None or step.op == "mode":
             continue
-        if step.op == "place":
-            fine = _exists(staging, step.name) or _same(step.stamp, found.stamp)
-        else:
-            own = placed.get(step.path)
-            fine = not _exists(staging, step.name) or (own is not None and _same(own.stamp, found.stamp))
-        if not fine:
+        if found is None or step.op == "mode" or (step.op == "place" and _exists(staging, step.name)):
+            continue
+        if not any(_same(stamp, found.stamp) for stamp in known[step.path]):
             raise _stuck(tree, step.path)
 
 
