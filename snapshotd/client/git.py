@@ -59,24 +59,27 @@ class Worktree:
         sees no change in them. Conflict when git, or a hook, refuses."""
         every = [os.path.normpath(os.path.join(self._prefix, path)) for path in paths]
         tracked = set(self._run(["ls-files", "-z"]).split(b"\0"))
-        here = [path for path in every if _is_file(os.path.join(self._top, path))]
-        ignored = set(self._run(["check-ignore", "-z", "--stdin"], here, fine=(0, 1)).split(b"\0"))
+        full = {path: os.path.join(self._top, path) for path in every}
+        here = [path for path in every if os.path.lexists(full[path]) and not _is_directory(full[path])]
+        dotted = [b"./" + path for path in here]  # a name may begin with what git takes for a pattern
+        ignored = set(self._run(["check-ignore", "-z", "--stdin"], dotted, fine=(0, 1)).split(b"\0"))
         listed = [path for path in every if path in tracked] + [
-            path for path in here if path not in tracked and path not in ignored
+            path for path in here if path not in tracked and b"./" + path not in ignored
         ]
         if not listed:
             return None
-        self._run(["add", "--all", *_FROM_STDIN], listed)
+        self._run(["--literal-pathspecs", "add", "--all", *_FROM_STDIN], listed)
         states = self._run(["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=no"]).split(b"\0")
         changed = {state[3:] for state in states}
-        listed = [path for path in listed if path in changed]
+        # `git commit --only` fails on a file that became a directory. What is in there takes its place in the commit.
+        listed = [path for path in listed if path in changed and not _is_directory(full[path])]
         if not listed:
             return None
-        self._run(["commit", "--quiet", "--only", f"--message={message}", *_FROM_STDIN], listed)
+        self._run(["--literal-pathspecs", "commit", "--quiet", "--only", f"--message={message}", *_FROM_STDIN], listed)
         return self._run(["rev-parse", "HEAD"]).decode().strip()
 
     def _run(self, args: Sequence[str], paths: Sequence[bytes] = (), fine: tuple[int, ...] = (0,)) -> bytes:
-        own = {"GIT_DIR": self._git_dir, "GIT_WORK_TREE": self._top, "GIT_LITERAL_PATHSPECS": b"1"}
+        own = {"GIT_DIR": self._git_dir, "GIT_WORK_TREE": self._top}
         done = _git(args, self._top, b"\0".join(paths), **own)
         if done.returncode not in fine:
             raise Conflict(
@@ -103,8 +106,8 @@ def _git(
         raise Unsupported("the program git is not installed here, and merging and committing need it") from exc
 
 
-def _is_file(path: bytes) -> bool:
-    return os.path.lexists(path) and (os.path.islink(path) or not os.path.isdir(path))
+def _is_directory(path: bytes) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
 
 
 def _said(done: subprocess.CompletedProcess[bytes]) -> str:
