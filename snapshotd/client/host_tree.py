@@ -87,6 +87,8 @@ class HostTree:
         except BlockingIOError as exc:
             os.close(self.fd)
             raise Conflict(f"something else is just being applied to {where}; wait for it and repeat this") from exc
+        except OSError:
+            pass  # some network file systems lock no directories
 
     def close(self) -> None:
         os.close(self.fd)

@@ -235,8 +235,9 @@ def merged_by_git(where: Path, ours: bytes, base: bytes, theirs: bytes) -> bytes
     stream = commit(1, "base", base, None) + commit(2, "ours", ours, 1) + commit(3, "theirs", theirs, 1)
     git(where, "fast-import", "--quiet", "--force", data=stream)
     git(where, "checkout", "--quiet", "--force", "--detach", "ours")
-    # `git merge-file` of this version knows one way to find changed lines only.
-    merge = ["-c", "user.name=t", "-c", "user.email=t@t", "merge", "--quiet", "-X", "diff-algorithm=myers", "theirs"]
+    # `git merge-file` finds changed lines with Myers' algorithm; the default strategy of a merge always with another.
+    how = ["--quiet", "--strategy=recursive", "--strategy-option=diff-algorithm=myers"]
+    merge = ["-c", "user.name=t", "-c", "user.email=t@t", "merge", *how, "theirs"]
     done = subprocess.run(["git", "-C", str(where), *merge], capture_output=True, check=False)
     assert done.returncode in (0, 1), done.stderr
     return (where / "a").read_bytes() if done.returncode == 0 else None
