@@ -111,11 +111,7 @@ def _write(source: Source, tree: HostTree, plan: Plan) -> None:
             if item.host is not None and (item.change == "deleted" or (item.put and item.host.kind == "directory")):
                 change.take(item.path, item.host.stamp)
         for item in plan.items:
-            if item.change == "deleted":
-                continue
             if not item.put:
-                assert item.host is not None
-                change.change_mode(item.path, item.host.stamp, item.permissions)
                 continue
             if item.host is not None and item.host.kind != "directory":
                 change.take(item.path, item.host.stamp)
@@ -128,6 +124,11 @@ def _write(source: Source, tree: HostTree, plan: Plan) -> None:
                 change.put_file(item.path, [item.merged], item.permissions, own)
             else:
                 change.put_file(item.path, _whole(source, item), item.permissions, own)
+        for item in plan.items:
+            if item.change != "deleted" and not item.put and item.host is not None:
+                change.change_mode(
+                    item.path, item.host.stamp, item.permissions
+                )  # last: a directory may become read-only
         change.run()
 
 

@@ -65,6 +65,8 @@ echo raw > "$(printf 'b\377d')"
 def test_a_clean_merge_with_a_commit_and_then_a_conflict(place: Snap, home: Path) -> None:
     trajectory, first = place.create("--runtime", "runc", "--workspace", home)
     done = place.sh(trajectory, WORK)["snapshot"]
+    everything = place.json("apply", done, "--to", home, "--path", "/", "--base", first, "--dry-run", code=6)
+    assert "tmp/elsewhere" in {item["path"] for item in everything["changes"]}
     (home / "app.txt").write_text(TEXT.replace("line 7", "line seven"))
     (home / "mine.txt").write_text("mine")
     git(home, "add", "mine.txt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -267,3 +268,47 @@ def test_texts_merge_as_git_merges_them(
     if theirs == base or ours in (base, theirs):
         return  # git takes a side without merging; so does the plan, which has its own tests
     assert merge_file(ours, base, theirs) == expected
+
+
+# -- any three trees ------------------------------------------------------------------------------------------------
+
+_LEAF = st.sampled_from([b"\0x", b"\0y", "a", "b"])
+_TREE = st.dictionaries(
+    st.sampled_from("abc"), st.one_of(_LEAF, st.dictionaries(st.sampled_from("ab"), _LEAF, max_size=2))
+)
+
+
+def flat(tree: dict[str, object]) -> Tree:
+    found: Tree = {}
+    for name, value in tree.items():
+        found[name] = None if isinstance(value, dict) else value
+        found.update({f"{name}/{below}": leaf for below, leaf in value.items()} if isinstance(value, dict) else {})
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(trees=st.tuples(_TREE, _TREE, _TREE), related=st.booleans())
+def test_any_three_trees(trees: tuple[dict[str, object], dict[str, object], dict[str, object]], related: bool) -> None:
+    """Nothing of the folder is lost but what the base had too, and everything of the snapshot arrives, or nothing."""
+    base, snapshot, here = (flat({**trees[0], **tree} if related else tree) for tree in trees)
+    with tempfile.TemporaryDirectory() as directory:
+        rig = Rig(Path(directory))
+        rig.prepare(base, snapshot, here)
+        preview = rig.apply(dry_run=True)
+        assert rig.result() == here
+        done = rig.apply()
+        assert (done.changes, done.conflicts) == (preview.changes, preview.conflicts)
+        result = rig.result()
+        if done.conflicts:
+            assert result == here
+            return
+        for path in {*base, *snapshot, *here}:
+            wanted, has, had, now = (tree.get(path, ...) for tree in (snapshot, here, base, result))
+            if wanted != had and not (wanted is ... and has is now is None):  # a directory may stay for what is in it
+                assert now == wanted, path
+            elif wanted == had and has is not ...:
+                assert now == has, path
+            if has not in (..., None, had):
+                assert now == has, path
+        assert rig.apply().conflicts == ()
+        assert rig.result() == result
