@@ -259,22 +259,16 @@ class Plan:
 
     def _parents(self, path: bytes) -> None:
         """Make the directories that lead to `path`, where they are missing: somebody has deleted them here."""
-        parts = path.split(b"/")[:-1]
-        for count in range(len(parts), 0, -1):
-            parent = b"/".join(parts[:count])
+        for parent in _folders(path):
             if parent in self._directories or self._tree.look(parent) is not None:
-                missing = [b"/".join(parts[:number]) for number in range(count + 1, len(parts) + 1)]
-                break
-        else:
-            missing = [b"/".join(parts[:number]) for number in range(1, len(parts) + 1)]
-        for parent in missing:
+                return
             self._directories.add(parent)
             self.items.append(Item("added", parent, "directory", None, True, 0o777 & ~self._umask))
 
     def _empty_directories(self) -> None:
         """Directories go away when nothing is left in them, the deepest first."""
         gone = {item.path for item in self.items if item.change == "deleted"}
-        unsure = {conflict.path for conflict in self.conflicts}
+        unsure = {folder for conflict in self.conflicts for folder in _folders(conflict.path)}
         for path, host, after in reversed(self._vanishing):
             left = [name for name in self._tree.names(path) if path + b"/" + name not in gone]
             if not left:
@@ -283,7 +277,7 @@ class Plan:
                     self.items.append(Item("deleted", path, "directory", host, put=False))
                 else:
                     self._put(path, after, host, self._masked(after))
-            elif any(_is_below(other, path) for other in unsure):
+            elif path in unsure:
                 continue  # a conflict in it is said already
             elif after is None:
                 self.warnings.append(
@@ -373,6 +367,13 @@ def _runs(entry: EntryInfo, host: HostEntry) -> bool:
 
 def _a_changed(before: EntryInfo, host: HostEntry) -> str:
     return "changed" if before.kind == host.kind else f"a {host.kind}"
+
+
+def _folders(path: bytes) -> Iterator[bytes]:
+    """The directories that lead to it, the deepest first."""
+    while b"/" in path:
+        path = path.rpartition(b"/")[0]
+        yield path
 
 
 def _is_below(path: bytes, folder: bytes) -> bool:

@@ -154,12 +154,7 @@ class HostChange:
             hit("client.apply.step")
             _do(self.tree, self._fd, step)
         hit("client.apply.placed")
-        for folder in {step.path.rpartition(b"/")[0] for step in self._steps}:
-            with (
-                contextlib.suppress(FileNotFoundError, InTheWay),
-                self.tree.parent(folder + b"/x" if folder else b"x") as fd,
-            ):
-                os.fsync(fd)
+        _flush(self.tree, self._steps)
         os.rename(_JOURNAL, _DONE, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         os.fsync(self._fd)
 
@@ -221,8 +216,16 @@ def _undo(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
         if step.op == "take" and _exists(staging, step.name):
             raise _stuck(tree, step.path)
         hit("client.apply.undo")
+    _flush(tree, steps)
     os.unlink(_JOURNAL, dir_fd=staging)
     os.fsync(staging)
+
+
+def _flush(tree: HostTree, steps: Sequence[Step]) -> None:
+    """Make the renames durable."""
+    for folder in {step.path.rpartition(b"/")[0] for step in steps}:
+        with contextlib.suppress(FileNotFoundError, InTheWay), tree.parent(folder + b"/x" if folder else b"x") as fd:
+            os.fsync(fd)
 
 
 def _undo_step(parent: int, staging: int, step: Step) -> None:
