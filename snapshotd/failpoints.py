@@ -59,6 +59,7 @@ NAMES: tuple[str, ...] = (
     "client.apply.staged",
     "client.apply.step",
     "client.apply.placed",
+    "client.apply.counts",
     "client.apply.undo",
     "client.apply.done",
 )

@@ -19,8 +19,9 @@ def merge_file(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
     with tempfile.TemporaryDirectory(prefix="snapshotd-merge-") as directory:
         for name, data in (("ours", ours), ("base", base), ("theirs", theirs)):
             Path(directory, name).write_bytes(data)
-        # Above its own directory git would look for a repository, and take its settings.
-        done = _git(["merge-file", "-p", "-q", "ours", "base", "theirs"], directory, GIT_CEILING_DIRECTORIES="/")
+        # Above this directory git would look for a repository, and take its settings.
+        ceiling = os.path.dirname(os.path.realpath(directory))
+        done = _git(["merge-file", "-p", "-q", "ours", "base", "theirs"], directory, GIT_CEILING_DIRECTORIES=ceiling)
     if done.returncode >= _MERGE_FAILED:
         raise Unsupported(f"git cannot merge two texts: {_said(done)}; look at your installation of git")
     return done.stdout if done.returncode == 0 else None
@@ -37,8 +38,8 @@ class Worktree:
         answers = found.stdout.rstrip(b"\n").split(b"\n")
         if found.returncode != 0 or len(answers) != 2:
             raise UsageError(f"{folder} cannot be committed to: {_said(found)}; apply without a commit")
-        # Named from now on, so that nothing that is applied is taken for a repository.
-        self._top, self._git_dir = answers
+        # Git runs at the top from now on, where nothing that is applied to the folder is taken for a repository.
+        self._top, git_dir = answers
         self._prefix = os.path.relpath(self._folder, self._top)
         if _git(["var", "GIT_COMMITTER_IDENT"], self._top).returncode != 0:
             raise UsageError(
@@ -50,7 +51,7 @@ class Worktree:
             ("rebase-merge", "rebase"),
             ("rebase-apply", "rebase"),
         ):
-            if os.path.lexists(os.path.join(self._git_dir, os.fsencode(name))):
+            if os.path.lexists(os.path.join(git_dir, os.fsencode(name))):
                 raise UsageError(f"{folder} is in the middle of a {what}; end it first, or apply without a commit")
 
     def commit(self, paths: Sequence[bytes], message: str) -> str | None:
@@ -79,8 +80,7 @@ class Worktree:
         return self._run(["rev-parse", "HEAD"]).decode().strip()
 
     def _run(self, args: Sequence[str], paths: Sequence[bytes] = (), fine: tuple[int, ...] = (0,)) -> bytes:
-        own = {"GIT_DIR": self._git_dir, "GIT_WORK_TREE": self._top}
-        done = _git(args, self._top, b"\0".join(paths), **own)
+        done = _git(args, self._top, b"\0".join(paths))
         if done.returncode not in fine:
             raise Conflict(
                 f"the changes are in {os.fsdecode(self._folder)}, but git did not commit them: {_said(done)}; "
@@ -94,9 +94,7 @@ _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COM
 """What whoever started us, such as a hook, may have set for another repository."""
 
 
-def _git(
-    args: Sequence[str], cwd: str | bytes, data: bytes = b"", **env: str | bytes
-) -> subprocess.CompletedProcess[bytes]:
+def _git(args: Sequence[str], cwd: str | bytes, data: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
     inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
     try:
         return subprocess.run(

@@ -156,6 +156,7 @@ class HostChange:
         hit("client.apply.placed")
         _flush(self.tree, self._steps)
         os.rename(_JOURNAL, _DONE, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        hit("client.apply.counts")
         os.fsync(self._fd)
 
 

@@ -210,6 +210,13 @@ def test_a_merge_without_git_says_so(rig: Rig, monkeypatch: pytest.MonkeyPatch) 
     assert rig.result() == {"a": END}
 
 
+def test_settings_around_the_temporary_directory_do_not_count(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(rig.directory, "init", "--quiet")
+    (rig.directory / ".git" / "config").write_text("[merge]\nconflictStyle = nonsense\n")
+    monkeypatch.setattr(tempfile, "tempdir", str(rig.directory))
+    assert merge_file(END, LINES, TOP) == BOTH
+
+
 def test_one_apply_at_a_time(rig: Rig) -> None:
     rig.prepare({}, {"a": b"x"}, {})
     with HostTree(rig.here), pytest.raises(Conflict, match="just being applied"):

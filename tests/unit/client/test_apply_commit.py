@@ -38,7 +38,7 @@ def rig(tmp_path: Path) -> Rig:
         ".gitignore": b"*.pyc\n",
     }
     rig = Rig(tmp_path)
-    snapshot = {**base, "a": b"A", "new [x]": b"n", "d/l": "../a", "to-dir": b"", "x.pyc": b"c"}
+    snapshot = {**base, "a": b"A", "*": b"n", "d/l": "../a", "to-dir": b"", "x.pyc": b"c"}
     del snapshot["gone"], snapshot["to-dir"]
     rig.prepare(base, {**snapshot, "to-dir/in": b"i"}, base)
     git(rig.here, "init", "-q")
@@ -57,10 +57,10 @@ def test_a_commit_holds_what_was_applied_and_nothing_else(rig: Rig) -> None:
     assert done.commit == git(rig.here, "rev-parse", "HEAD").strip()
     assert git(rig.here, "log", "-1", "--format=%B").strip() == MESSAGE.strip()
     assert git(rig.here, "show", "--name-status", "--format=", "--no-renames").splitlines() == [
+        "A\t*",
         "M\ta",
         "A\td/l",
         "D\tgone",
-        "A\tnew [x]",
         "D\tto-dir",
         "A\tto-dir/in",
     ]
@@ -77,7 +77,7 @@ def test_a_folder_inside_a_repository(rig: Rig) -> None:
     git(top, "commit", "-qm", "second")
     rig.apply(message=MESSAGE)
     names = git(top, "show", "--name-only", "--format=", "-z").rstrip("\0").split("\0")
-    assert names == ["sub/a", "sub/d/l", "sub/new [x]", "sub/to-dir/in"]
+    assert names == ["sub/*", "sub/a", "sub/d/l", "sub/to-dir/in"]
 
 
 def test_a_repository_without_a_commit(rig: Rig) -> None:
