@@ -56,6 +56,12 @@ NAMES: tuple[str, ...] = (
     "engine.approval.decided",
     "engine.compensate.begun",
     "engine.compensate.ran",
+    "client.apply.staged",
+    "client.apply.step",
+    "client.apply.placed",
+    "client.apply.counts",
+    "client.apply.undo",
+    "client.apply.done",
 )
 
 _armed, _, _count = os.environ.get("SNAPSHOTD_FAILPOINT", "").partition(":")

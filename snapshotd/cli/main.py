@@ -81,6 +81,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "storage": {
         "restore": "Write a snapshot's files into a folder.",
+        "apply": "Bring what a snapshot changed to a folder, and keep what the folder has changed.",
         "export": "Write a snapshot, or a whole trajectory, as one file.",
         "import": "Take in what `snapshotd export` wrote.",
         "mount": "Show every stored snapshot as a folder.",

@@ -88,9 +88,7 @@ class _Bisection:
         last = len(self.line) - 1
         first, at_end = self.line[0], self.line[last]
         if last == 0:
-            raise UsageError(
-                f"the good and the bad snapshot are the same ({first.id[:12]}); name two with --good, --bad"
-            )
+            raise UsageError(f"the good and the bad snapshot are the same ({first.id[:12]}); name two that differ")
         found = self._test([0, last], 0)
         for place, wanted, one in ((0, "good", first), (last, "bad", at_end)):
             if found[place] != wanted:

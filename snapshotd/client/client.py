@@ -17,10 +17,12 @@ from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following, reconnect_s
 from snapshotd.client.mind import Mind
 from snapshotd.client.results import (
+    ApplyInfo,
     ChangeInfo,
     CheckInfo,
     ExecInfo,
     ExportInfo,
+    FileStatus,
     ForkInfo,
     ImageInfo,
     ImportInfo,
@@ -420,11 +422,43 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs):
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""
         return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(path)})
 
+    def lstat(self, ref: str, path: str | bytes) -> FileStatus:
+        """The entry at a path of a snapshot, links not followed. NotFound."""
+        where = f"/snapshots/{ref_segment(ref)}/status"
+        return FileStatus.of(self._transport.request("GET", where, query={"path_b64": b64(path)}))
+
     def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
         """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be
         empty."""
         body = {"to": absolute(to), "path": path}
         return RestoreInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body))
+
+    def apply(
+        self,
+        snapshot: str,
+        to: str | Path,
+        base: str | None = None,
+        path: str | bytes | None = None,
+        dry_run: bool = False,
+        *,
+        commit: str | bool = False,
+    ) -> ApplyInfo:
+        """Bring what changed from `base` to `snapshot` below the directory `path` (/workspace) to the local folder
+        `to`, all or nothing; with `dry_run`, only say what that would be. `base` is the snapshot from right after the
+        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it.
+
+        Three-way: the folder's own changes are kept. Where both exclude each other, nothing is written and the answer
+        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there), Conflict
+        (the folder changed meanwhile; another apply is at work; git refused the commit of what is applied), OutOfSpace,
+        Unsupported (there is no git, and it is needed)."""
+        from snapshotd.client.apply import apply
+
+        info = self.snapshot(snapshot)
+        start = apply.first_of(self, info) if base is None else self.snapshot(base).id
+        source = apply.Snapshots(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
+        message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
+        done = apply.apply(source, local_path(to), dry_run=dry_run, message=message)
+        return dataclasses.replace(done, base=start, snapshot=info.id)
 
     def tag(self, ref: str, name: str, *, move: bool = False) -> str:
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless

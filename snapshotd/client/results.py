@@ -219,6 +219,23 @@ class EntryInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class FileStatus:
+    """The entry at a path. `mode` is octal text; `target` is where a symbolic link leads, None for anything else."""
+
+    kind: str
+    mode: str
+    uid: int
+    gid: int
+    size: int
+    target: bytes | None
+
+    @classmethod
+    def of(cls, data: Json) -> FileStatus:
+        target = data["target_b64"]
+        return plain(cls, data, target=None if target is None else base64.b64decode(target))
+
+
+@dataclass(frozen=True, slots=True)
 class ChangeInfo:
     """One path that differs: `change` is added, changed or deleted; `path` begins with a slash (`path_of`)."""
 
@@ -465,3 +482,40 @@ class VersionInfo:
     @classmethod
     def of(cls, data: Json) -> VersionInfo:
         return plain(cls, data)
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedInfo:
+    """One path of the folder (relative to it) that `apply` changes. `change` is added, changed or deleted; `merged`:
+    the folder's own changes of the text are kept."""
+
+    change: str
+    path: bytes
+    kind: str
+    merged: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConflictInfo:
+    """One path that the snapshot and the folder changed in ways that exclude each other."""
+
+    path: bytes
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyInfo:
+    """The effect of an apply, or with `dry_run` the effect that it would have. With `conflicts`, nothing was written.
+
+    `same` is how many changes the folder had already; `warnings` names what is never brought; `commit` is the id of the
+    git commit, None when none was asked for or git saw no change.
+    """
+
+    snapshot: str
+    base: str
+    dry_run: bool
+    changes: tuple[AppliedInfo, ...]
+    conflicts: tuple[ConflictInfo, ...]
+    same: int
+    warnings: tuple[str, ...]
+    commit: str | None

@@ -14,6 +14,7 @@ from snapshotd.client.client import Form, Snapshotd
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.mind import Mode
 from snapshotd.client.results import (
+    ApplyInfo,
     ChangeInfo,
     ExecInfo,
     ExportInfo,
@@ -95,6 +96,12 @@ class Snapshot:
     def restore(self, to: str | Path, *, path: str = "") -> RestoreInfo:
         """Write the tree, or the part below `path`, into a folder that does not exist or is empty."""
         return self._client.restore(self.id, to, path=path)
+
+    def apply(
+        self, to: str | Path, base: Snapshot | str | None = None, path: str | bytes | None = None, dry_run: bool = False
+    ) -> ApplyInfo:
+        """Bring what changed up to here to a local folder, as `Snapshotd.apply`, which can make a commit of it, too."""
+        return self._client.apply(self.id, to, None if base is None else _id(base), path, dry_run)
 
     def fork(
         self,

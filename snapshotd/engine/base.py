@@ -529,6 +529,10 @@ class Engine(ABC):
         file."""
 
     @abstractmethod
+    def lstat(self, ref: str, path: bytes) -> tuple[TreeEntry, bytes | None]:
+        """The entry at a path, links not followed, and a symbolic link's target. NotFound (naming the path)."""
+
+    @abstractmethod
     def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
         """Write a snapshot's tree (or the part below `path`) into `to`, which must not exist or be empty."""
 

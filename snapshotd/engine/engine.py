@@ -67,6 +67,7 @@ from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.layers.store import release
 from snapshotd.trees.base import Change, RestoreReport
+from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import (
     NAME_PATTERN,
     AgentSpec,
@@ -454,6 +455,9 @@ class LocalEngine(MindVerbs, FileVerbs):
 
     def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
         return look.cat(self._context, ref, path)
+
+    def lstat(self, ref: str, path: bytes) -> tuple[TreeEntry, bytes | None]:
+        return look.lstat(self._context, ref, path)
 
     def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
         return look.restore(self._context, ref, to, path, self._cold.restore)

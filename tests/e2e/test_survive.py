@@ -17,7 +17,7 @@ from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import instance_of, nothing_left
 
 pytestmark = pytest.mark.each_runtime
-STEPS = 30
+STEPS = 12
 PROGRAM = """
 import os, sys, threading, time
 from snapshotd.agent import checkpoint, emit, message, model, now, state, store, task, tasks, tool, uuid
@@ -175,36 +175,16 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
     ]
 
 
-ON_THE_WAY = sorted(
-    (name for name in failpoints.NAMES if name.startswith(WALKED)), key=lambda name: name == "engine.step.outputs_saved"
-)  # only the end of the run has outputs
-
-
 @pytest.mark.runc
 @pytest.mark.timeout(600)
-def test_killed_at_all_failpoints_one_after_the_other(lone: Snap, runc_ready: None, program: Path) -> None:
-    """Nobody follows, so no command starts a daemon that is not armed."""
-    log = lone.state_dir / "daemon.log"
-    lone("run", "--detach", "--runtime", "runc", "--name", "armed", program)
-    for failpoint in ON_THE_WAY:
-        armed = Snap(lone.state_dir, {**lone.env, "SNAPSHOTD_FAILPOINT": failpoint})
-        armed("daemon", "--restart", code=None)  # it may die before it is asked how it is
-        said = f"failpoint {failpoint} reached"
-        wait_until(lambda said=said: said in log.read_text(errors="replace"), said)
-    assert sorted(lone("attach", "armed").stdout.splitlines()) == SHOWN
-    assert _found(lone, "armed") == _expected()
-
-
-@pytest.mark.long
-@pytest.mark.runc
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("hit", [1, 7])
-@pytest.mark.parametrize("failpoint", ON_THE_WAY)
+@pytest.mark.parametrize("hit", [pytest.param(1, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("failpoint", [name for name in failpoints.NAMES if name.startswith(WALKED)])
 def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, failpoint: str, hit: int) -> None:
     snap = lone
     snap.stop_daemon()
-    often = {"engine.step.outputs_saved": 1, "engine.values.changed": STEPS // 4}
-    hit = min(hit, often.get(failpoint, hit))
+    hit = min(
+        hit, {"engine.step.outputs_saved": 1, "engine.values.changed": STEPS // 4}.get(failpoint, hit)
+    )  # passed so many times
     armed = Snap(snap.state_dir, {**snap.env, "SNAPSHOTD_FAILPOINT": f"{failpoint}:{hit}"})
     first = armed.json("daemon", "--restart")["started"]
     running = snap.start("run", "--runtime", "runc", "--name", "armed", program)

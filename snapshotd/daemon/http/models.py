@@ -19,7 +19,7 @@ from snapshotd import types as t
 from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest
 from snapshotd.errors import UsageError
-from snapshotd.trees.base import Change, RestoreReport
+from snapshotd.trees.base import Change, Entry, RestoreReport
 
 _URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
 _LATEST_NS = 253_402_300_799_999_999_999
@@ -307,27 +307,41 @@ class Version(Answer):
     state_dir: str
 
 
+class FileStatus(Answer):
+    kind: str
+    mode: str = Field(description="Permission bits, octal text.")
+    uid: int
+    gid: int
+    size: int
+    target_b64: str | None = Field(description="Where a symbolic link leads, base64; null for anything else.")
+
+    @staticmethod
+    def of(entry: Entry, target: bytes | None) -> FileStatus:
+        encoded = None if target is None else base64.b64encode(target).decode()
+        return FileStatus(**_entry_json(entry), target_b64=encoded)
+
+
 def change_json(change: Change) -> dict[str, Any]:
     """One line of a diff: kind, path (and path_b64), and of each side its kind, mode (octal text), uid, gid and
     size."""
     item: dict[str, Any] = {"change": change.kind.value, **path_json(change.path)}
     for side, entry in (("before", change.before), ("after", change.after)):
-        item[side] = (
-            None
-            if entry is None
-            else {
-                "kind": entry.kind.value,
-                "mode": f"{entry.mode:04o}",
-                "uid": entry.uid,
-                "gid": entry.gid,
-                "size": entry.size,
-            }
-        )
+        item[side] = None if entry is None else _entry_json(entry)
     return item
 
 
 def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "kind": entry.kind.value,
+        "mode": f"{entry.mode:04o}",
+        "uid": entry.uid,
+        "gid": entry.gid,
+        "size": entry.size,
+    }
 
 
 def path_json(path: bytes) -> dict[str, str]:

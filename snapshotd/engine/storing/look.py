@@ -12,7 +12,7 @@ from snapshotd.engine.storing.cold import gone
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.trees import diff, materialise, patch
-from snapshotd.trees.base import Change, RestoreReport
+from snapshotd.trees.base import Change, Entry, RestoreReport
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
 from snapshotd.types import Kind, Snapshot, SnapshotState, Stack, TreeID, short
@@ -134,6 +134,17 @@ def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
                 f"{shown!r} does not exist in snapshot {short(snapshot.id)}; `snapshotd diff` lists what changed"
             ) from exc
     return _pieces(fd)
+
+
+def lstat(context: Context, ref: str, path: bytes) -> tuple[Entry, bytes | None]:
+    snapshot = context.catalog.resolve_snapshot(ref)
+    with open_view(context, snapshot) as view:
+        try:
+            entry = view.lstat(path)
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            shown = "/" + os.fsdecode(path)
+            raise NotFound(f"{shown!r} does not exist in snapshot {short(snapshot.id)}") from exc
+        return entry, view.readlink(path) if entry.kind is Kind.SYMLINK else None
 
 
 def _pieces(fd: int) -> Iterator[bytes]:

@@ -400,6 +400,16 @@ class FakeEngine(FakeMind, FakeFiles):
             raise NotFound(f"there is no file {'/' + path.decode(errors='replace')} in snapshot {ref}")
         yield files[path]
 
+    def lstat(self, ref: str, path: bytes) -> tuple[base.TreeEntry, bytes | None]:
+        files = self.files[self.snapshot(ref).id]
+        if path == b"workspace":
+            return entry(0, Kind.DIRECTORY), None
+        if path == b"workspace/link":
+            return entry(9, Kind.SYMLINK), b"a\xff"
+        if path not in files:
+            raise NotFound(f"there is no file {'/' + path.decode(errors='replace')} in snapshot {ref}")
+        return entry(len(files[path])), None
+
     def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
         self.snapshot(ref)
         if to.exists() and any(to.iterdir()):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import ExecFailed, Sandbox, Snapshotd, autostart
+from snapshotd.client.results import FileStatus
 from snapshotd.client.transport import Transport
 from snapshotd.daemon.lock import StateLock, lock_holder
 from snapshotd.errors import (
@@ -132,6 +133,13 @@ def test_files_are_written_and_read(box: Sandbox, short_dir: Path) -> None:
             box.files.upload(source, "x")
     with pytest.raises(UsageError):
         box.files.write("../x", "")
+
+
+def test_the_status_of_a_path(client: Snapshotd, box: Sandbox) -> None:
+    assert client.lstat(box.id, "/workspace/a.txt") == FileStatus("file", "0644", 0, 0, 6, None)
+    assert client.lstat(box.id, b"/workspace/link").target == b"a\xff"
+    with pytest.raises(NotFound, match="missing"):
+        client.lstat(box.id, "/workspace/missing")
 
 
 def test_a_string_goes_through_the_shell(box: Sandbox) -> None:
@@ -258,6 +266,7 @@ def test_a_closed_socket_says_sudo(daemon: Daemon) -> None:
 _AS_NOBODY = """
 import os, sys
 from pathlib import Path
+from snapshotd.client.results import FileStatus
 from snapshotd.client.transport import Transport
 from snapshotd.errors import SnapshotdError
 if os.geteuid() == 0:

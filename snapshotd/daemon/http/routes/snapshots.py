@@ -49,6 +49,12 @@ async def cat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
     return await streams.octets(service.streams, lambda: service.engine.cat(ref, path))
 
 
+@router.get("/snapshots/{ref}/status")
+def status(ref: Ref, path_b64: PathB64, service: ServiceDep) -> models.FileStatus:
+    """The entry at a path, links not followed."""
+    return models.FileStatus.of(*service.engine.lstat(ref, sandbox_path(path_b64)))
+
+
 @router.post("/snapshots/{ref}/restore")
 def restore(ref: Ref, body: models.RestoreRequest, service: ServiceDep) -> models.RestoreAnswer:
     """Write the snapshot's tree, or a part of it, into a folder of the daemon's machine."""

@@ -1,0 +1,126 @@
+"""`snapshotd apply`."""
+
+from __future__ import annotations
+
+import base64
+import os
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.follow import note
+from snapshotd.cli.text import print_json, printable, shown_id
+from snapshotd.cli.values import complete_snapshot
+from snapshotd.client.results import AppliedInfo, ApplyInfo
+from snapshotd.errors import Conflict
+
+_LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
+
+
+@declare(
+    "apply",
+    examples=[
+        "snapshotd apply best --to . --dry-run",
+        "snapshotd apply best --to . --commit 'Fix the parser'",
+        "snapshotd apply a1b2c3 --base before --path /workspace/docs --to ./docs",
+    ],
+)
+@click.option("--to", metavar="DIR", required=True, type=click.Path(), help="The folder that gets the changes.")
+@click.option(
+    "--base",
+    metavar="ID",
+    shell_complete=complete_snapshot,
+    help="Bring what changed since this snapshot.  [default: since the workspace was copied in]",
+)
+@click.option(
+    "--path", metavar="PATH", default="/workspace", show_default=True, help="The sandbox's folder that DIR is."
+)
+@click.option("-n", "--dry-run", is_flag=True, help="Only list what would happen.")
+@click.option(
+    "--commit",
+    metavar="[MESSAGE]",
+    is_flag=False,
+    flag_value="",
+    help="Make a git commit of the applied files, and of nothing else.",
+)
+@json_option
+@click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    snapshot: str,
+    to: str,
+    base: str | None,
+    path: str,
+    dry_run: bool,
+    commit: str | None,
+    as_json: bool,
+) -> int:
+    """Bring what a snapshot changed to a folder, and keep what the folder has changed.
+
+    A line is A (added), M (changed) or D (deleted) and the path in DIR, or C for a conflict: what both changed in ways
+    that exclude each other. Texts are merged by lines. All or nothing: with a conflict, nothing is written and the exit
+    code is 6, with --dry-run too. Only what the snapshot changed is touched, and a file that it never knew is not
+    overwritten. With --json: {snapshot,base,dry_run,applied,changes:[{change,path,kind,merged}],
+    conflicts:[{path,reason}],same,warnings,commit}.
+    """
+    if commit is not None and dry_run:
+        refuse("--commit and --dry-run exclude each other; choose one")
+    wanted: str | bool = False if commit is None else commit or True
+    done = connect(ctx).apply(snapshot, to, base, path, dry_run, commit=wanted)
+    if as_json:
+        print_json(_json(done))
+    else:
+        _print(done, to)
+    return Conflict.exit_code if done.conflicts else 0
+
+
+def _print(done: ApplyInfo, to: str) -> None:
+    for item in done.changes:
+        letter, colour = _LETTERS[item.change]
+        click.echo(click.style(f"{letter} {_shown(item)}", fg=colour) + ("  (merged)" if item.merged else ""))
+    for conflict in done.conflicts:
+        line = f"C {printable(os.fsdecode(conflict.path))}  ({printable(conflict.reason)})"
+        click.echo(click.style(line, fg="red", bold=True))
+    for warning in done.warnings:
+        note(f"warning: {printable(warning)}")
+    same = f"; {done.same} are there already" if done.same else ""
+    if done.conflicts:
+        note(
+            f"{len(done.conflicts)} conflicts: nothing was written to {to}; settle them there, or apply a part with --path"
+        )
+    elif done.dry_run:
+        note(f"{len(done.changes)} changes would be applied to {to}{same}")
+    else:
+        made = f", commit {shown_id(done.commit, full=False)}" if done.commit else ""
+        note(f"{len(done.changes)} changes since {shown_id(done.base, full=False)} applied to {to}{same}{made}")
+
+
+def _shown(item: AppliedInfo) -> str:
+    return printable(os.fsdecode(item.path)) + {"directory": "/", "symlink": "@"}.get(item.kind, "")
+
+
+def _json(done: ApplyInfo) -> dict[str, Any]:
+    return {
+        "snapshot": done.snapshot,
+        "base": done.base,
+        "dry_run": done.dry_run,
+        "applied": not done.dry_run and not done.conflicts,
+        "changes": [
+            {"change": item.change, **_path(item.path), "kind": item.kind, "merged": item.merged}
+            for item in done.changes
+        ],
+        "conflicts": [{**_path(item.path), "reason": printable(item.reason)} for item in done.conflicts],
+        "same": done.same,
+        "warnings": [printable(warning) for warning in done.warnings],
+        "commit": done.commit,
+    }
+
+
+def _path(path: bytes) -> dict[str, str]:
+    """{path}, and path_b64 for one that is not UTF-8."""
+    try:
+        return {"path": path.decode()}
+    except UnicodeDecodeError:
+        return {"path": path.decode(errors="replace"), "path_b64": base64.b64encode(path).decode()}

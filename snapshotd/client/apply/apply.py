@@ -1,0 +1,144 @@
+"""`Snapshotd.apply`: bring what changed between two snapshots to a folder of this machine.
+
+apply_plan.py    what is to be done for each path: the rules
+host_tree.py     look into the folder
+host_change.py   change it as a whole or not at all
+git.py           merge texts, make a commit
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapshotd.client.apply.git import Worktree
+from snapshotd.client.apply.host_change import HostChange, left_over, repair
+from snapshotd.client.apply.host_tree import HostTree
+from snapshotd.client.apply.plan import Item, Plan, Side, Source
+from snapshotd.client.results import AppliedInfo, ApplyInfo, ChangeInfo, SnapshotInfo
+from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, UsageError
+from snapshotd.types import short
+
+if TYPE_CHECKING:
+    from snapshotd.client.client import Snapshotd
+
+WORKSPACE = b"workspace"
+
+
+class Snapshots:
+    """Two snapshots of `client`'s daemon below the directory `path`: a `Source`. UsageError, NotFound."""
+
+    def __init__(self, client: Snapshotd, base: str, snapshot: str, path: bytes) -> None:
+        parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+        self._client, self._refs = client, {"base": base, "snapshot": snapshot}
+        self._top = b"/".join(parts)
+        self._prefix = self._top + b"/" if parts else b""
+        kinds = [self._kind(ref) for ref in (snapshot, base)]
+        found = next((kind for kind in kinds if kind is not None), None)
+        shown = "/" + os.fsdecode(self._top)
+        if found is None:
+            raise NotFound(f"{shown!r} does not exist in snapshot {short(snapshot)}; name a directory of it")
+        if any(kind not in (None, "directory") for kind in kinds):
+            raise UsageError(f"{shown!r} is a {found}; apply takes directories: name the one it lies in")
+
+    def _kind(self, ref: str) -> str | None:
+        try:
+            return self._client.lstat(ref, self._top).kind
+        except NotFound:
+            return None
+
+    def changes(self) -> Iterator[tuple[bytes, ChangeInfo]]:
+        for change in self._client.diff(self._refs["base"], self._refs["snapshot"]):
+            path = os.fsencode(change.path).lstrip(b"/")
+            if path != self._top and path.startswith(self._prefix):
+                yield path[len(self._prefix) :], change
+
+    def content(self, side: Side, path: bytes) -> Iterator[bytes]:
+        return self._client.cat(self._refs[side], self._prefix + path)
+
+    def target(self, side: Side, path: bytes) -> bytes:
+        return self._client.lstat(self._refs[side], self._prefix + path).target or b""
+
+
+def first_of(client: Snapshotd, snapshot: SnapshotInfo) -> str:
+    """The snapshot that was taken right after the workspace had been copied in: the first of the trajectory, or of
+    the one that it was forked from, and so on."""
+    trajectory = client.trajectory(snapshot.trajectory)
+    while trajectory.forked_from is not None:
+        trajectory = client.trajectory(client.snapshot(trajectory.forked_from).trajectory)
+    return client.log(trajectory.id)[0].id
+
+
+def commit_message(message: str, snapshot: SnapshotInfo) -> str:
+    """With what names the snapshot, as trailers of git's."""
+    text = message.strip() or f"Apply snapshot {short(snapshot.id)}"
+    return f"{text}\n\nSnapshotd-Trajectory: {snapshot.trajectory}\nSnapshotd-Snapshot: {snapshot.id}\n"
+
+
+def apply(source: Source, to: Path, *, dry_run: bool, message: str | None = None) -> ApplyInfo:
+    """Everything but the ids in the answer. With `message`, a git commit is made of it. Errors leave the folder as it
+    was."""
+    with HostTree(to) as tree:
+        if dry_run and left_over(tree):
+            raise Conflict(
+                f"an earlier apply to {to} was cut off in the middle; apply without a dry run to undo it first"
+            )
+        undone = None if dry_run else repair(tree)
+        worktree = None if message is None else Worktree(to)
+        try:
+            plan = Plan(source, tree)
+        except OSError as exc:
+            raise UsageError(f"{to} cannot be compared with a snapshot: {exc.strerror}; nothing was changed") from exc
+        if undone is not None:
+            plan.warnings.insert(0, undone)
+        changes = tuple(AppliedInfo(item.change, item.path, item.kind, item.merged is not None) for item in plan.items)
+        commit = None
+        if plan.items and not plan.conflicts and not dry_run:
+            _write(source, tree, plan)
+            if worktree is not None and message is not None:
+                files = [item.path for item in plan.items if not item.is_directory]
+                commit = worktree.commit(files, message)
+        return ApplyInfo("", "", dry_run, changes, tuple(plan.conflicts), plan.same, tuple(plan.warnings), commit)
+
+
+def _write(source: Source, tree: HostTree, plan: Plan) -> None:
+    root = os.fstat(tree.fd)
+    owner = (root.st_uid, root.st_gid)
+    with HostChange(tree) as change:
+        for item in reversed(plan.items):
+            if item.host is not None and (item.change == "deleted" or (item.put and item.host.kind == "directory")):
+                change.take(item.path, item.host.stamp)
+        for item in plan.items:
+            if not item.put:
+                continue
+            if item.host is not None and item.host.kind != "directory":
+                change.take(item.path, item.host.stamp)
+            own = owner if item.host is None else item.host.owner
+            if item.kind == "directory":
+                change.put_directory(item.path, item.permissions, own)
+            elif item.kind == "symlink":
+                change.put_link(item.path, item.target, own)
+            elif item.merged is not None:
+                change.put_file(item.path, [item.merged], item.permissions, own)
+            else:
+                change.put_file(item.path, _whole(source, item), item.permissions, own)
+        for item in plan.items:
+            if item.change != "deleted" and not item.put and item.host is not None:
+                change.change_mode(
+                    item.path, item.host.stamp, item.permissions
+                )  # last: a directory may become read-only
+        change.run()
+
+
+def _whole(source: Source, item: Item) -> Iterator[bytes]:
+    """The snapshot's content, and DaemonUnavailable if it ended early."""
+    count = 0
+    for piece in source.content("snapshot", item.path):
+        count += len(piece)
+        yield piece
+    if count != item.size:
+        raise DaemonUnavailable(
+            f"the daemon gave {count} bytes of {os.fsdecode(item.path)!r}, which has {item.size}; nothing was changed: repeat it"
+        )

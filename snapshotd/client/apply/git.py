@@ -1,0 +1,113 @@
+"""The git program, for merging texts and for making a commit of what was applied."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from snapshotd.errors import Conflict, Unsupported, UsageError
+
+_MERGE_FAILED = 128
+"""`git merge-file` ends with the number of conflicts, at most 127, or with a larger code for an error."""
+
+
+def merge_file(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
+    """Three versions of a text merged; None when both sides changed the same lines. Unsupported: there is no git."""
+    with tempfile.TemporaryDirectory(prefix="snapshotd-merge-") as directory:
+        for name, data in (("ours", ours), ("base", base), ("theirs", theirs)):
+            Path(directory, name).write_bytes(data)
+        # Above this directory git would look for a repository, and take its settings.
+        ceiling = os.path.dirname(os.path.realpath(directory))
+        done = _git(["merge-file", "-p", "-q", "ours", "base", "theirs"], directory, GIT_CEILING_DIRECTORIES=ceiling)
+    if done.returncode >= _MERGE_FAILED:
+        raise Unsupported(f"git cannot merge two texts: {_said(done)}; look at your installation of git")
+    return done.stdout if done.returncode == 0 else None
+
+
+class Worktree:
+    """The git worktree that a folder lies in. UsageError when it lies in none, or when git could make no commit there
+    as things stand."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = os.fsencode(os.path.realpath(folder))
+        asked = ["rev-parse", "--show-toplevel", "--absolute-git-dir"]
+        found = _git(asked, self._folder)
+        answers = found.stdout.rstrip(b"\n").split(b"\n")
+        if found.returncode != 0 or len(answers) != 2:
+            raise UsageError(f"{folder} cannot be committed to: {_said(found)}; apply without a commit")
+        # Git runs at the top from now on, where nothing that is applied to the folder is taken for a repository.
+        self._top, git_dir = answers
+        self._prefix = os.path.relpath(self._folder, self._top)
+        if _git(["var", "GIT_COMMITTER_IDENT"], self._top).returncode != 0:
+            raise UsageError(
+                "git knows no name and e-mail for a commit; set user.name and user.email with `git config`"
+            )
+        for name, what in (
+            ("MERGE_HEAD", "merge"),
+            ("CHERRY_PICK_HEAD", "cherry-pick"),
+            ("rebase-merge", "rebase"),
+            ("rebase-apply", "rebase"),
+        ):
+            if os.path.lexists(os.path.join(git_dir, os.fsencode(name))):
+                raise UsageError(f"{folder} is in the middle of a {what}; end it first, or apply without a commit")
+
+    def commit(self, paths: Sequence[bytes], message: str) -> str | None:
+        """Commit these files and links (relative to the folder; also those that are gone) as they are now, and nothing
+        else: what else is staged stays staged. Ignored files are left out. Returns the commit's id, or None when git
+        sees no change in them. Conflict when git, or a hook, refuses."""
+        every = [os.path.normpath(os.path.join(self._prefix, path)) for path in paths]
+        tracked = set(self._run(["ls-files", "-z"]).split(b"\0"))
+        full = {path: os.path.join(self._top, path) for path in every}
+        here = [path for path in every if os.path.lexists(full[path]) and not _is_directory(full[path])]
+        dotted = [b"./" + path for path in here]  # a name may begin with what git takes for a pattern
+        ignored = set(self._run(["check-ignore", "-z", "--stdin"], dotted, fine=(0, 1)).split(b"\0"))
+        listed = [path for path in every if path in tracked] + [
+            path for path in here if path not in tracked and b"./" + path not in ignored
+        ]
+        if not listed:
+            return None
+        self._run(["--literal-pathspecs", "add", "--all", *_FROM_STDIN], listed)
+        states = self._run(["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=no"]).split(b"\0")
+        changed = {state[3:] for state in states}
+        # `git commit --only` fails on a file that became a directory. Its content takes its place in the commit.
+        listed = [path for path in listed if path in changed and not _is_directory(full[path])]
+        if not listed:
+            return None
+        self._run(["--literal-pathspecs", "commit", "--quiet", "--only", f"--message={message}", *_FROM_STDIN], listed)
+        return self._run(["rev-parse", "HEAD"]).decode().strip()
+
+    def _run(self, args: Sequence[str], paths: Sequence[bytes] = (), fine: tuple[int, ...] = (0,)) -> bytes:
+        done = _git(args, self._top, b"\0".join(paths))
+        if done.returncode not in fine:
+            raise Conflict(
+                f"the changes are in {os.fsdecode(self._folder)}, but git did not commit them: {_said(done)}; "
+                "commit them yourself"
+            )
+        return done.stdout
+
+
+_FROM_STDIN = ("--pathspec-from-file=-", "--pathspec-file-nul")
+_FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
+"""Variables that a caller, such as a hook, may have set for another repository."""
+
+
+def _git(args: Sequence[str], cwd: str | bytes, data: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
+    try:
+        return subprocess.run(
+            ["git", *args], cwd=cwd, input=data, capture_output=True, check=False, env={**inherited, **env}
+        )
+    except FileNotFoundError as exc:
+        raise Unsupported("the program git is not installed here, and merging and committing need it") from exc
+
+
+def _is_directory(path: bytes) -> bool:
+    return os.path.isdir(path) and not os.path.islink(path)
+
+
+def _said(done: subprocess.CompletedProcess[bytes]) -> str:
+    lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+    return lines[0].removeprefix("fatal: ").removeprefix("error: ") if lines else f"exit code {done.returncode}"

@@ -1,0 +1,441 @@
+"""Change a folder of this machine as a whole or not at all.
+
+New entries are made in a directory of its own inside the folder, and then renamed to their places one after the other;
+what they replace is renamed to there. A journal, durable before the first step, lists all steps. An error undoes those
+that were done; after a kill the next `HostChange` does it. Each step is found done or not by what lies where, so
+undoing may be cut off too. No step overwrites anything: renames refuse to, and whatever somebody else has put or
+changed in between stops the change, or its undoing, instead of being lost.
+
+    .snapshotd-apply/journal   the steps; while it is there, they are to be undone
+    .snapshotd-apply/done      the journal's name from the moment the change counts; the rest is to be removed
+    .snapshotd-apply/nN, oN    new entries that wait, old ones that were taken away
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import dataclasses
+import errno
+import json
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from snapshotd.client.apply.host_tree import DIR_FLAGS, HostTree, InTheWay, Stamp, base_name
+from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.failpoints import hit
+
+STAGING = b".snapshotd-apply"
+_JOURNAL, _DONE = "journal", "done"
+_JOURNAL_MAX_BYTES = 1 << 30
+_NAME = re.compile(r"(?:[no]\d+)?")
+_NOREPLACE = 1
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`take`: rename `path` to `name` in the staging directory. `place`: the reverse. `mode`: give `path` the
+    permissions `mode`. `stamp` is the entry before the step."""
+
+    op: Literal["take", "place", "mode"]
+    path: bytes
+    stamp: Stamp
+    name: str = ""
+    mode: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "path": base64.b64encode(self.path).decode()}
+
+    @staticmethod
+    def of(data: dict[str, Any]) -> Step:
+        return Step(
+            data["op"], base64.b64decode(data["path"]), Stamp(**data["stamp"]), str(data["name"]), int(data["mode"])
+        )
+
+
+class HostChange:
+    """One change of `tree`, made step by step with `take`, `put_file`, `put_link`, `put_directory` and `change_mode`,
+    which only prepare, and then done by `run`. Leaving the `with` block removes what was prepared."""
+
+    def __init__(self, tree: HostTree) -> None:
+        self.tree = tree
+        self._steps: list[Step] = []
+        self._fd = -1
+
+    def __enter__(self) -> HostChange:
+        with _told(self.tree):
+            os.mkdir(STAGING, 0o700, dir_fd=self.tree.fd)
+            self._fd = _open_staging(self.tree)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            if not _exists(self._fd, _JOURNAL):  # else its undoing has failed, and the next apply needs it
+                with _told(self.tree):
+                    _clear(self.tree, self._fd)
+        finally:
+            os.close(self._fd)
+
+    # -- what is to be done
+    # ---------------------------------------------------------------------------------------------
+
+    def take(self, path: bytes, stamp: Stamp) -> None:
+        """Take away what lies at `path`, and looked like this when it was decided."""
+        self._steps.append(Step("take", path, stamp, f"o{len(self._steps)}"))
+
+    def put_file(self, path: bytes, pieces: Iterable[bytes], permissions: int, owner: tuple[int, int]) -> None:
+        name = f"n{len(self._steps)}"
+        with _told(self.tree):
+            fd = os.open(name, _NEW_FILE, 0o600, dir_fd=self._fd)
+            try:
+                for piece in pieces:
+                    view = memoryview(piece)
+                    while view:
+                        view = view[os.write(fd, view) :]
+                _give(fd, owner)
+                os.fchmod(fd, permissions)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        self._placed(path, name)
+
+    def put_link(self, path: bytes, target: bytes, owner: tuple[int, int]) -> None:
+        name = f"n{len(self._steps)}"
+        with _told(self.tree):
+            os.symlink(target, os.fsencode(name), dir_fd=self._fd)
+            if os.geteuid() == 0:
+                os.chown(name, *owner, dir_fd=self._fd, follow_symlinks=False)
+        self._placed(path, name)
+
+    def put_directory(self, path: bytes, permissions: int, owner: tuple[int, int]) -> None:
+        """Its owner may always write to it, so that it can be filled."""
+        name = f"n{len(self._steps)}"
+        with _told(self.tree):
+            os.mkdir(name, 0o700, dir_fd=self._fd)
+            fd = os.open(name, DIR_FLAGS, dir_fd=self._fd)
+            try:
+                _give(fd, owner)
+                os.fchmod(fd, permissions | 0o700)
+            finally:
+                os.close(fd)
+        self._placed(path, name)
+
+    def _placed(self, path: bytes, name: str) -> None:
+        stamp = Stamp.of(os.lstat(name, dir_fd=self._fd))
+        self._steps.append(Step("place", path, stamp, name))
+
+    def change_mode(self, path: bytes, stamp: Stamp, permissions: int) -> None:
+        special = stat.S_IMODE(stamp.mode) & ~0o777  # bits of the folder's own entry beyond the nine stay
+        self._steps.append(Step("mode", path, stamp, mode=special | permissions))
+
+    # -- doing it -------------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All steps, or none. Conflict: something in the folder is not as it was when the steps were decided."""
+        hit("client.apply.staged")
+        with _told(self.tree):
+            _write_durable(self._fd, _JOURNAL, json.dumps([step.to_json() for step in self._steps]).encode())
+            try:
+                os.fsync(self._fd)
+                os.fsync(self.tree.fd)
+                self._run()
+            except BaseException:
+                _undo(self.tree, self._fd, self._steps)
+                raise
+        hit("client.apply.done")
+
+    def _run(self) -> None:
+        for step in self._steps:
+            hit("client.apply.step")
+            _do(self.tree, self._fd, step)
+        hit("client.apply.placed")
+        _flush(self.tree, self._steps)
+        os.rename(_JOURNAL, _DONE, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        hit("client.apply.counts")
+        os.fsync(self._fd)
+
+
+def left_over(tree: HostTree) -> bool:
+    """True if an earlier change was cut off in the middle; `repair` undoes it."""
+    with _told(tree), _staging(tree) as fd:
+        return fd is not None and _exists(fd, _JOURNAL)
+
+
+def repair(tree: HostTree) -> str | None:
+    """End what a killed change left: undone if it was in the middle. Returns a sentence about that, if it was. Conflict
+    when somebody has changed since what it put there; then nothing is touched."""
+    with _told(tree), _staging(tree) as fd:
+        if fd is None:
+            return None
+        steps = _read_journal(tree, fd)
+        if steps is not None:
+            _check_undoable(tree, fd, steps)
+            _undo(tree, fd, steps)
+        _clear(tree, fd)
+    return None if steps is None else "an earlier apply was cut off in the middle; it has been undone first"
+
+
+# -- steps, done and undone -------------------------------------------------------------------------------------------
+
+
+def _do(tree: HostTree, staging: int, step: Step) -> None:
+    try:
+        with tree.parent(step.path) as parent:
+            name = base_name(step.path)
+            if step.op == "take":
+                _rename(parent, name, staging, os.fsencode(step.name))
+                if not _is(staging, step.name, step.stamp) or not _is_bare(staging, step.name):
+                    raise _changed(tree, step.path)
+            elif step.op == "place":
+                _rename(staging, os.fsencode(step.name), parent, name)
+            else:
+                if not _chmod(parent, name, step.stamp, step.mode):
+                    raise _changed(tree, step.path)
+    except (FileNotFoundError, FileExistsError, InTheWay) as exc:
+        raise _changed(tree, step.path) from exc
+
+
+def _undo(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
+    """Undo what was done of `steps`, the last first, and remove the journal. Conflict, with the journal left, when
+    something stands in the way."""
+    if _exists(staging, _DONE):
+        os.rename(_DONE, _JOURNAL, src_dir_fd=staging, dst_dir_fd=staging)  # a kill from here on is to be undone, too
+    hit("client.apply.undo")
+    for step in reversed(steps):
+        try:
+            with tree.parent(step.path) as parent:
+                _undo_step(parent, staging, step)
+        except (FileNotFoundError, InTheWay):
+            pass  # the directory it lay in is gone again, or was never there
+        except FileExistsError as exc:
+            raise _stuck(tree, step.path) from exc
+        if step.op == "take" and _exists(staging, step.name):
+            raise _stuck(tree, step.path)
+        hit("client.apply.undo")
+    _flush(tree, steps)
+    os.unlink(_JOURNAL, dir_fd=staging)
+    os.fsync(staging)
+
+
+def _flush(tree: HostTree, steps: Sequence[Step]) -> None:
+    """Make the renames durable."""
+    for folder in {step.path.rpartition(b"/")[0] for step in steps}:
+        with contextlib.suppress(FileNotFoundError, InTheWay), tree.parent(folder + b"/x" if folder else b"x") as fd:
+            os.fsync(fd)
+
+
+def _undo_step(parent: int, staging: int, step: Step) -> None:
+    name = base_name(step.path)
+    if step.op == "take":
+        if _exists(staging, step.name):
+            _rename(staging, os.fsencode(step.name), parent, name)
+    elif step.op == "place":
+        if _exists(staging, step.name) or not _is(parent, name, step.stamp):
+            return
+        if stat.S_ISDIR(step.stamp.mode):
+            with contextlib.suppress(OSError):  # somebody has put something into it: it stays
+                os.rmdir(name, dir_fd=parent)
+        else:
+            _rename(parent, name, staging, os.fsencode(step.name))
+    else:
+        done = dataclasses.replace(step.stamp, mode=stat.S_IFMT(step.stamp.mode) | step.mode)
+        _chmod(parent, name, done, stat.S_IMODE(step.stamp.mode))
+
+
+def _check_undoable(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
+    """Conflict when an entry that was put, or the place of one that was taken away, is somebody else's by now."""
+    known: dict[bytes, list[Stamp]] = {}
+    for step in steps:
+        known.setdefault(step.path, []).append(step.stamp)
+    for step in steps:
+        try:
+            found = tree.look(step.path)
+        except InTheWay:
+            continue
+        if found is None or step.op == "mode" or (step.op == "place" and _exists(staging, step.name)):
+            continue
+        if not any(_same(stamp, found.stamp) for stamp in known[step.path]):
+            raise _stuck(tree, step.path)
+
+
+def _changed(tree: HostTree, path: bytes) -> Conflict:
+    return Conflict(
+        f"{os.fsdecode(path)!r} in {tree.where} changed while the apply was at work; the folder is as it was: "
+        "repeat the command"
+    )
+
+
+def _stuck(tree: HostTree, path: bytes) -> Conflict:
+    kept = os.fsdecode(STAGING)
+    return Conflict(
+        f"an apply to {tree.where} was cut off and cannot be undone, since {os.fsdecode(path)!r} has changed after it; "
+        f"the files from before lie in {kept}, listed in {kept}/{_JOURNAL}: move yours aside and repeat the command, "
+        f"or remove {kept} to keep the folder as it is"
+    )
+
+
+# -- the staging directory --------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _staging(tree: HostTree) -> Iterator[int | None]:
+    try:
+        fd = _open_staging(tree)
+    except FileNotFoundError:
+        yield None
+        return
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _open_staging(tree: HostTree) -> int:
+    fd = os.open(STAGING, DIR_FLAGS, dir_fd=tree.fd)
+    found = os.fstat(fd)
+    if found.st_uid != os.geteuid():
+        os.close(fd)
+        raise NotPermitted(
+            f"{os.fsdecode(STAGING)} in {tree.where} belongs to another user, whose apply was cut off; "
+            "let them repeat it, or remove it"
+        )
+    return fd
+
+
+def _read_journal(tree: HostTree, staging: int) -> list[Step] | None:
+    """The steps that are to be undone; None without a journal."""
+    try:
+        fd = os.open(_JOURNAL, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as file:
+        data = file.read(_JOURNAL_MAX_BYTES)
+    try:
+        steps = [Step.of(item) for item in json.loads(data)]
+        well_formed = all(_is_path(step.path) and _NAME.fullmatch(step.name) for step in steps)
+    except (ValueError, TypeError, KeyError):
+        well_formed = False
+    if well_formed:
+        return steps
+    raise Conflict(
+        f"{os.fsdecode(STAGING)}/{_JOURNAL} in {tree.where} is no journal of an apply; look at it and remove it"
+    )
+
+
+def _is_path(path: bytes) -> bool:
+    return not any(part in (b"", b".", b"..") for part in path.split(b"/")) and b"\0" not in path
+
+
+def _clear(tree: HostTree, staging: int) -> None:
+    """Remove the staging directory; the marks of its state go last."""
+    names = sorted(os.listdir(staging), key=lambda name: name in (_JOURNAL, _DONE))
+    for name in names:
+        if stat.S_ISDIR(os.lstat(name, dir_fd=staging).st_mode):
+            os.rmdir(name, dir_fd=staging)
+        else:
+            os.unlink(name, dir_fd=staging)
+    os.rmdir(STAGING, dir_fd=tree.fd)
+
+
+def _write_durable(folder: int, name: str, data: bytes) -> None:
+    """The file is whole under its name, or not there."""
+    fd = os.open(name + ".part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+    with open(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(fd)
+    os.rename(name + ".part", name, src_dir_fd=folder, dst_dir_fd=folder)
+
+
+# -- entries ----------------------------------------------------------------------------------------------------------
+
+
+def _give(fd: int, owner: tuple[int, int]) -> None:
+    """Only root can give files away, and needs to: the folder is often somebody else's."""
+    if os.geteuid() == 0:
+        os.fchown(fd, *owner)
+
+
+def _exists(folder: int, name: str) -> bool:
+    try:
+        os.lstat(name, dir_fd=folder)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _is(folder: int, name: str | bytes, stamp: Stamp) -> bool:
+    try:
+        return _same(stamp, Stamp.of(os.lstat(name, dir_fd=folder)))
+    except FileNotFoundError:
+        return False
+
+
+def _chmod(folder: int, name: bytes, stamp: Stamp, mode: int) -> bool:
+    """Change the permissions of an entry if it is still the one that was seen, never through a link."""
+    fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+    try:
+        if not _same(stamp, Stamp.of(os.fstat(fd))):
+            return False
+        os.chmod(f"/proc/self/fd/{fd}", mode)
+        return True
+    finally:
+        os.close(fd)
+
+
+def _same(stamp: Stamp, other: Stamp) -> bool:
+    """A directory is the same whatever its permissions are."""
+    if stat.S_ISDIR(stamp.mode):
+        return stat.S_ISDIR(other.mode) and stamp.inode == other.inode
+    return stamp == other
+
+
+def _is_bare(folder: int, name: str) -> bool:
+    """True for anything but a directory with entries."""
+    if not stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
+        return True
+    fd = os.open(name, DIR_FLAGS, dir_fd=folder)
+    try:
+        return not os.listdir(fd)
+    finally:
+        os.close(fd)
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _rename(source: int, name: bytes, target: int, new_name: bytes) -> None:
+    """renameat2(2) with RENAME_NOREPLACE. A file system or C library without it (EINVAL): a look and a plain rename,
+    which leaves a moment to somebody else."""
+    call = getattr(_libc, "renameat2", None)
+    if call is not None:
+        if call(source, name, target, new_name, _NOREPLACE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), os.fsdecode(name))
+    try:
+        os.lstat(new_name, dir_fd=target)
+    except FileNotFoundError:
+        os.rename(name, new_name, src_dir_fd=source, dst_dir_fd=target)
+        return
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(new_name))
+
+
+@contextlib.contextmanager
+def _told(tree: HostTree) -> Iterator[None]:
+    """The system's errors as ours."""
+    try:
+        yield
+    except SnapshotdError:
+        raise
+    except OSError as exc:
+        if exc.errno in (*NO_ROOM, errno.EFBIG):
+            raise OutOfSpace(f"{tree.where} has no room for the changes; it is as it was: free some space") from exc
+        raise UsageError(f"{tree.where} cannot be changed: {exc.strerror}; it is as it was") from exc

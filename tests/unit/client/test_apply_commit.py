@@ -1,0 +1,160 @@
+"""The git commit that `apply` makes of what it brought."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from snapshotd.errors import Conflict, Unsupported, UsageError
+from tests.unit.client.folders import Rig
+
+MESSAGE = "Fix it\n\nSnapshotd-Trajectory: t1\nSnapshotd-Snapshot: s1\n"
+
+
+def git(where: Path, *args: str) -> str:
+    done = subprocess.run(["git", "-C", str(where), *args], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture(autouse=True)
+def _known_to_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "gitconfig").write_text("[user]\nname = t\nemail = t@t\n[init]\ndefaultBranch = main\n")
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Rig:
+    """A folder with a repository, of which a snapshot changed some files."""
+    base: dict[str, object] = {
+        "a": b"a",
+        "gone": b"g",
+        "other": b"o",
+        "staged": b"s",
+        "to-dir": b"f",
+        ".gitignore": b"*.pyc\n",
+    }
+    rig = Rig(tmp_path)
+    snapshot = {**base, "a": b"A", "*": b"n", "d/l": "../a", "to-dir": b"", "x.pyc": b"c"}
+    del snapshot["gone"], snapshot["to-dir"]
+    rig.prepare(base, {**snapshot, "to-dir/in": b"i"}, base)
+    git(rig.here, "init", "-q")
+    git(rig.here, "add", ".")
+    git(rig.here, "commit", "-qm", "first")
+    return rig
+
+
+def test_a_commit_holds_what_was_applied_and_nothing_else(rig: Rig) -> None:
+    (rig.here / "other").write_bytes(b"mine, not staged")
+    (rig.here / "staged").write_bytes(b"mine, staged")
+    git(rig.here, "add", "staged")
+    (rig.here / "d").mkdir()
+    (rig.here / "d" / "untracked").write_bytes(b"mine")
+    done = rig.apply(message=MESSAGE)
+    assert done.commit == git(rig.here, "rev-parse", "HEAD").strip()
+    assert git(rig.here, "log", "-1", "--format=%B").strip() == MESSAGE.strip()
+    assert git(rig.here, "show", "--name-status", "--format=", "--no-renames").splitlines() == [
+        "A\t*",
+        "M\ta",
+        "A\td/l",
+        "D\tgone",
+        "D\tto-dir",
+        "A\tto-dir/in",
+    ]
+    assert git(rig.here, "status", "--porcelain").splitlines() == [" M other", "M  staged", "?? d/untracked"]
+    assert (rig.here / "x.pyc").read_bytes() == b"c", "an ignored file is brought, and not committed"
+
+
+def test_a_folder_inside_a_repository(rig: Rig) -> None:
+    top, rig.here = rig.here, rig.here / "sub"
+    rig.here.mkdir()
+    for name in ("a", "gone", "to-dir"):
+        (rig.here / name).write_bytes((top / name).read_bytes())
+    git(top, "add", "--", "sub/a")
+    git(top, "commit", "-qm", "second")
+    rig.apply(message=MESSAGE)
+    names = git(top, "show", "--name-only", "--format=", "-z").rstrip("\0").split("\0")
+    assert names == ["sub/*", "sub/a", "sub/d/l", "sub/to-dir/in"]
+
+
+def test_a_repository_without_a_commit(rig: Rig) -> None:
+    subprocess.run(["rm", "-rf", str(rig.here / ".git")], check=True)
+    git(rig.here, "init", "-q")
+    done = rig.apply(message=MESSAGE)
+    assert done.commit == git(rig.here, "rev-parse", "HEAD").strip()
+    assert "a" in git(rig.here, "show", "--name-only", "--format=").splitlines()
+
+
+def test_nothing_to_apply_is_no_commit(rig: Rig) -> None:
+    assert rig.apply(message=MESSAGE).commit is not None
+    head = git(rig.here, "rev-parse", "HEAD")
+    assert rig.apply(message=MESSAGE).commit is None
+    assert git(rig.here, "rev-parse", "HEAD") == head
+
+
+def test_what_head_has_already_is_no_commit(rig: Rig) -> None:
+    """The folder is behind its own last commit; applying brings it there."""
+    rig.apply(message=MESSAGE)
+    head = git(rig.here, "rev-parse", "HEAD")
+    (rig.here / "a").write_bytes(b"a")
+    done = rig.apply(message=MESSAGE)
+    assert ([change.path for change in done.changes], done.commit) == ([b"a"], None)
+    assert git(rig.here, "rev-parse", "HEAD") == head
+    assert git(rig.here, "status", "--porcelain") == ""
+
+
+def no_repository(rig: Rig) -> None:
+    (rig.here / ".git").rename(rig.directory / "was-git")
+
+
+def in_a_merge(rig: Rig) -> None:
+    (rig.here / ".git" / "MERGE_HEAD").write_text(git(rig.here, "rev-parse", "HEAD"))
+
+
+def nobody(rig: Rig) -> None:
+    (rig.directory / "gitconfig").write_text("[user]\nuseConfigOnly = true\n")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [(no_repository, "not a git repository"), (in_a_merge, "middle of a merge"), (nobody, "user.name")],
+)
+def test_where_no_commit_can_be_made_nothing_is_applied(rig: Rig, spoil: Callable[[Rig], None], said: str) -> None:
+    spoil(rig)
+    before = rig.result()
+    with pytest.raises(UsageError, match=said):
+        rig.apply(message=MESSAGE)
+    assert rig.result() == before
+
+
+def test_a_hook_that_refuses_is_told(rig: Rig) -> None:
+    hook = rig.here / ".git" / "hooks" / "pre-commit"
+    hook.write_text("#!/bin/sh\necho 'tests fail' >&2\nexit 1\n")
+    hook.chmod(0o755)
+    with pytest.raises(Conflict, match=r"are in .*git did not commit them: tests fail"):
+        rig.apply(message=MESSAGE)
+    assert (rig.here / "a").read_bytes() == b"A"
+
+
+def test_without_git_nothing_is_applied(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(rig.directory))
+    with pytest.raises(Unsupported, match="git is not installed"):
+        rig.apply(message=MESSAGE)
+    assert (rig.here / "a").read_bytes() == b"a"
+
+
+def test_a_bare_repository_that_an_agent_left_is_not_taken_for_the_users(tmp_path: Path) -> None:
+    """Its settings could name a program that git runs."""
+    rig = Rig(tmp_path)
+    ran = tmp_path / "ran"
+    config = f'[core]\nbare = false\nworktree = .\nfsmonitor = "touch {ran}"\nrepositoryformatversion = 0\n'.encode()
+    rig.prepare({}, {"HEAD": b"ref: refs/heads/main\n", "config": config, "objects/x": b"", "refs/x": b""}, {})
+    top, rig.here = rig.here, rig.here / "sub"
+    rig.here.mkdir()
+    git(top, "init", "-q")
+    assert rig.apply(message=MESSAGE).commit == git(top, "rev-parse", "HEAD").strip()
+    subprocess.run(["git", "-C", str(rig.here), "status"], capture_output=True, check=False)
+    assert ran.exists(), "git itself takes it for one, so the test means something"
