@@ -295,8 +295,10 @@ ELSEWHERE = (
     "engine.edit.",
     "engine.values.",
     "engine.output.",
+    "client.apply.",
 )
-"""Those of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py."""
+"""Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; and
+of the client: tests/unit/client/test_host_change.py."""
 
 
 def test_every_failpoint_has_a_scenario() -> None:
