@@ -138,8 +138,8 @@ def _let_go(kept: List[int]) -> None:
 def _serve(listener: socket.socket, call: str, connection: Optional[Link]) -> None:
     while session.fileno(connection) >= 0:
         with (
-            selectors.DefaultSelector() as selector
-        ):  # anew each time: a request may have changed the daemon's descriptor
+            selectors.DefaultSelector()
+        ) as selector:  # anew each time: a request may have changed the daemon's descriptor
             selector.register(listener, selectors.EVENT_READ)
             daemon = selector.register(session.fileno(connection), selectors.EVENT_READ)
             ready = [key for key, _ in selector.select()]

@@ -33,7 +33,7 @@ _EXPORT = (
 _HELP = "`snapshotd --help` lists the commands, `snapshotd run --help` explains one"
 _GC = "`snapshotd prune` frees what no policy keeps, `snapshotd rm NAME` forgets a trajectory"
 _DAEMON = "`snapshotd daemon` runs the daemon; the first command that needs it starts it, too"
-_NO_MERGE = "`snapshotd apply ID --to DIR` brings the changes to a folder of yours; `snapshotd promote BRANCH` takes a fork's head"
+_NO_MERGE = "`snapshotd apply ID --to DIR` brings the changes to a folder of yours"
 
 HABITS: dict[str, str] = {
     "abort": _STOP,

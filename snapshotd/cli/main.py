@@ -68,7 +68,6 @@ COMMANDS: dict[str, dict[str, str]] = {
         "rewind": "Go back to an older snapshot, in place.",
         "undo": "Take the last rewind of a trajectory back.",
         "edit": "Make a new trajectory from a snapshot with something changed.",
-        "promote": "Make a fork's head the head of the trajectory that it was forked from.",
         "bisect": "Find the call that broke it: the first snapshot where a command fails.",
         "retry": "Do one task of an agent again.",
         "approvals": "List what waits for a person.",

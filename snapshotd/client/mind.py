@@ -10,7 +10,7 @@ from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, ref_segment
 from snapshotd.daemon.http.wire import PREVIEW_FILES, check_ref
-from snapshotd.errors import DaemonUnavailable, UsageError
+from snapshotd.errors import DaemonUnavailable
 
 Mode = Literal["files", "conversation", "both"]
 """The part that a rewind takes back: the files, the agent's mind (conversation, journal and state), or both."""
@@ -78,23 +78,6 @@ class Mind(Verbs):
         return self._settled(
             SnapshotInfo.of(self._transport.request("POST", self._line(ref, "rewind"), body=body)), wait
         )
-
-    def promote(self, branch: str, *, compensate: bool = False, wait: Wait = "captured") -> SnapshotInfo:
-        """Make a fork's head, or another snapshot of it, the head of the trajectory that it was forked from: as a
-        rewind, which `undo` takes back. The fork stays. Returns the new snapshot.
-
-        UsageError: it is no fork. Conflict, SandboxFailed: as `rewind`.
-        """
-        base, head = self.promotion(branch)
-        return self.rewind(base, head, compensate=compensate, wait=wait)
-
-    def promotion(self, branch: str) -> tuple[str, str]:
-        """Ids of the trajectory that `promote` changes, and of the snapshot that becomes its head."""
-        head = self.snapshot(branch)
-        source = TrajectoryInfo.of(self._transport.request("GET", f"/trajectories/{head.trajectory}")).forked_from
-        if source is None:
-            raise UsageError(f"{branch} is no fork, so there is no trajectory that it could become the head of")
-        return self.snapshot(source).trajectory, head.id
 
     def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES

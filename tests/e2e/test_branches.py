@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snapshotd.client import Snapshotd
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import UsageError
 from tests.e2e.support import Snap
 
 CALLS = 64
@@ -92,32 +92,3 @@ def test_compare_names_the_first_difference(snap: Snap) -> None:
     assert snap.json("compare", left, alone)["fork_point"] is None
     snap("compare", left, code=UsageError.exit_code)
     snap("rm", "--force", alone, left, right, "base")
-
-
-@pytest.mark.runc
-def test_a_promoted_branch_is_the_trajectorys_head(snap: Snap) -> None:
-    trajectory, _ = snap.create("--runtime", "runc", "--name", "trunk")
-    snap.sh(trajectory, "echo before > f")
-    (fork,) = snap.json("fork", "trunk", "--name", "best")["trajectories"]
-    snap.sh(fork, "echo better > f")
-    snap.sh(trajectory, "echo worse > f")
-    left = snap.json("show", trajectory)["id"]
-    taken = snap.json("promote", "best")
-    assert (taken["trajectory"], taken["tool"]["name"]) == (trajectory, "rewind")
-    assert snap.sh(trajectory, "cat f")["stdout"] == "better\n"
-    assert snap.json("compare", "trunk", "best")["pairs"][0]["files"] == []
-    refused = snap("rm", "--force", fork, code=Conflict.exit_code)
-    assert "goes on from" in refused.stderr
-    snap("rewind", trajectory, taken["id"])
-    snap("undo", trajectory)
-    snap("rewind", trajectory, left)
-    assert snap.sh(trajectory, "cat f")["stdout"] == "worse\n"
-    refused = snap("promote", "trunk", code=UsageError.exit_code)
-    assert "is no fork" in refused.stderr
-    bundle = snap.state_dir.parent / "trunk.bundle"
-    snap("export", "trunk", "-o", bundle)
-    other, _ = snap.create("--runtime", "runc")
-    refused = snap("rewind", "--both", other, fork, code=Conflict.exit_code)
-    assert "nor of a fork of it" in refused.stderr
-    snap("rm", "--force", other)
-    snap("rm", "--force", trajectory, code=Conflict.exit_code)

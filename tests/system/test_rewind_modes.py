@@ -125,7 +125,7 @@ def test_the_mind_only_goes_where_it_has_been(engine: LocalEngine, agent: Agent)
     other = mind_rig.agent(engine)
     other.tool("write", {}, "echo mine > mine")
     for mode in ("conversation", "both"):
-        with pytest.raises(Conflict, match="neither of its history nor of a fork of it"):
+        with pytest.raises(Conflict, match="not of its history"):
             engine.rewind(other.id, one.id, mode=mode)  # type: ignore[arg-type]
     engine.rewind(other.id, one.id, mode="files")
     assert other.files() == AT_ONE
@@ -134,11 +134,8 @@ def test_the_mind_only_goes_where_it_has_been(engine: LocalEngine, agent: Agent)
     forked.tool("write", {}, "echo x > x")
     engine.rewind(fork.id, one.id)
     assert (forked.files(), forked.said()) == (AT_ONE, ["say one"])
-    with pytest.raises(Conflict, match="neither of its history nor of a fork of it"):
+    with pytest.raises(Conflict, match="not of its history"):
         engine.rewind(fork.id, two.id)
-    engine.rewind(agent.id, fork.head)
-    assert (agent.files(), agent.said()) == (AT_ONE, ["say one"])
-    engine.undo(agent.id)
 
 
 def test_a_live_process_is_not_pulled_away_from_its_files(agent: Agent) -> None:

@@ -227,18 +227,11 @@ class Rewinding:
             raise UsageError(f"{mode[:40]!r} cannot be rewound; choose {', '.join(MODES)}")
         if mode != "conversation":
             self.check_files(trajectory, to)
-        if mode != "files" and not (self.in_history(trajectory, to) or self._descends(to, trajectory)):
+        if mode != "files" and not self.in_history(trajectory, to):
             raise Conflict(
-                f"the conversation of {short(trajectory.id)} cannot go to {short(to.id)}, which is neither of its history "
-                "nor of a fork of it; rewind the files alone, or fork that snapshot"
+                f"the conversation of {short(trajectory.id)} cannot go back to {short(to.id)}, which is not of its history; "
+                "rewind the files alone, or fork that snapshot"
             )
-
-    def _descends(self, snapshot: Snapshot, trajectory: Trajectory) -> bool:
-        """True if a snapshot belongs to a fork of the trajectory, or to a fork of one."""
-        own = self._catalog.get_trajectory(snapshot.trajectory)
-        while own.forked_from is not None and own.id != trajectory.id:
-            own = self._catalog.get_trajectory(self._catalog.get_snapshot(own.forked_from).trajectory)
-        return own.id == trajectory.id
 
     def _is_entry(self, snapshot: Snapshot) -> bool:
         """True if the snapshot's call is a tool of the program that happens to have a marker's name."""

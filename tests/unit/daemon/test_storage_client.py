@@ -193,7 +193,7 @@ def test_two_writers_of_one_file_do_not_mix(short_dir: Path) -> None:
     target = short_dir / "x"
     with part_file(target) as write:
         write(b"first")
-        with pytest.raises(Conflict, match="somebody else"), part_file(target) as second:
+        with pytest.raises(Conflict, match="another process is writing"), part_file(target) as second:
             second(b"second")
     assert target.read_bytes() == b"first"
     (short_dir / "x.part").write_bytes(b"left by a killed one, and longer than the next")

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
@@ -208,7 +209,7 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
     begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
     engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _forget=forgotten.append)
     with pytest.raises(OutOfSpace):
-        LocalEngine.create(engine, cast(Any, None))
+        LocalEngine.create(engine, SandboxRequest())
     assert world.made[0].ended
     assert forgotten == [world.trajectory.id]
 
