@@ -64,7 +64,7 @@ def test_enum_values_are_what_is_stored_and_sent() -> None:
         "ApprovalStatus": ["pending", "approved", "denied", "expired", "stale"],
         "EntryKind": ["tool", "model", "question", "task", "checkpoint"],
         "SideEffect": ["local", "idempotent", "irreversible"],
-        "CallStatus": ["done", "failed", "interrupted", "unknown"],
+        "CallStatus": ["done", "failed", "interrupted", "timed-out", "unknown"],
         "Network": ["none", "bridge"],
         "SnapshotState": ["captured", "stored", "lost", "pruned"],
         "Kind": ["file", "directory", "symlink", "fifo", "socket", "char-device", "block-device"],
