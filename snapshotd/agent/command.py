@@ -131,8 +131,11 @@ def _add_mind(commands: Any) -> None:
     _command(commands, "tasks", lambda options: _print(subtasks.tasks()), "Print all subtasks as JSON.")
     for name, fact in (("now", facts.now), ("random", facts.random), ("uuid", facts.uuid)):
         _command(
-            commands, name, lambda options, fact=fact: _print(fact()), "Print a value that stays the same in a replay."
-        )  # type: ignore[misc]
+            commands,
+            name,
+            lambda options, fact=fact: _print(fact()),  # type: ignore[misc]
+            "Print a value that stays the same in a replay.",
+        )
 
 
 def _json(text: str) -> Any:
