@@ -42,7 +42,7 @@ def runc(instance: str, directory: Path, tree: Path, id_map: IdMap | None) -> Ri
 def docker(instance: str, directory: Path, tree: Path, engine: Engine) -> Rig:
     """A rig for the Docker driver, whose run directory is `docker` in `directory`."""
     keeper = KeeperClient(directory / "keeper" / "keeper.sock")
-    runtime = DockerRuntime(instance, run_dir=directory / "docker", keeper=keeper)
+    runtime = DockerRuntime(instance, engine.host, run_dir=directory / "docker", keeper=keeper)
     return Rig(runtime, directory, tree, _init(), (engine.data_root, engine.exec_root), keeper=keeper)
 
 

@@ -17,15 +17,12 @@ from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
 from snapshotd.types import ExperimentID, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus, new_id, short
 
-FORKS_AT_ONCE = 8
-"""Containers made in parallel; more only queue for processors."""
-
 
 class Forks:
     """`forget`: takes a trajectory back that was recorded a moment ago."""
 
     def __init__(self, context: Context, sessions: Sessions, forget: Callable[[TrajectoryID], None]) -> None:
-        self._catalog, self._secrecy = context.catalog, context.secrecy
+        self._catalog, self._secrecy, self._at_once = context.catalog, context.secrecy, context.config.forks_at_once
         self._sessions, self._forget = sessions, forget
 
     def fork(
@@ -49,7 +46,7 @@ class Forks:
             forks = [replace(fork, began=source.id) for fork in forks]
         launched: list[tuple[Sandbox, AgentCalls]] = []
         try:
-            with ThreadPoolExecutor(min(n, FORKS_AT_ONCE)) as pool:
+            with ThreadPoolExecutor(min(n, self._at_once)) as pool:
                 place = source if resumption is None else resumption.began
                 futures = [pool.submit(self._sessions.launch, fork, place, source) for fork in forks]
                 failures = [f.exception() for f in futures]

@@ -28,12 +28,10 @@ from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
 
-WARM_CONTAINERS = int(os.environ.get("SNAPSHOTD_WARM", "2"))
-"""How many spare containers are kept for each kind of sandbox lately used. 0 turns it off."""
 REFILL_DELAY_S = 0.25
 """Making a spare takes a processor for some 50 ms; whoever took the last one is about to start a command."""
 WARM_KINDS = 2
-"""For how many kinds; the least recently used kind's spares are destroyed."""
+"""Number of kinds of sandboxes that have spares; the least recently used kind's are destroyed."""
 
 
 @dataclass(slots=True)
@@ -194,7 +192,7 @@ class Launcher:
 
     def _refill_later(self, spec: SandboxSpec) -> None:
         with self._lock:
-            if self._closed or WARM_CONTAINERS == 0 or spec in self._refilling:
+            if self._closed or self._context.config.warm_containers == 0 or spec in self._refilling:
                 return
             self._refilling.add(spec)
             thread = threading.Thread(target=self._refill, args=(spec,), name="prepare-container")
@@ -207,7 +205,7 @@ class Launcher:
             self._closing.wait(REFILL_DELAY_S)
             while True:
                 with self._lock:
-                    if self._closed or len(self._spares.get(spec, ())) >= WARM_CONTAINERS:
+                    if self._closed or len(self._spares.get(spec, ())) >= self._context.config.warm_containers:
                         return
                 prepared = self.prepare(spec)
                 with self._lock:

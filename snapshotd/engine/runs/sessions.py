@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -83,6 +84,7 @@ class Sessions:
         gateways: Gateways,
     ) -> None:
         self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
+        self._pump = partial(pump, spool=context.spool, max_bytes=context.config.output_bytes)
         self._gate, self._store, self._gateways = gate, store, gateways
         self._places = Places(context, cold.take)
         self._recorders: dict[TrajectoryID, Recorder] = {}
@@ -374,7 +376,7 @@ class Sessions:
         before = hits(sandbox.container.pid)
         sandbox.ended_for.clear()
         process = self._start(sandbox, spec, command=command)
-        outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
+        outcome = self._pump(process, funnel, show, caller=caller, abandon=not record)
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = _status(outcome)
@@ -559,9 +561,7 @@ class Sessions:
         status = TrajectoryStatus.INTERRUPTED
         try:
             funnel = self._context.secrecy.of(trajectory)
-            outcome = pump(
-                process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed
-            )
+            outcome = self._pump(process, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
             exit_code = outcome.exit_code
             reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
             if reached is not None:

@@ -23,10 +23,6 @@ from snapshotd.types import BlobID
 _PIECE_BYTES = 64 << 10
 _LATE_BYTES = 1 << 20
 """A pipe holds at most this much: what is read beyond it after a command's end was not written by the command."""
-MAX_OUTPUT_BYTES = 4 << 30
-"""Of one stream of one command. What comes after is read and dropped, so that the command is neither stopped nor able
-to fill the disk."""
-
 
 Shown = Callable[[Stream, bytes, int], None]
 """Like `OutputSink`. The number: with this, so many bytes of the stream, as it came, are shown."""
@@ -53,16 +49,19 @@ class Outcome:
 
 def pump(
     process: Process,
-    spool: Spool,
     funnel: Funnel,
     show: Shown,
     *,
+    spool: Spool,
+    max_bytes: int,
     intakes: Mapping[Stream, Intake] | None = None,
     earlier: Iterable[Printed] = (),
     caller: Caller | None = None,
     abandon: bool = False,
 ) -> Outcome:
     """Read both streams until the command has ended, then save them. What is saved and shown has gone through `funnel`.
+    `max_bytes`: of one stream; what comes after is read and not saved, so that the command is neither stopped nor able
+    to fill the disk.
     `intakes`: where lies what is on its way to `show`, if another daemon may have to go on. `earlier`: what was shown
     before, by such another one. `caller` gives the command its input, and may stop to read its output; with `abandon`
     the command is killed when the caller is gone.
@@ -97,7 +96,7 @@ def pump(
                 (out if piece.stream == "stdout" else err).write(piece.data)
                 shown[piece.stream] = piece.shown_bytes
             streams = {
-                fd: _Stream(fd, name, writer, funnel, show, None if intakes is None else intakes[name], shown[name])
+                fd: _Stream(fd, name, writer, max_bytes, funnel, show, intakes[name] if intakes else None, shown[name])
                 for (fd, name), writer in zip(names.items(), (out, err), strict=True)
             }
             _read(process, streams, open_fds, done_r, attended)
@@ -127,9 +126,18 @@ class _Stream:
     """Where one stream of a command comes from, and goes. `shown`: so many bytes of it were shown by another daemon."""
 
     def __init__(
-        self, fd: int, name: Stream, writer: BlobWriter, funnel: Funnel, show: Shown, intake: Intake | None, shown: int
+        self,
+        fd: int,
+        name: Stream,
+        writer: BlobWriter,
+        max_bytes: int,
+        funnel: Funnel,
+        show: Shown,
+        intake: Intake | None,
+        shown: int,
     ) -> None:
         self._fd, self.name, self._writer, self._show, self._intake, self._shown = fd, name, writer, show, intake, shown
+        self._max_bytes = max_bytes
         self._concealer = funnel.concealer(self._pass_on)
         self.lost_bytes = 0
         if intake is not None:
@@ -151,7 +159,7 @@ class _Stream:
         self._concealer.finish()
 
     def _pass_on(self, data: bytes) -> None:
-        if self._writer.size_bytes < MAX_OUTPUT_BYTES:
+        if self._writer.size_bytes < self._max_bytes:
             self._writer.write(data)
         else:
             self.lost_bytes += len(data)
