@@ -7,26 +7,50 @@ Unknown members are ignored, so that a daemon may say more than its client knows
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
 Json = dict[str, Any]
+_Make = Callable[[Any], Any]
 
 
-def plain(cls: type[T], data: Json, **made: Any) -> T:
-    """`cls` from the members of `data` with its fields' names; `made` holds those that are records themselves."""
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: made[name] if name in made else data[name] for name in names})
+class Record:
+    """A dataclass that is made from the API's JSON by the types of its fields."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, data: Json) -> Self:
+        """From the members of `data` with the fields' names. A `path` is the sandbox's, every byte of it."""
+        made = {name: data[name] if make is None else make(data[name]) for name, make in _makers(cls).items()}
+        if "path_b64" in data and "path" in made:
+            made["path"] = base64.b64decode(data["path_b64"])
+        return cls(**made)
 
 
-def path_of(data: Json) -> bytes:
-    """A sandbox path, every byte of it."""
-    return base64.b64decode(data["path_b64"]) if "path_b64" in data else str(data["path"]).encode()
+@cache
+def _makers(cls: Any) -> dict[str, _Make | None]:
+    hints = get_type_hints(cls)
+    return {field.name: _maker(hints[field.name]) for field in fields(cls)}
+
+
+def _maker(hint: Any) -> _Make | None:
+    """Makes a field of this type from its JSON; None: the JSON itself is the field."""
+    if hint is bytes:
+        return str.encode
+    made = next(filter(None, map(_maker, get_args(hint))), None)
+    if get_origin(hint) is tuple:
+        return tuple if made is None else lambda values: tuple(map(made, values))
+    if get_origin(hint) is UnionType:
+        return None if made is None else lambda value: None if value is None else made(value)
+    return hint.of if isinstance(hint, type) and issubclass(hint, Record) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class Files(Record):
     """How a snapshot's files differ from its parent's."""
 
     added: int
@@ -34,13 +58,9 @@ class Files:
     deleted: int
     bytes: int
 
-    @classmethod
-    def of(cls, data: Json | None) -> Files | None:
-        return None if data is None else plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class DamagedOutput:
+class DamagedOutput(Record):
     """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
     of what it held."""
 
@@ -48,13 +68,9 @@ class DamagedOutput:
     bytes: int | None
     hash: str
 
-    @classmethod
-    def of(cls, data: Json) -> DamagedOutput:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Record):
     """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from
     `Snapshotd.output`, `damaged` what was there and cannot."""
 
@@ -68,15 +84,9 @@ class Tool:
     outputs: tuple[str, ...]
     damaged: tuple[DamagedOutput, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> Tool:
-        return plain(
-            cls, data, outputs=tuple(data["outputs"]), damaged=tuple(DamagedOutput.of(item) for item in data["damaged"])
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class SnapshotInfo:
+class SnapshotInfo(Record):
     """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost
     or pruned."""
 
@@ -99,45 +109,27 @@ class SnapshotInfo:
     warnings: tuple[str, ...]
     """What its stored files lack of those that the sandbox had, one sentence each."""
 
-    @classmethod
-    def of(cls, data: Json) -> SnapshotInfo:
-        tool, files, tags, warnings = (
-            Tool.of(data["tool"]),
-            Files.of(data["files"]),
-            tuple(data["tags"]),
-            tuple(data["warnings"]),
-        )
-        return plain(cls, data, tool=tool, files=files, tags=tags, warnings=warnings)
-
 
 @dataclass(frozen=True, slots=True)
-class LimitsInfo:
+class LimitsInfo(Record):
     memory_bytes: int
     cpus: float
     pids: int
     disk_bytes: int
     """0: half of the file system that holds the layers."""
 
-    @classmethod
-    def of(cls, data: Json) -> LimitsInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class AgentInfo:
+class AgentInfo(Record):
     """`program` is how many leading items of `argv` are the program; a fork may replace the rest."""
 
     argv: tuple[str, ...]
     program: int
     cwd: str
 
-    @classmethod
-    def of(cls, data: Json | None) -> AgentInfo | None:
-        return None if data is None else plain(cls, data, argv=tuple(data["argv"]))
-
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryInfo:
+class TrajectoryInfo(Record):
     """`status` is running, stopped, finished, failed or interrupted."""
 
     id: str
@@ -154,13 +146,9 @@ class TrajectoryInfo:
     experiment: str | None
     exit_code: int | None
 
-    @classmethod
-    def of(cls, data: Json) -> TrajectoryInfo:
-        return plain(cls, data, limits=LimitsInfo.of(data["limits"]), agent=AgentInfo.of(data["agent"]))
-
 
 @dataclass(frozen=True, slots=True)
-class SandboxInfo:
+class SandboxInfo(Record):
     """A live sandbox."""
 
     trajectory: TrajectoryInfo
@@ -169,39 +157,24 @@ class SandboxInfo:
     started_at: str
     agent_running: bool
 
-    @classmethod
-    def of(cls, data: Json) -> SandboxInfo:
-        return plain(cls, data, trajectory=TrajectoryInfo.of(data["trajectory"]))
-
 
 @dataclass(frozen=True, slots=True)
-class ExecInfo:
+class ExecInfo(Record):
     """How a command ended. `snapshot` is None for one in a throw-away fork."""
 
     exit_code: int
     snapshot: SnapshotInfo | None
     call: Tool
 
-    @classmethod
-    def of(cls, data: Json) -> ExecInfo:
-        snapshot = data["snapshot"]
-        return plain(
-            cls, data, snapshot=None if snapshot is None else SnapshotInfo.of(snapshot), call=Tool.of(data["call"])
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class ForkInfo:
+class ForkInfo(Record):
     experiment: str
     trajectories: tuple[TrajectoryInfo, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> ForkInfo:
-        return plain(cls, data, trajectories=tuple(TrajectoryInfo.of(item) for item in data["trajectories"]))
-
 
 @dataclass(frozen=True, slots=True)
-class EntryInfo:
+class EntryInfo(Record):
     """One side of a change. `mode` is octal text."""
 
     kind: str
@@ -210,13 +183,9 @@ class EntryInfo:
     gid: int
     size: int
 
-    @classmethod
-    def of(cls, data: Json | None) -> EntryInfo | None:
-        return None if data is None else plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class ChangeInfo:
+class ChangeInfo(Record):
     """One path that differs: `change` is added, changed or deleted; `path` is the sandbox's bytes, without a leading
     slash."""
 
@@ -225,25 +194,17 @@ class ChangeInfo:
     before: EntryInfo | None
     after: EntryInfo | None
 
-    @classmethod
-    def of(cls, data: Json) -> ChangeInfo:
-        return cls(data["change"], path_of(data), EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
-
 
 @dataclass(frozen=True, slots=True)
-class MessageInfo:
+class MessageInfo(Record):
     """One entry of a conversation."""
 
     role: str
     content: Any
 
-    @classmethod
-    def of(cls, data: Json) -> MessageInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class RestoreInfo:
+class RestoreInfo(Record):
     """What a restore wrote. `warnings` names everything the target could not hold."""
 
     files: int
@@ -251,13 +212,9 @@ class RestoreInfo:
     bytes: int
     warnings: tuple[str, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> RestoreInfo:
-        return plain(cls, data, warnings=tuple(data["warnings"]))
-
 
 @dataclass(frozen=True, slots=True)
-class ImageInfo:
+class ImageInfo(Record):
     id: str
     name: str
     source: str
@@ -265,13 +222,9 @@ class ImageInfo:
     files: int
     created_at: str
 
-    @classmethod
-    def of(cls, data: Json) -> ImageInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(Record):
     """Which snapshots keep their files: those that any rule keeps; without any rule, all. What each field means is said
     in the engine's `RetentionPolicy`."""
 
@@ -280,10 +233,6 @@ class Policy:
     keep_every: int | None = None
     keep_failed: int | None = None
     max_bytes: int | None = None
-
-    @classmethod
-    def of(cls, data: Json) -> Policy:
-        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +246,7 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageInfo:
+class UsageInfo(Record):
     """What takes space, in bytes. `states` is how many snapshots are captured, stored, lost and pruned."""
 
     layer_bytes: int
@@ -307,13 +256,9 @@ class UsageInfo:
     states: dict[str, int]
     unarchived: int
 
-    @classmethod
-    def of(cls, data: Json) -> UsageInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class PrunedInfo:
+class PrunedInfo(Record):
     """A snapshot whose files go, or went, and why."""
 
     snapshot: str
@@ -322,13 +267,9 @@ class PrunedInfo:
     created_at: str
     reason: str
 
-    @classmethod
-    def of(cls, data: Json) -> PrunedInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class PruneInfo:
+class PruneInfo(Record):
     """What a prune did, or with `dry_run` would do."""
 
     dry_run: bool
@@ -338,13 +279,9 @@ class PruneInfo:
     evicted_layer_bytes: int
     repository_bytes: int
 
-    @classmethod
-    def of(cls, data: Json) -> PruneInfo:
-        return plain(cls, data, snapshots=tuple(PrunedInfo.of(item) for item in data["snapshots"]))
-
 
 @dataclass(frozen=True, slots=True)
-class DamageInfo:
+class DamageInfo(Record):
     """One thing that is wrong. `snapshot` and `path` (bytes, without a leading slash) name the first that needs it."""
 
     pack: str | None
@@ -353,13 +290,9 @@ class DamageInfo:
     snapshot: str | None
     path: bytes | None
 
-    @classmethod
-    def of(cls, data: Json) -> DamageInfo:
-        return plain(cls, data, path=None if data["path"] is None else path_of(data))
-
 
 @dataclass(frozen=True, slots=True)
-class CheckInfo:
+class CheckInfo(Record):
     """What a check read and found. `snapshots` are all that cannot be read in full."""
 
     objects: int
@@ -368,26 +301,13 @@ class CheckInfo:
     damages: tuple[DamageInfo, ...]
     snapshots: tuple[str, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> CheckInfo:
-        return plain(
-            cls,
-            data,
-            damages=tuple(DamageInfo.of(item) for item in data["damages"]),
-            snapshots=tuple(data["snapshots"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class RepairInfo:
+class RepairInfo(Record):
     """What a repair did, and the snapshots it could not bring back."""
 
     actions: tuple[str, ...]
     lost: tuple[str, ...]
-
-    @classmethod
-    def of(cls, data: Json) -> RepairInfo:
-        return cls(tuple(data["actions"]), tuple(data["lost"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,24 +319,15 @@ class ExportInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportInfo:
+class ImportInfo(Record):
     trajectories: tuple[TrajectoryInfo, ...]
     snapshots: int
     warnings: tuple[str, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> ImportInfo:
-        lines = tuple(TrajectoryInfo.of(item) for item in data["trajectories"])
-        return plain(cls, data, trajectories=lines, warnings=tuple(data["warnings"]))
-
 
 @dataclass(frozen=True, slots=True)
-class VersionInfo:
+class VersionInfo(Record):
     version: str
     api_version: str
     pid: int
     state_dir: str
-
-    @classmethod
-    def of(cls, data: Json) -> VersionInfo:
-        return plain(cls, data)
