@@ -25,16 +25,16 @@ class Record:
     @classmethod
     def of(cls, data: Json) -> Self:
         """From the members of `data` with the fields' names. A `path` is the sandbox's, every byte of it."""
-        made = {name: data[name] if make is None else make(data[name]) for name, make in _makers(cls).items()}
+        made = {name: data[name] if make is None else make(data[name]) for name, make in _makers(cls).items()}  # type: ignore[arg-type]
         if "path_b64" in data and "path" in made:
             made["path"] = base64.b64decode(data["path_b64"])
         return cls(**made)
 
 
 @cache
-def _makers(cls: Any) -> dict[str, _Make | None]:
+def _makers(cls: type[Record]) -> dict[str, _Make | None]:
     hints = get_type_hints(cls)
-    return {field.name: _maker(hints[field.name]) for field in fields(cls)}
+    return {field.name: _maker(hints[field.name]) for field in fields(cls)}  # type: ignore[arg-type]
 
 
 def _maker(hint: Any) -> _Make | None:
