@@ -6,8 +6,9 @@ import click
 
 from snapshotd.cli.command import after_dashes, connect, declare, json_option
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import ForkCount, Name, complete_snapshot
+from snapshotd.cli.values import Count, Name, complete_snapshot
 from snapshotd.cli.waiting import Wait, state_of, wait_option
+from snapshotd.daemon.http.wire import FORK_MAX
 
 _EXAMPLES = [
     "snapshotd fork a1b2c3",
@@ -22,7 +23,7 @@ _EXAMPLES = [
     "-n",
     "--n",
     "count",
-    type=ForkCount(),
+    type=Count(1, FORK_MAX),
     default="1",
     show_default=True,
     metavar="N",
