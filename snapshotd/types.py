@@ -256,7 +256,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One entry of a journal: an intent, durable before it is carried out, and its one outcome.
 
     `status` None: nobody has seen it end (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
@@ -289,7 +289,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a journal entry ended. See `Entry`."""
+    """How a journal entry ended. See `JournalEntry`."""
 
     id: CallID
     status: CallStatus

@@ -90,7 +90,7 @@ def no_space(exc: OSError) -> OutOfSpace:
     return OutOfSpace(f"the output cannot be written to its end: {exc.strerror}; free some space or send it elsewhere")
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command of ours.
 
     `examples`: command lines for the help. `docker_codes`: docker's exit codes, for commands that run something: 125
@@ -157,9 +157,9 @@ class Command(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
+def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Declare a command of ours. Its docstring's first line is what `snapshotd --help` says about it."""
-    return click.command(name, cls=Command, examples=examples, **attrs)
+    return click.command(name, cls=CliCommand, examples=examples, **attrs)
 
 
 def global_options() -> list[click.Option]:

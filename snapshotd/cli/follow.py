@@ -105,7 +105,7 @@ def follow(
     With `wait`, its `finished` comes when that has happened, and has `state`. BrokenPipeError when nobody reads what is
     shown any more: with `stop_on_interrupt` the run was stopped before.
     """
-    replay = Replay()
+    replay = ReplayLine()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
     if wait is not None:
         events = _waiting(events, client, trajectory, wait)
@@ -120,7 +120,7 @@ def follow(
     return code if interruption.signal is None else 128 + interruption.signal
 
 
-def _tell_lost(replay: Replay) -> None:
+def _tell_lost(replay: ReplayLine) -> None:
     replay.clear()
     note("the daemon went away; following its successor")
 
@@ -132,7 +132,7 @@ def _waiting(
         yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
-class Replay:
+class ReplayLine:
     """The calls that a resumed program gets from the journal: one line that counts them on a terminal, and one when
     they are over."""
 
@@ -162,7 +162,7 @@ class Replay:
             self._shown = False
 
 
-def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, as_json: bool, quiet: bool) -> int:
+def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: ReplayLine, *, as_json: bool, quiet: bool) -> int:
     raw = RawOutput()
     seen, warning = False, None
     for event in events:

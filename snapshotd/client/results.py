@@ -17,7 +17,7 @@ Json = dict[str, Any]
 _Make = Callable[[Any], Any]
 
 
-class Record:
+class ApiRecord:
     """A dataclass that is made from the API's JSON by the types of its fields."""
 
     __slots__ = ()
@@ -32,7 +32,7 @@ class Record:
 
 
 @cache
-def _makers(cls: type[Record]) -> dict[str, _Make | None]:
+def _makers(cls: type[ApiRecord]) -> dict[str, _Make | None]:
     hints = get_type_hints(cls)
     return {field.name: _maker(hints[field.name]) for field in fields(cls)}  # type: ignore[arg-type]
 
@@ -46,11 +46,11 @@ def _maker(hint: Any) -> _Make | None:
         return tuple if made is None else lambda values: tuple(map(made, values))
     if get_origin(hint) is UnionType:
         return None if made is None else lambda value: None if value is None else made(value)
-    return hint.of if isinstance(hint, type) and issubclass(hint, Record) else None
+    return hint.of if isinstance(hint, type) and issubclass(hint, ApiRecord) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Files(Record):
+class FileCounts(ApiRecord):
     """How a snapshot's files differ from its parent's."""
 
     added: int
@@ -60,7 +60,7 @@ class Files(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedOutput(Record):
+class DamagedOutput(ApiRecord):
     """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
     of what it held."""
 
@@ -70,7 +70,7 @@ class DamagedOutput(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Tool(Record):
+class Tool(ApiRecord):
     """A recorded tool call. `status` is done, failed, interrupted or unknown; `outputs` names what can be had from
     `Snapshotd.output`, `damaged` what was there and cannot."""
 
@@ -86,7 +86,7 @@ class Tool(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotInfo(Record):
+class SnapshotInfo(ApiRecord):
     """`files` is None until the daemon has counted what changed, in the background. `state` is captured, stored, lost
     or pruned."""
 
@@ -95,7 +95,7 @@ class SnapshotInfo(Record):
     trajectory: str
     seq: int
     tool: Tool
-    files: Files | None
+    files: FileCounts | None
     state: str
     pause_ms: float
     created_at: str
@@ -111,7 +111,7 @@ class SnapshotInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsInfo(Record):
+class LimitsInfo(ApiRecord):
     memory_bytes: int
     cpus: float
     pids: int
@@ -120,7 +120,7 @@ class LimitsInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentInfo(Record):
+class AgentInfo(ApiRecord):
     """`program` is how many leading items of `argv` are the program; a fork may replace the rest."""
 
     argv: tuple[str, ...]
@@ -129,7 +129,7 @@ class AgentInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryInfo(Record):
+class TrajectoryInfo(ApiRecord):
     """`status` is running, stopped, finished, failed or interrupted."""
 
     id: str
@@ -148,7 +148,7 @@ class TrajectoryInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxInfo(Record):
+class SandboxInfo(ApiRecord):
     """A live sandbox."""
 
     trajectory: TrajectoryInfo
@@ -159,7 +159,7 @@ class SandboxInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecInfo(Record):
+class ExecInfo(ApiRecord):
     """How a command ended. `snapshot` is None for one in a throw-away fork."""
 
     exit_code: int
@@ -168,13 +168,13 @@ class ExecInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkInfo(Record):
+class ForkInfo(ApiRecord):
     experiment: str
     trajectories: tuple[TrajectoryInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EntryInfo(Record):
+class EntryInfo(ApiRecord):
     """One side of a change. `mode` is octal text."""
 
     kind: str
@@ -185,7 +185,7 @@ class EntryInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeInfo(Record):
+class ChangeInfo(ApiRecord):
     """One path that differs: `change` is added, changed or deleted; `path` is the sandbox's bytes, without a leading
     slash."""
 
@@ -196,7 +196,7 @@ class ChangeInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class MessageInfo(Record):
+class MessageInfo(ApiRecord):
     """One entry of a conversation."""
 
     role: str
@@ -204,7 +204,7 @@ class MessageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreInfo(Record):
+class RestoreInfo(ApiRecord):
     """What a restore wrote. `warnings` names everything the target could not hold."""
 
     files: int
@@ -214,7 +214,7 @@ class RestoreInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageInfo(Record):
+class ImageInfo(ApiRecord):
     id: str
     name: str
     source: str
@@ -224,7 +224,7 @@ class ImageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy(Record):
+class Policy(ApiRecord):
     """Which snapshots keep their files: those that any rule keeps; without any rule, all. What each field means is said
     in the engine's `RetentionPolicy`."""
 
@@ -246,7 +246,7 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageInfo(Record):
+class UsageInfo(ApiRecord):
     """What takes space, in bytes. `states` is how many snapshots are captured, stored, lost and pruned."""
 
     layer_bytes: int
@@ -258,7 +258,7 @@ class UsageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class PrunedInfo(Record):
+class PrunedInfo(ApiRecord):
     """A snapshot whose files go, or went, and why."""
 
     snapshot: str
@@ -269,7 +269,7 @@ class PrunedInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class PruneInfo(Record):
+class PruneInfo(ApiRecord):
     """What a prune did, or with `dry_run` would do."""
 
     dry_run: bool
@@ -281,7 +281,7 @@ class PruneInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class DamageInfo(Record):
+class DamageInfo(ApiRecord):
     """One thing that is wrong. `snapshot` and `path` (bytes, without a leading slash) name the first that needs it."""
 
     pack: str | None
@@ -292,7 +292,7 @@ class DamageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckInfo(Record):
+class CheckInfo(ApiRecord):
     """What a check read and found. `snapshots` are all that cannot be read in full."""
 
     objects: int
@@ -303,7 +303,7 @@ class CheckInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RepairInfo(Record):
+class RepairInfo(ApiRecord):
     """What a repair did, and the snapshots it could not bring back."""
 
     actions: tuple[str, ...]
@@ -319,14 +319,14 @@ class ExportInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportInfo(Record):
+class ImportInfo(ApiRecord):
     trajectories: tuple[TrajectoryInfo, ...]
     snapshots: int
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class VersionInfo(Record):
+class VersionInfo(ApiRecord):
     version: str
     api_version: str
     pid: int

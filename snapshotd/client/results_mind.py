@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotd.client.results import ChangeInfo, Json, MessageInfo, Record, TrajectoryInfo
+from snapshotd.client.results import ApiRecord, ChangeInfo, Json, MessageInfo, TrajectoryInfo
 
 
 @dataclass(frozen=True, slots=True)
-class JournalInfo(Record):
+class JournalInfo(ApiRecord):
     """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or
     irreversible; `status` done, failed, unknown (cut off), or None: nobody has seen it end. `snapshot` binds it; None
     while none does."""
@@ -32,7 +32,7 @@ class JournalInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskInfo(Record):
+class TaskInfo(ApiRecord):
     """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first
     call."""
 
@@ -45,7 +45,7 @@ class TaskInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class EffectInfo(Record):
+class EffectInfo(ApiRecord):
     """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it;
     `compensated` what became of that: None (not run), done, failed, interrupted (its sandbox was ended), or unknown
     (nobody saw it end)."""
@@ -62,7 +62,7 @@ class EffectInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RewindPreview(Record):
+class RewindPreview(ApiRecord):
     """What a rewind would do: `files` that change (at most so many as were asked for, `file_count` all of them),
     `messages` that go, `effects` that cannot be undone, newest first."""
 
@@ -76,7 +76,7 @@ class RewindPreview(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalInfo(Record):
+class ApprovalInfo(ApiRecord):
     """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (what it was
     asked for is not what would run any more). `edited`: the arguments that the approver put in their place, as a tuple
     of one."""
@@ -100,7 +100,7 @@ class ApprovalInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalView(Record):
+class ApprovalView(ApiRecord):
     """An approval with the files that changed since the trajectory's last one (`since`); `more`: not all of them are
     listed."""
 
@@ -112,7 +112,7 @@ class ApprovalView(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ValueInfo(Record):
+class ValueInfo(ApiRecord):
     """One version of a value of the key-value store."""
 
     tenant: str

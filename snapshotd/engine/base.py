@@ -26,9 +26,9 @@ from snapshotd.types import (
     Approval,
     ApprovalStatus,
     CallStatus,
-    Entry,
     ExperimentID,
     Image,
+    JournalEntry,
     Limits,
     Message,
     Network,
@@ -154,7 +154,7 @@ class Effect:
     UNKNOWN: begun, nobody saw it end)."""
 
     trajectory: TrajectoryID
-    entry: Entry
+    entry: JournalEntry
     compensation: tuple[str, ...] | None
     compensated: CallStatus | None
 
@@ -452,7 +452,7 @@ class Engine(ABC):
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
-    def journal(self, ref: str) -> list[Entry]:
+    def journal(self, ref: str) -> list[JournalEntry]:
         """The journal up to a snapshot (of a trajectory: with what its head does not bind yet), from the program's
         beginning."""
 

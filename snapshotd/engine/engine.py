@@ -53,8 +53,8 @@ from snapshotd.engine.storing import evict, look, needed, reserve, retention
 from snapshotd.engine.storing.archive import Archive
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.browse import Browse
-from snapshotd.engine.storing.child import Child
-from snapshotd.engine.storing.cold import Cold, LazyLayers
+from snapshotd.engine.storing.child import EngineChild
+from snapshotd.engine.storing.cold import Cold, LazyServer
 from snapshotd.engine.storing.linkgroups import LinkGroups
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
@@ -91,7 +91,7 @@ _log = logging.getLogger(__name__)
 class LocalEngine(MindVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
-    def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
+    def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
         """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a
         model endpoint."""
         self._context = context
@@ -102,7 +102,7 @@ class LocalEngine(MindVerbs):
         self._cold = Cold(
             context,
             self._merger.apply,
-            Child(context.child("cold")),
+            EngineChild(context.child("cold")),
             lazy,
             lambda: self._archive.wait(),
             lambda: self._archive.layer_came_back(),

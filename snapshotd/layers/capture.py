@@ -42,7 +42,7 @@ def _signature(st: os.stat_result) -> Signature:
 
 
 @dataclass(slots=True)
-class Mirror:
+class FinishedCapture:
     """A finished capture: its layer, and what every entry of the upper looked like when it was copied."""
 
     layer: LayerID
@@ -52,10 +52,10 @@ class Mirror:
 def capture(
     store: LayerStore,
     upper: LayerID,
-    previous: Mirror | None,
+    previous: FinishedCapture | None,
     frozen: AbstractContextManager[object],
     volatile: Callable[[], set[bytes]],
-) -> Mirror:
+) -> FinishedCapture:
     """Copy the live `upper` into a new layer. `frozen` stops the sandbox's processes while it is entered; `volatile` is
     called inside it.
 
@@ -77,7 +77,7 @@ def capture(
                     os.close(fd)
         store.drop_work(layer)
         hit("layers.capture.copied")
-        return Mirror(layer, copier.seen)
+        return FinishedCapture(layer, copier.seen)
     except BaseException:
         store.remove(layer)
         raise

@@ -32,13 +32,13 @@ from snapshotd.errors import Denied, SnapshotdError, Unsupported
 from snapshotd.gateway.base import (
     REPLAY_LIMIT_BYTES,
     ModelCall,
-    Recorded,
+    RecordedReply,
     ReplyContent,
     ToolResult,
     TurnReply,
     TurnRequest,
 )
-from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolCall, new_id
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, ToolCall, new_id
 
 MAX_DIALOGS = 16
 """Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is
@@ -82,7 +82,7 @@ class ModelCalls:
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
 
-    def turn(self, request: TurnRequest) -> Recorded | None:
+    def turn(self, request: TurnRequest) -> RecordedReply | None:
         """See `GatewayHandler.turn`."""
         dialog, known = self._dialog(request)
         replaying = self._recorder.replaying
@@ -137,7 +137,7 @@ class ModelCalls:
 
     # -- tools ----------------------------------------------------------------------------------------------------------
 
-    def _open_tool(self, call: ModelCall, model: Entry) -> None:
+    def _open_tool(self, call: ModelCall, model: JournalEntry) -> None:
         """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
         with self._lock:
             if call.id in self._tools:
@@ -221,7 +221,7 @@ class ModelCalls:
             self._tools.pop(result.id, None)
         return True
 
-    def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
+    def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: JournalEntry) -> RecordedReply:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and if nobody saw them end, it
         is for real."""
         recorded = _recorded(entry)
@@ -248,7 +248,9 @@ class ModelCalls:
             self._recorder.message(message, rid=_rid(dialog, at, number, message))
         self._heard(dialog, at, content.digests)
 
-    def _unheard(self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]) -> Recorded | None:
+    def _unheard(
+        self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]
+    ) -> RecordedReply | None:
         """A reply that is recorded and that the agent has not got, because the daemon was killed meanwhile, so that it
         asks the same again. What else had to be done with it is done now, as far as it was not."""
         self._resumed.discard(dialog.number)
@@ -366,18 +368,18 @@ def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
     }
 
 
-def _recorded(entry: Entry) -> Recorded:
+def _recorded(entry: JournalEntry) -> RecordedReply:
     """The reply of an entry, to be sent again. Unsupported: it was not kept."""
     result = entry.result
     if "body_b64" in result:
-        return Recorded(
+        return RecordedReply(
             result["status"], result["content_type"], base64.b64decode(result["body_b64"]), result["complete"]
         )
     if "body" in result:
-        return Recorded(result["status"], result["content_type"], result["body"].encode(), result["complete"])
+        return RecordedReply(result["status"], result["content_type"], result["body"].encode(), result["complete"])
     if entry.status is CallStatus.DONE:
         raise Unsupported(
             f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot without "
             "--resume and start an agent there"
         )
-    return Recorded(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")
+    return RecordedReply(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from snapshotd.engine.protocol.agent_connection import Connection
+from snapshotd.engine.protocol.agent_connection import AgentConnection
 from snapshotd.engine.protocol.agent_handler import BODY_LIMIT_BYTES, AgentHandler
 from snapshotd.engine.protocol.agent_wire import Disconnected
 from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError
@@ -59,7 +59,7 @@ class AgentServer:
         self._admit = admit
         self._lost = lost
         self._lock = threading.Lock()
-        self._connections: set[Connection] = set()
+        self._connections: set[AgentConnection] = set()
         self._threads: list[threading.Thread] = []
         """Every thread that may still run, for `close`; those that have ended are dropped when the next one starts."""
         self._parked: Counter[int] = Counter()
@@ -144,7 +144,7 @@ class AgentServer:
 
     def _start(self, connected: socket.socket) -> None:
         try:
-            connection = Connection(self, connected)
+            connection = AgentConnection(self, connected)
         except OSError:
             connected.close()
             return
@@ -173,7 +173,7 @@ class AgentServer:
             pass  # it is being turned away; whether it hears why is its own affair
         connected.close()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: AgentConnection) -> None:
         try:
             if not self._admit(connection.pid):
                 connection.fail(

@@ -17,7 +17,7 @@ from snapshotd.engine.mind.replay import Resumption, shown
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Ambiguous, Conflict, NotFound, Undecided, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.types import CallStatus, Ended, Entry, SideEffect, Snapshot, Trajectory, TrajectoryStatus, short
+from snapshotd.types import CallStatus, Ended, JournalEntry, SideEffect, Snapshot, Trajectory, TrajectoryStatus, short
 
 _MIN_PREFIX = 4
 
@@ -61,7 +61,7 @@ class Resumes:
             self._catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED)
             raise
 
-    def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[Entry, ...]:
+    def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[JournalEntry, ...]:
         """What a program that starts again has to meet: the journal from its beginning, and what ended since the
         head."""
         bound = self._catalog.journal(head.id, since=trajectory.began)
@@ -100,7 +100,7 @@ class Resumes:
             self._catalog.end_entry(trajectory.id, ended)
 
 
-def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
+def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:
     found = [entry for entry in cut_off if entry.id.startswith(ref)] if len(ref) >= _MIN_PREFIX else []
     if len(found) > 1:
         raise Ambiguous(f"{ref} fits several calls that were cut off: type more characters")
@@ -110,7 +110,7 @@ def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
     return found[0]
 
 
-def _question(trajectory: Trajectory, entries: Sequence[Entry]) -> str:
+def _question(trajectory: Trajectory, entries: Sequence[JournalEntry]) -> str:
     calls = "; ".join(f"{short(entry.id)} {entry.name} with {shown(entry.arguments, 200)}" for entry in entries[:5])
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (

@@ -59,7 +59,7 @@ class Captured:
 
 
 @dataclass(eq=False, slots=True)
-class Command:
+class ClientCommand:
     """One that a client runs."""
 
     process: Process | None = None
@@ -106,7 +106,7 @@ class Sandbox:
     under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ClientCommand] = field(default_factory=list)
     """Those of clients that run, or have ended and are not committed yet."""
     ending: bool = False
     """No more commands."""
@@ -115,7 +115,7 @@ class Sandbox:
     claimed: SnapshotID | None = None
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
-    """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
+    """The fence of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
     gateway: Gateway | None = None
     """Its model endpoint, if its trajectory has providers."""
     live: LiveRecord | None = None
@@ -124,7 +124,7 @@ class Sandbox:
     """What the keeper has of it, by name."""
     residue: Callable[[], dict[str, Any]] = dict
     """What is pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
-    mirror: copying.Mirror | None = None
+    mirror: copying.FinishedCapture | None = None
     own_layers: list[LayerID] = field(default_factory=list)
     """What is pinned for it: the live upper, and what was made of it and no snapshot has."""
     agent_running: bool = False
@@ -152,10 +152,10 @@ class Sandbox:
         return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
 
     @contextlib.contextmanager
-    def command(self) -> Iterator[Command]:
+    def command(self) -> Iterator[ClientCommand]:
         """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox
         is about to end."""
-        command = Command()
+        command = ClientCommand()
         with self.lock:
             if self.ending:
                 raise Conflict(
