@@ -5,30 +5,52 @@ from __future__ import annotations
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.follow import RawOutput, note
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import Name, complete_snapshot, complete_tag
+from snapshotd.client.client import Snapshotd
+from snapshotd.types import short
+
+_EXAMPLES = [
+    "snapshotd tag a1b2c3 best",
+    "snapshotd tag --move d4e5f6 best",
+    "snapshotd tag --if 'make test' agent known-good",
+    "snapshotd tag --delete best",
+]
 
 
-@declare(
-    "tag", examples=["snapshotd tag a1b2c3 best", "snapshotd tag --move d4e5f6 best", "snapshotd tag --delete best"]
-)
+@declare("tag", examples=_EXAMPLES)
 @click.option("--move", is_flag=True, help="Take the tag away from the snapshot that has it.")
 @click.option("--delete", metavar="NAME", help="Remove this tag; the snapshot stays.", shell_complete=complete_tag)
+@click.option(
+    "--if",
+    "condition",
+    metavar="CMD",
+    help="Only if this shell command passes in a throw-away fork of the snapshot; then the tag moves, as with --move.",
+)
 @json_option
 @click.argument("snapshot", metavar="ID", required=False, shell_complete=complete_snapshot)
 @click.argument("name", required=False, type=Name())
 @click.pass_context
 def command(
-    ctx: click.Context, snapshot: str | None, name: str | None, move: bool, delete: str | None, as_json: bool
+    ctx: click.Context,
+    snapshot: str | None,
+    name: str | None,
+    move: bool,
+    delete: str | None,
+    condition: str | None,
+    as_json: bool,
 ) -> int:
     """Name a snapshot, or take a name away.
 
-    A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --json: {"snapshot","name"}, or
-    {"deleted"}.
+    A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --if, the command's output goes to
+    standard error; when it fails, the tag stays where it is and the exit code is 1.
+
+    With --json: {"snapshot","name"}, with --if also {"exit_code","tagged"}; or {"deleted"}.
     """
     client = connect(ctx)
     if delete is not None:
-        if snapshot is not None or move:
+        if snapshot is not None or move or condition is not None:
             refuse("--delete NAME takes nothing else; `snapshotd tag ID NAME` gives a tag")
         client.untag(delete)
         if as_json:
@@ -36,7 +58,20 @@ def command(
         return 0
     if snapshot is None or name is None:
         refuse("a tag needs a snapshot and a name: `snapshotd tag ID NAME`")
+    if condition is not None:
+        return _tag_if(client, client.snapshot(snapshot).id, name, condition, as_json=as_json)
     tagged = client.tag(snapshot, name, move=move)
     if as_json:
         print_json({"snapshot": tagged, "name": name})
     return 0
+
+
+def _tag_if(client: Snapshotd, snapshot: str, name: str, condition: str, *, as_json: bool) -> int:
+    raw = RawOutput()
+    argv = ["/bin/sh", "-c", condition]
+    code = client.tag_if(snapshot, name, argv, on_output=lambda _, data: raw.write("stderr", data)).exit_code
+    if as_json:
+        print_json({"snapshot": snapshot, "name": name, "exit_code": code, "tagged": code == 0})
+    if code != 0:
+        note(f"the tag {name} stays as it is: the command fails at {short(snapshot)} (exit code {code})")
+    return int(code != 0)
