@@ -229,6 +229,14 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
+class ForkName(Name):
+    """A name in which `{index}` and `{variant}` may stand."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        super().convert(value.replace("{index}", "0").replace("{variant}", "0"), param, ctx)
+        return str(value)
+
+
 def sandbox_options(function: F) -> F:
     """The options that make a sandbox; `sandbox_keywords` turns them into the client's."""
     options = [

@@ -101,10 +101,12 @@ class Snapshot:
         args: Sequence[str] | None = None,
         name: str | None = None,
         resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
     ) -> list[Sandbox]:
-        """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each."""
-        forked = self._client.fork(self.id, n, args=args, name=name, resume=resume, wait=wait)
+        """`n` running sandboxes that start from here, or one for each of `variants`; with `resume` the agent's program
+        goes on in each. As `Snapshotd.fork`."""
+        forked = self._client.fork(self.id, n, args=args, name=name, resume=resume, variants=variants, wait=wait)
         return [Sandbox(self._client, item) for item in forked.trajectories]
 
     def edit(self, **changes: Any) -> Sandbox:
@@ -286,10 +288,11 @@ class Sandbox:
         args: Sequence[str] | None = None,
         name: str | None = None,
         resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
     ) -> list[Sandbox]:
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
-        return self.head().fork(n, args=args, name=name, resume=resume, wait=wait)
+        return self.head().fork(n, args=args, name=name, resume=resume, variants=variants, wait=wait)
 
     def rewind(
         self, to: Snapshot | str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"

@@ -30,6 +30,7 @@ from snapshotd.engine.base import (
     SandboxInfo,
     SandboxRequest,
     Usage,
+    Variant,
 )
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
@@ -41,7 +42,7 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.runs import dependencies, inputs, recover
-from snapshotd.engine.runs.forks import Forks
+from snapshotd.engine.runs.forks import Forks, children
 from snapshotd.engine.runs.launch import Launcher
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running, free_bytes
@@ -305,16 +306,27 @@ class LocalEngine(MindVerbs):
                     sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller
                 )
 
-    def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
+    def fork(
+        self,
+        ref: str,
+        n: int,
+        *,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        resume: bool = False,
+        variants: tuple[Variant, ...] = (),
+    ) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
-        _check_name(name)
+        forked = children(n, args, name, variants)
+        for one in forked:
+            _check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, n, args, name, resume=resume)
+            return self._forks.fork(source, forked, resume=resume)
 
     def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
-        return self._forks.fork(source, 1, None, name, announce=announce).trajectories[0]
+        return self._forks.fork(source, children(1, None, name, ()), announce=announce).trajectories[0]
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)

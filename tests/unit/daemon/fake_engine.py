@@ -36,6 +36,7 @@ from typing import Any, Literal
 from snapshotd import types as t
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
+from snapshotd.engine.runs.forks import children
 from snapshotd.errors import (
     Ambiguous,
     CommandNotFound,
@@ -279,7 +280,14 @@ class FakeEngine(FakeMind):
         return 0
 
     def fork(
-        self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False
+        self,
+        ref: str,
+        n: int,
+        *,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        resume: bool = False,
+        variants: tuple[base.Variant, ...] = (),
     ) -> base.Forked:
         origin = self.snapshot(ref)
         if resume and self.lines[origin.trajectory].agent is None:
@@ -288,12 +296,12 @@ class FakeEngine(FakeMind):
             )
         experiment = t.ExperimentID(t.new_id())
         made = []
-        for index in range(n):
+        for one in children(n, args, name, variants):
             line = t.Trajectory(
                 t.TrajectoryID(t.new_id()),
-                None if name is None else f"{name}-{index}",
+                one.name,
                 self.lines[origin.trajectory].spec,
-                None if args is None else t.AgentSpec(args, 0),
+                None if one.args is None else t.AgentSpec(one.args, 0),
                 origin.id,
                 t.TrajectoryStatus.RUNNING,
                 NOW_NS,
