@@ -12,6 +12,7 @@
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.mind import RECORDED
+from snapshotd.client.ports import Port
 from snapshotd.client.results import Policy, Provider
 from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
@@ -21,6 +22,7 @@ __all__ = [
     "ExecFailed",
     "ExecResult",
     "Policy",
+    "Port",
     "Provider",
     "Sandbox",
     "Snapshot",

@@ -15,6 +15,7 @@ from snapshotd.client.approvals import Approvals
 from snapshotd.client.feeding import Feeder, Readable
 from snapshotd.client.following import Following, reconnect_s
 from snapshotd.client.mind import Mind
+from snapshotd.client.ports import Ports
 from snapshotd.client.results import (
     ChangeInfo,
     CheckInfo,
@@ -62,7 +63,7 @@ Which = Literal["stdout", "stderr", "output"]
 Form = Literal["bundle", "oci", "tar"]
 
 
-class Snapshotd(Mind, Approvals, Values):
+class Snapshotd(Mind, Approvals, Values, Ports):
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its

@@ -16,6 +16,7 @@ from snapshotd import __version__
 from snapshotd.engine import share
 from snapshotd.engine.base import (
     CheckReport,
+    Connection,
     Decision,
     Event,
     ExecResult,
@@ -40,7 +41,7 @@ from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
-from snapshotd.engine.runs import dependencies, inputs, recover
+from snapshotd.engine.runs import dependencies, inputs, ports, recover
 from snapshotd.engine.runs.forks import Forks
 from snapshotd.engine.runs.launch import Launcher
 from snapshotd.engine.runs.resume import Resumes
@@ -304,6 +305,10 @@ class LocalEngine(MindVerbs):
                 return self._sessions.exec(
                     sandbox, argv, cwd=cwd, env=env, user=user, sink=sink, record=False, caller=caller
                 )
+
+    def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
 
     def fork(self, ref: str, n: int, *, args: tuple[str, ...] | None, name: str | None, resume: bool = False) -> Forked:
         if not 1 <= n <= MAX_FORKS:

@@ -10,7 +10,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import snapshotd
 from snapshotd.daemon.http.failures import error_json
-from snapshotd.daemon.http.wire import API_PREFIX, API_VERSION, ATTENDED, BODY_MAX_BYTES, UPLOAD_PATH, VERSION_HEADER
+from snapshotd.daemon.http.wire import (
+    API_PREFIX,
+    API_VERSION,
+    ATTENDED,
+    BODY_MAX_BYTES,
+    PORTS,
+    UPLOAD_PATH,
+    VERSION_HEADER,
+)
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
 log = logging.getLogger("snapshotd.request")
@@ -106,7 +114,11 @@ class Gate:
 
 def _is_upload(scope: Scope) -> bool:
     path: str = scope["path"]
-    return scope["method"] == "POST" and (path == API_PREFIX + UPLOAD_PATH or path.endswith(ATTENDED))
+    return scope["method"] == "POST" and (
+        path == API_PREFIX + UPLOAD_PATH
+        or path.endswith(ATTENDED)
+        or (path.startswith(f"{API_PREFIX}/trajectories/") and path.rpartition(PORTS)[2].isdigit())
+    )
 
 
 def _too_large() -> SnapshotdError:
