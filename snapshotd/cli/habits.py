@@ -23,7 +23,7 @@ _SHOW = (
 _LS = "`snapshotd ls` lists trajectories, `snapshotd ps` live sandboxes"
 _SHELL = "there is no terminal in a sandbox yet; `snapshotd exec NAME CMD` runs one command, with -i its standard input is sent"
 _COPY = "`snapshotd cp` copies files into a sandbox and out of it"
-_NO_PORT = "no port leads into a sandbox; start the client of the server inside, as in `snapshotd exec NAME curl localhost:8000`"
+_PORT = "`snapshotd port NAME 8000` reaches a server inside a sandbox at a local address"
 _CONVERSATION = "`snapshotd show --conversation ID` prints the conversation up to a snapshot"
 _UPDATE = "a sandbox keeps the limits and the network it was made with; `snapshotd create` makes another"
 _IMAGES = "`snapshotd image ls` lists images"
@@ -65,7 +65,7 @@ HABITS: dict[str, str] = {
     "drop": _RM,
     "enter": _SHELL,
     "events": "`snapshotd attach --json NAME` prints the events of a run, one JSON object per line",
-    "expose": _NO_PORT,
+    "expose": _PORT,
     "files": "`snapshotd diff ID` lists what a snapshot changed, `snapshotd exec NAME ls -la` what is there",
     "freeze": _NO_PAUSE,
     "fsck": "`snapshotd check` verifies the repository",
@@ -85,8 +85,7 @@ HABITS: dict[str, str] = {
     "messages": _CONVERSATION,
     "new": "`snapshotd create` makes a sandbox, `snapshotd run AGENT.py` runs an agent in one",
     "pause": _NO_PAUSE,
-    "port": _NO_PORT,
-    "ports": _NO_PORT,
+    "ports": _PORT,
     "processes": "`snapshotd ps` lists live sandboxes, `snapshotd exec NAME ps aux` the processes in one",
     "pull": "`snapshotd image import IMAGE` takes an image from Docker or a file",
     "push": "`snapshotd export ID --format oci -o FILE` makes an image of a snapshot, for `docker load` and `docker push`",

@@ -40,6 +40,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "create": "Start a sandbox without an agent.",
         "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
         "cp": "Copy files into a sandbox, or out of a sandbox or snapshot.",
+        "port": "Reach a server inside a sandbox at an address of this machine.",
         "attach": "Follow a run from its beginning.",
         "logs": "Print what a run has printed so far.",
         "wait": "Wait until a run has ended.",

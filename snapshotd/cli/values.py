@@ -155,6 +155,23 @@ class Pids(click.ParamType):  # type: ignore[type-arg]
         return count
 
 
+class PortPair(click.ParamType):  # type: ignore[type-arg]
+    """`8000`, `8000:9000`: a port in the sandbox and one of this machine (None: any)."""
+
+    name = "port"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
+        match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", value)
+        number, local = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
+        if not (match and 1 <= number <= 65535 and local <= 65535):
+            self.fail(
+                f"{value!r} is not a port: write PORT or PORT:LOCAL with numbers up to 65535, such as 8000 or 8000:9000",
+                param,
+                ctx,
+            )
+        return number, None if match[2] is None else local
+
+
 class ForkCount(click.ParamType):  # type: ignore[type-arg]
     """Number of forks: 1 to 256."""
 

@@ -12,6 +12,7 @@
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.mind import RECORDED
+from snapshotd.client.ports import Port
 from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
 from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
@@ -22,6 +23,7 @@ __all__ = [
     "ExecResult",
     "FileInfo",
     "Policy",
+    "Port",
     "Provider",
     "Sandbox",
     "Snapshot",

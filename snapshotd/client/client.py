@@ -16,6 +16,7 @@ from snapshotd.client.feeding import Feeder, Readable
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following, reconnect_s
 from snapshotd.client.mind import Mind
+from snapshotd.client.ports import Ports
 from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
@@ -67,7 +68,7 @@ Which = Literal["stdout", "stderr", "output"]
 Form = Literal["bundle", "oci", "tar"]
 
 
-class Snapshotd(Mind, Approvals, Values, FileVerbs):
+class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its

@@ -13,6 +13,7 @@ from typing import Any
 from snapshotd.client.client import Form, Snapshotd
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.mind import Mode
+from snapshotd.client.ports import OnFailure, Port
 from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
@@ -264,6 +265,18 @@ class Sandbox:
             on_stderr=on_stderr,
             timeout=timeout,
         )
+
+    def port(
+        self,
+        number: int,
+        local: int | None = None,
+        *,
+        unix: str | Path | None = None,
+        on_failure: OnFailure = lambda _: None,
+    ) -> Port:
+        """A local address that reaches the server on a port inside, whatever the network: `with sandbox.port(8000) as
+        port: urlopen(f"http://{port.address}/")`. As `Snapshotd.port`."""
+        return self._client.port(self.id, number, local, unix=unix, on_failure=on_failure)
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
         """Oldest first; with `last`, only this number of the newest."""

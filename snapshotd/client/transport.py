@@ -127,45 +127,36 @@ class Transport:
 
         An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
         """
-        connection = self._connect()
-        connection.putrequest("POST", _target(path, query))
-        for key, value in {
-            **_headers(),
-            "Content-Type": "application/octet-stream",
-            "Transfer-Encoding": "chunked",
-        }.items():
-            connection.putheader(key, value)
-        try:
-            with _lost_means_unavailable():
-                connection.endheaders()
-        except BaseException:
-            connection.close()
-            raise
+        connection = self._begin(path, query, "application/octet-stream")
         return _uploading(connection, Sender(connection.sock.dup(), read))
 
     def converse(self, path: str, first: Any, *, query: dict[str, str | None] | None = None) -> Conversation:
         """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
         once."""
-        connection = self._connect()
-        connection.putrequest("POST", _target(path, query))
-        for key, value in {
-            **_headers(),
-            "Content-Type": "application/x-ndjson",
-            "Transfer-Encoding": "chunked",
-        }.items():
-            connection.putheader(key, value)
         data = json.dumps(first).encode()
         if len(data) > BODY_MAX_BYTES:
             raise _too_large(data)
+        conversation = Conversation(self._begin(path, query, "application/x-ndjson"))
+        conversation.say(data)
+        return conversation
+
+    def carry(self, path: str) -> Conversation:
+        """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
+        return Conversation(self._begin(path, None, "application/octet-stream"))
+
+    def _begin(self, path: str, query: dict[str, str | None] | None, content_type: str) -> _Connection:
+        """Send the head of a POST whose body comes in chunks."""
+        connection = self._connect()
         try:
+            connection.putrequest("POST", _target(path, query))
+            for key, value in {**_headers(), "Content-Type": content_type, "Transfer-Encoding": "chunked"}.items():
+                connection.putheader(key, value)
             with _lost_means_unavailable():
                 connection.endheaders()
         except BaseException:
             connection.close()
             raise
-        conversation = Conversation(connection)
-        conversation.say(data)
-        return conversation
+        return connection
 
     def _answer(
         self, method: str, path: str, body: Any, query: dict[str, str | None] | None
@@ -231,7 +222,7 @@ class Transport:
 
 
 class Conversation:
-    """One request that goes on while it is answered. Used as a context manager; `say` from any thread."""
+    """One request that goes on while it is answered. Used as a context manager; `say` and `send` from any thread."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -240,14 +231,25 @@ class Conversation:
 
     def say(self, line: bytes) -> None:
         """Send one line. Not an error when the daemon does not listen any more: its answer says why."""
+        self.send(line + b"\n")
+
+    def send(self, data: bytes) -> None:
+        """Send some bytes, or none: the end. Not an error, as `say`."""
         with self._saying, contextlib.suppress(OSError):
-            self._socket.sendall(b"%x\r\n%b\n\r\n" % (len(line) + 1, line))
+            self._socket.sendall(b"%x\r\n%b\r\n" % (len(data), data))
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The answer. An `error` event is raised as the error it carries."""
+        """The answer, line by line. An `error` event is raised as the error it carries."""
+        return _events(self._answer())
+
+    def frames(self) -> Iterator[bytes | dict[str, Any]]:
+        """The answer, as `Transport.frames`. Returns when it begins; its error, if it is one, is raised here."""
+        return _frames(self._answer())
+
+    def _answer(self) -> http.client.HTTPResponse:
         with _lost_means_unavailable():
             answer = self._connection.getresponse()
-        return _events(_accepted(answer))
+        return _accepted(answer)
 
     def break_off(self) -> None:
         """End the connection for both sides; called from another thread than the reading one."""

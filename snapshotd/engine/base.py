@@ -12,6 +12,7 @@ Concurrency: every method may be called from any thread.
 from __future__ import annotations
 
 import base64
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -343,6 +344,14 @@ class Usage:
     unarchived: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Connection:
+    """A TCP connection to a server inside a sandbox. Its owner calls `close` once, which closes `socket`."""
+
+    socket: socket.socket
+    close: Callable[[], None]
+
+
 class Engine(ABC):
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -397,6 +406,13 @@ class Engine(ABC):
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
         gone, or after `timeout_s` seconds, as in `exec`."""
+
+    @abstractmethod
+    def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
+        """Connect to a TCP server on a port of a sandbox's loopback, whatever its network; nothing else can be reached.
+        `ended` is called, from any thread, when the sandbox ends before the connection is closed; it returns at once.
+        Conflict: the trajectory is not running (it is not started), or nothing listens there; SandboxFailed: the server
+        takes no connection. The caller waits up to 10 s."""
 
     @abstractmethod
     def fork(

@@ -16,6 +16,7 @@ from snapshotd import __version__
 from snapshotd.engine import share
 from snapshotd.engine.base import (
     CheckReport,
+    Connection,
     Decision,
     Event,
     ExecResult,
@@ -41,7 +42,7 @@ from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
-from snapshotd.engine.runs import dependencies, inputs, recover
+from snapshotd.engine.runs import dependencies, inputs, ports, recover
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks
 from snapshotd.engine.runs.launch import Launcher
@@ -335,6 +336,10 @@ class LocalEngine(MindVerbs, FileVerbs):
                     caller=caller,
                     timeout_s=timeout_s,
                 )
+
+    def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
 
     def fork(
         self,

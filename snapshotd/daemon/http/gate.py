@@ -17,6 +17,7 @@ from snapshotd.daemon.http.wire import (
     BODY_MAX_BYTES,
     FILE_UPLOADS,
     FILES_PATH,
+    PORTS,
     UPLOAD_PATH,
     VERSION_HEADER,
 )
@@ -116,7 +117,10 @@ class Gate:
 def _is_upload(scope: Scope) -> bool:
     path: str = scope["path"]
     is_file = path.startswith(f"{API_PREFIX}{FILES_PATH}/") and path.endswith(FILE_UPLOADS)
-    return scope["method"] == "POST" and (path == API_PREFIX + UPLOAD_PATH or path.endswith(ATTENDED) or is_file)
+    is_port = path.startswith(f"{API_PREFIX}/trajectories/") and path.rpartition(PORTS)[2].isdigit()
+    return scope["method"] == "POST" and (
+        path == API_PREFIX + UPLOAD_PATH or path.endswith(ATTENDED) or is_file or is_port
+    )
 
 
 def _too_large() -> SnapshotdError:

@@ -32,6 +32,8 @@ PEER_PID = "peer_pid"
 namespace; 0 if it lives outside of that. It is alive as long as it waits for the answer."""
 PEER_UID = "peer_uid"
 """Field of a request's state with that process's user id."""
+PEER_TRANSPORT = "peer_transport"
+"""Field of a request's state with the connection itself."""
 
 SandboxPredicate = Callable[[int], bool]
 """True if the process with this id (in the daemon's pid namespace) lives in one of our sandboxes."""
@@ -102,6 +104,7 @@ def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Proto
                     **self.app_state,
                     PEER_PID: pid,
                     PEER_UID: uid,
+                    PEER_TRANSPORT: transport,
                 }  # into the state of each of the connection's requests
                 super().connection_made(transport)
                 return

@@ -209,7 +209,7 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
     channel = Channel()
 
     def emit(event: dict[str, Any]) -> bool:
-        return channel.send(_frame(event))
+        return channel.send(event_frame(event))
 
     def write(data: bytes) -> None:
         view = memoryview(data).cast("B")
@@ -220,7 +220,7 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
     failure = await _begin(limit, channel, lambda: produce(emit, write))
     if failure is not None:
         return error_response(failure)
-    return StreamingResponse(_with_error_event(channel, _frame), media_type=FRAMES)
+    return StreamingResponse(_with_error_event(channel, event_frame), media_type=FRAMES)
 
 
 def listed(items: Iterable[BaseModel]) -> Response:
@@ -309,7 +309,8 @@ def _line(event: dict[str, Any]) -> bytes:
     return json_bytes(event) + b"\n"
 
 
-def _frame(event: dict[str, Any]) -> bytes:
+def event_frame(event: dict[str, Any]) -> bytes:
+    """An event as one of `wire.FRAMES`."""
     content = json_bytes(event)
     return FRAME_HEADER.pack(FRAME_EVENT, len(content)) + content
 

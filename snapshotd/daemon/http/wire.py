@@ -39,6 +39,11 @@ STDIN_WINDOW_BYTES = 256 << 10
 taken."""
 TIMEOUT_MAX_S = 366 * 86400.0
 """The longest timeout of a command."""
+PORTS = "/ports/"
+"""Stands between a trajectory and the number of a port in it, in the path of a request that is a connection to that
+port: the body has any size, and goes on while it is answered."""
+PORT_CONNECTIONS_MAX = 256
+"""Most connections to ports in sandboxes, of all clients together."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0

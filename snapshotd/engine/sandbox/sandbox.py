@@ -17,6 +17,7 @@ import contextlib
 import functools
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -122,6 +123,8 @@ class Sandbox:
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
     """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
+    connections: dict[socket.socket, Callable[[], object]] = field(default_factory=dict)
+    """Clients' connections to servers inside (engine/runs/ports.py), each with what to call when the sandbox ends."""
     gateway: Gateway | None = None
     """Its model endpoint, if its trajectory has providers."""
     live: LiveRecord | None = None
@@ -442,6 +445,8 @@ class Sandbox:
         self.server.close()
         if self.gateway is not None:
             self.gateway.close()
+        for ended in list(self.connections.values()):
+            ended()
         self.runtime.destroy(self.container.id)
         self.target.close()
         self.store.release((*self.stack.layers, *self._mirrored()))

@@ -327,3 +327,12 @@ def test_sizes_and_ages() -> None:
         "5.0 TiB",
     ]
     assert ago("2020-01-01T00:00:00.000000Z").endswith("days ago")
+
+
+@pytest.mark.parametrize(
+    "words", [("0",), ("65536",), ("80:65536",), ("http",), ("80:80:80",), ("80:81", "--unix", "x")]
+)
+def test_a_port_is_one_or_two_numbers(cli: Cli, box: str, words: tuple[str, ...]) -> None:
+    done = cli("port", box, *words)
+    assert (done.code, done.out) == (2, "")
+    assert len(done.err.splitlines()) == 1

@@ -16,7 +16,8 @@ Durable storage: `flush` makes every captured snapshot stored. `prune` drops all
 each trajectory. An export is 3 MiB of bytes that the request determines; one of a trajectory whose name begins with
 `damaged` fails after the first. A bundle is `BUNDLE`, then anything; `BUNDLE damaged` fails, `BUNDLE crash` raises
 ZeroDivisionError. A check finds damage while there is a trajectory whose name begins with `damaged`, until a repair.
-Mounts are remembered with the process id that asked.
+Mounts are remembered with the process id that asked. The ports of a running trajectory are those of this machine's
+loopback.
 
 What it does about the agent's mind is in fake_mind.py, about files in fake_files.py.
 """
@@ -27,6 +28,7 @@ import base64
 import dataclasses
 import errno
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,6 +71,7 @@ class FakeEngine(FakeMind, FakeFiles):
         self.mounts: dict[tuple[Path, str], int] = {}
         self.imported: dict[str, int] = {}
         self.repaired = False
+        self.connections: dict[socket.socket, tuple[str, Callable[[], object]]] = {}
 
     # -- the test's side -----------------------------------------------------------------------------------------------
 
@@ -280,6 +283,22 @@ class FakeEngine(FakeMind, FakeFiles):
         sink("stdout", " ".join(argv).encode() + b"\n")
         return 0
 
+    def connect(self, ref: str, port: int, ended: Callable[[], object]) -> base.Connection:
+        line = self.trajectory(ref)
+        if line.status is not t.TrajectoryStatus.RUNNING:
+            raise Conflict(f"{line.name} is not running; `snapshotd exec {line.name} -- CMD` starts it again")
+        try:
+            connected = socket.create_connection(("127.0.0.1", port))
+        except ConnectionRefusedError as exc:
+            raise Conflict(f"nothing listens on port {port} in {line.name}; start a server there") from exc
+        self.connections[connected] = line.id, ended
+
+        def close() -> None:
+            self.connections.pop(connected, None)
+            connected.close()
+
+        return base.Connection(connected, close)
+
     def fork(
         self,
         ref: str,
@@ -315,6 +334,9 @@ class FakeEngine(FakeMind, FakeFiles):
 
     def stop(self, ref: str) -> t.Trajectory:
         line = self.trajectory(ref)
+        for trajectory, ended in list(self.connections.values()):
+            if trajectory == line.id:
+                ended()
         if line.status is t.TrajectoryStatus.RUNNING:
             if line.id in self.log_of:
                 self._finish(line.id, 137, t.TrajectoryStatus.STOPPED)
@@ -590,3 +612,5 @@ class FakeEngine(FakeMind, FakeFiles):
             self.changed.notify_all()
         for watcher in self.watching:
             watcher.put(None)
+        for _, ended in list(self.connections.values()):
+            ended()

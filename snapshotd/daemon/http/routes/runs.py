@@ -7,14 +7,15 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from snapshotd.daemon.http import models, streams
+from snapshotd.daemon.http import carrying, models, streams
 from snapshotd.daemon.http.attending import Lines, attend
 from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref, unless_abandoned
-from snapshotd.daemon.http.wire import ATTENDED, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
+from snapshotd.daemon.http.wire import ATTENDED, FRAMES, LOG_MAX, PORTS, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.engine.base import Caller, Engine, ExecResult, Stream, output_event
 from snapshotd.errors import UsageError
 from snapshotd.types import Trajectory
@@ -46,6 +47,25 @@ _ATTENDED: dict[str, Any] = {
         }
     },
 }
+_PORT_DOC: dict[str, Any] = {
+    "response_class": Response,
+    "responses": {
+        200: {
+            "content": {FRAMES: {}},
+            "description": "Bytes of the server, as they come, in frames. Frames with events: "
+            '`{"event":"end"}` (the server sends no more), and last `{"event":"result"}` (both sides have ended). '
+            "Without the last one the connection was cut: the server reset it, or the sandbox ended.",
+        }
+    },
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "content": {streams.BYTES: {}},
+            "description": "Bytes for the server, in chunks, as they come. Their end is the end for the server, too; the answer goes on.",
+        }
+    },
+}
+PortNumber = Annotated[int, PathParameter(ge=1, le=65535, description="TCP port in the sandbox.")]
 Stdin = Annotated[bool, Query(description="The command reads what the client sends; else its standard input is empty.")]
 _EVENTS_DOC = {
     200: {
@@ -152,6 +172,12 @@ async def attended_exec_in_snapshot(request: Request, ref: Ref, service: Service
     lines = Lines(request)
     body = _body(await lines.first())
     return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, stdin, lines)
+
+
+@router.post("/trajectories/{ref}" + PORTS + "{port}", tags=["runs"], **_PORT_DOC)
+async def connect(request: Request, ref: Ref, port: PortNumber, service: ServiceDep) -> Response:
+    """A connection to a server on the loopback of a running sandbox. It is cut when the client goes away."""
+    return await carrying.carried(request, service.connections, lambda ended: service.engine.connect(ref, port, ended))
 
 
 @router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])

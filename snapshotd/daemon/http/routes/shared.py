@@ -18,6 +18,7 @@ from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
 from starlette.responses import Response
 
+from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.peer import PEER_UID
 from snapshotd.daemon.http.streams import JSON, StreamLimit, json_bytes
 from snapshotd.daemon.http.watching import Watchers
@@ -37,6 +38,7 @@ class Service:
     pid: int
     request_stop: Callable[[], None] = lambda: None
     streams: StreamLimit = field(default_factory=StreamLimit)
+    connections: ConnectionLimit = field(default_factory=ConnectionLimit)
     watchers: Watchers = field(default_factory=Watchers)
 
 

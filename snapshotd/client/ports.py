@@ -1,0 +1,230 @@
+"""Local addresses that reach servers inside sandboxes: each connection to one is carried by a request of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from snapshotd.client.transport import Conversation, Transport, segment
+from snapshotd.client.verbs import Verbs, local_path, ref_segment
+from snapshotd.daemon.http.wire import PORT_CONNECTIONS_MAX, PORTS, check_socket_path
+from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError
+
+LOOPBACK = "127.0.0.1"
+_BACKLOG = 128
+_PIECE_BYTES = 64 << 10
+_AGAIN_S = 0.1
+_RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER for 0 s: close is a reset (socket(7))."""
+
+OnFailure = Callable[[SnapshotdError], object]
+
+
+class Port:
+    """An open local address. Used as a context manager, or `close`; connections to it are cut then.
+
+    `address` is 127.0.0.1:NUMBER or the path of a unix socket; `number` is None with that.
+    """
+
+    def __init__(self, transport: Transport, path: str, listener: socket.socket, on_failure: OnFailure) -> None:
+        self._transport, self._path, self._listener, self._on_failure = transport, path, listener, on_failure
+        self._open = set[_Carrier]()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        name = listener.getsockname()
+        self.number: int | None = None if isinstance(name, str) else name[1]
+        self.address: str = name if isinstance(name, str) else f"{name[0]}:{name[1]}"
+        self._thread = threading.Thread(target=self._accept, name="port-accept", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Cut every connection and take the address away. Idempotent."""
+        with self._lock:
+            if self._closed.is_set():
+                return
+            self._closed.set()
+            carriers = list(self._open)
+        if self.number is None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.address)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
+        self._thread.join()
+        self._listener.close()
+        for carrier in carriers:
+            carrier.cut()
+        for carrier in carriers:
+            carrier.thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                local, _ = self._listener.accept()
+            except OSError:
+                # The peer has gone before it was accepted, or this process has no descriptor left: others wait.
+                if self._closed.wait(_AGAIN_S):
+                    return
+                continue
+            refusal = self._start(local)
+            if refusal is not None:
+                local.close()
+                self._fail(refusal)
+
+    def _start(self, local: socket.socket) -> SnapshotdError | None:
+        """Carry a connection in a thread of its own; the reason if that cannot be."""
+        carrier = _Carrier(self, local)
+        with self._lock:
+            if self._closed.is_set() or len(self._open) >= PORT_CONNECTIONS_MAX:
+                return LimitExceeded(
+                    f"{PORT_CONNECTIONS_MAX} connections to {self.address} are open already; close some"
+                )
+            try:
+                carrier.thread.start()
+            except RuntimeError as exc:
+                return LimitExceeded(f"no more threads can be started for connections to {self.address} ({exc})")
+            self._open.add(carrier)
+            return None
+
+    def _fail(self, failure: SnapshotdError) -> None:
+        if not self._closed.is_set():
+            self._on_failure(failure)
+
+    def begin(self) -> Conversation:
+        """A connection to the port in the sandbox. Errors of the daemon come with its answer."""
+        return self._transport.carry(self._path)
+
+    def ended(self, carrier: _Carrier, failure: SnapshotdError | None) -> None:
+        """One connection is over; `failure`: the reason why it was never made."""
+        with self._lock:
+            self._open.discard(carrier)
+        if failure is not None:
+            self._fail(failure)
+
+    def __enter__(self) -> Port:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _Carrier:
+    """One connection: its thread takes what the server sends, another one sends."""
+
+    def __init__(self, port: Port, local: socket.socket) -> None:
+        self._port, self._local = port, local
+        self._talk: Conversation | None = None
+        self._cut = False
+        self.thread = threading.Thread(target=self._run, name="port", daemon=True)
+
+    def cut(self) -> None:
+        """Make it end; from any thread."""
+        self._cut = True
+        if self._talk is not None:
+            self._talk.break_off()
+        with contextlib.suppress(OSError):
+            self._local.shutdown(socket.SHUT_RDWR)
+
+    def _run(self) -> None:
+        failure: SnapshotdError | None = None
+        try:
+            with self._port.begin() as talk:
+                self._talk = talk
+                if self._cut:
+                    return
+                frames = talk.frames()
+                sender = threading.Thread(target=self._send, args=(talk,), name="port-send", daemon=True)
+                sender.start()
+                try:
+                    for frame in frames:
+                        if isinstance(frame, bytes):
+                            self._local.sendall(frame)
+                        elif frame["event"] == "end":
+                            self._local.shutdown(socket.SHUT_WR)
+                except (OSError, DaemonUnavailable):
+                    # Cut in the sandbox or here: not an end that could be taken for that of the data.
+                    with contextlib.suppress(OSError):
+                        self._local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                finally:
+                    talk.break_off()
+                    with contextlib.suppress(OSError):
+                        self._local.shutdown(socket.SHUT_RD)  # wakes the sender, and the peer does not see it
+                    sender.join()
+        except SnapshotdError as exc:
+            failure = exc
+        finally:
+            self._local.close()
+            self._port.ended(self, failure)
+
+    def _send(self, talk: Conversation) -> None:
+        try:
+            while data := self._local.recv(_PIECE_BYTES):
+                talk.send(data)
+            talk.send(b"")
+        except OSError:
+            talk.break_off()  # the peer reset its connection: so does the daemon
+
+
+class Ports(Verbs):
+    """The part of `Snapshotd` that opens ports."""
+
+    def port(
+        self,
+        ref: str,
+        number: int,
+        local: int | None = None,
+        *,
+        unix: str | Path | None = None,
+        on_failure: OnFailure = lambda _: None,
+    ) -> Port:
+        """Listen on 127.0.0.1:`local` (None or 0: any free port), or on a new unix socket at the path `unix` that only
+        this user may use. Every connection goes to the TCP server on port `number` of the trajectory's sandbox, on its
+        loopback or all its addresses, whatever its network. It need not run yet: each connection looks for it anew. Use
+        the result in a `with` block, or close it.
+
+        A connection that cannot be made is closed, and `on_failure` is called with the reason, from another thread. It
+        is cut when the sandbox ends. UsageError: the numbers, the path; Conflict: the local address is taken.
+        """
+        for what, value, least in (("port", number, 1), ("local port", local or 0, 0)):
+            if not least <= value <= 65535:
+                raise UsageError(f"{value} is no {what}: it must be from {least} to 65535")
+        if unix is not None and local is not None:
+            raise UsageError("a local port and a unix socket were named; leave one of them out")
+        found = self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")
+        listener = _listen_on_path(local_path(unix)) if unix is not None else _listen(local or 0)
+        return Port(self._transport, f"/trajectories/{segment(found['id'])}{PORTS}{number}", listener, on_failure)
+
+
+def _listen(number: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
+        listener.bind((LOOPBACK, number))
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise Conflict(
+            f"cannot listen on {LOOPBACK}:{number}: {exc.strerror}; name another local port, or none for any that is free"
+        ) from exc
+    return listener
+
+
+def _listen_on_path(path: Path) -> socket.socket:
+    check_socket_path(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # the file gets this mode from the socket (unix_bind in the kernel)
+        listener.bind(str(path))
+        listener.listen(_BACKLOG)
+    except OSError as exc:
+        listener.close()
+        raise Conflict(f"the socket {path} cannot be made: {exc.strerror}; remove it, or choose another path") from exc
+    return listener
