@@ -59,6 +59,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "inspect": "Print all about trajectories and snapshots as JSON.",
         "diff": "Show what changed between two snapshots.",
         "compare": "Compare trajectories call by call: where they part, and how each came out.",
+        "score": "Run a command in a throw-away fork of each snapshot, and rank them.",
         "cat": "Print a file as it was in a snapshot.",
         "journal": "Show what a program did, call by call.",
         "state": "Show the agent's state.",

@@ -7,12 +7,12 @@ else fails. A command that is not there fails, too: its program may be what a ca
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from snapshotd.client.lineage import lineage
 from snapshotd.client.results import SnapshotInfo
+from snapshotd.client.scoring import at_once
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
 
 if TYPE_CHECKING:
@@ -108,10 +108,9 @@ class _Bisection:
 
     def _test(self, places: Iterable[int], number: int) -> dict[int, Outcome]:
         wanted = list(places)
-        with ThreadPoolExecutor(self.parallel) as pool:
-            done = list(pool.map(lambda place: self._try(self.line[place], number), wanted))
-        self.tried += done
-        return {place: one.outcome for place, one in zip(wanted, done, strict=True)}
+        done = dict(at_once(wanted, self.parallel, lambda place: self._try(self.line[place], number)))
+        self.tried += [done[place] for place in wanted]
+        return {place: one.outcome for place, one in done.items()}
 
     def _try(self, snapshot: SnapshotInfo, number: int) -> Tried:
         if snapshot.state in ("lost", "pruned"):

@@ -60,6 +60,7 @@ from snapshotd.types import DEFAULT_TENANT
 if TYPE_CHECKING:
     from snapshotd.client.bisecting import BisectInfo, Tried
     from snapshotd.client.comparing import CompareInfo
+    from snapshotd.client.scoring import ScoredRun, ScoreInfo
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Progress = Callable[[str], object]
@@ -418,6 +419,40 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         return bisect(
             self, ref, argv, good=good, bad=bad, parallel=parallel, repeat=repeat, on_tried=on_tried, options=options
         )
+
+    def score(
+        self,
+        refs: Sequence[str],
+        argv: Sequence[str],
+        *,
+        each: bool = False,
+        number: bool = False,
+        junit: str | None = None,
+        with_files: str | Path | None = None,
+        with_path: str | None = None,
+        repeat: int = 1,
+        parallel: int | None = None,
+        on_run: Callable[[ScoreInfo, ScoredRun], object] = lambda _row, _run: None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> tuple[ScoreInfo, ...]:
+        """Run a command in a throw-away fork of each snapshot (of a trajectory: its head; with `each`: all of its own),
+        `repeat` times each, `parallel` at once (None: as many as there are processors), and rank them.
+
+        The score is 1 for exit code 0, else 0; with `number` the last line of standard output that is a number; with
+        `junit` the share of tests that passed, from a report that the run leaves at that path in the fork. The fork
+        alone gets the content of the local folder `with_files`, at `with_path` (/tmp/score unless given), in place of
+        anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run as it ends,
+        with the row that it belongs to.
+
+        A run without a score carries its error, and the rest goes on. UsageError before anything runs.
+        """
+        from snapshotd.client.scoring import SCORER_PATH, Scorer, score
+
+        where = None if with_files is None else with_path or SCORER_PATH
+        scorer = Scorer(argv, number, junit, where, {"cwd": cwd, "env": env, "user": user})
+        return score(self, refs, scorer, each=each, folder=with_files, repeat=repeat, parallel=parallel, on_run=on_run)
 
     def cat(self, ref: str, path: str | bytes) -> Iterator[bytes]:
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""

@@ -1,0 +1,76 @@
+"""JUnit reports: how many test cases passed. A report comes out of a sandbox, so its author may be hostile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from xml.parsers import expat
+
+from snapshotd.errors import UsageError
+
+REPORT_MAX_BYTES = 8 << 20
+"""The largest report that is read."""
+
+_Outcome = Literal["passed", "failed", "errors", "skipped"]
+_MARKS: dict[str, _Outcome] = {"failure": "failed", "error": "errors", "skipped": "skipped"}
+
+
+@dataclass(frozen=True, slots=True)
+class JUnitCounts:
+    """Test cases by outcome."""
+
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+
+    @property
+    def ran(self) -> int:
+        return self.passed + self.failed + self.errors
+
+    def __add__(self, other: JUnitCounts) -> JUnitCounts:
+        return JUnitCounts(
+            self.passed + other.passed,
+            self.failed + other.failed,
+            self.errors + other.errors,
+            self.skipped + other.skipped,
+        )
+
+
+def count_tests(report: bytes) -> JUnitCounts:
+    """The test cases of a report. A case with several marks counts once, by the first.
+
+    UsageError: the report is too large, no XML, or has a document type. A document type is the only place where XML
+    declares entities, which grow without bound or name files; no test runner writes one.
+    """
+    if len(report) > REPORT_MAX_BYTES:
+        raise UsageError(f"the JUnit report is larger than {REPORT_MAX_BYTES >> 20} MiB; write a smaller one")
+    found: dict[_Outcome, int] = dict.fromkeys(("passed", "failed", "errors", "skipped"), 0)
+    case: list[_Outcome] = []
+    inside = 0
+
+    def start(name: str, _: dict[str, str]) -> None:
+        nonlocal inside
+        if name == "testcase":
+            inside += 1
+        elif inside and name in _MARKS:
+            case.append(_MARKS[name])
+
+    def end(name: str) -> None:
+        nonlocal inside
+        if name == "testcase":
+            inside -= 1
+            found[case[0] if case else "passed"] += 1
+            case.clear()
+
+    def refuse_doctype(*_: object) -> None:
+        raise UsageError("the JUnit report has a document type (<!DOCTYPE), which is not read; write it without")
+
+    parser = expat.ParserCreate()
+    parser.StartElementHandler, parser.EndElementHandler = start, end
+    parser.StartDoctypeDeclHandler = refuse_doctype
+    try:
+        parser.Parse(report, True)
+    except (expat.ExpatError, ValueError, LookupError) as exc:
+        raise UsageError(f"the JUnit report is no XML: {exc}; let the command write one") from exc
+    return JUnitCounts(**found)
