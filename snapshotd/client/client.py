@@ -503,6 +503,25 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         answer = self._transport.request("PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move})
         return str(answer["snapshot"])
 
+    def tag_if(
+        self,
+        ref: str,
+        name: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+    ) -> ExecInfo:
+        """Run a command in a throw-away fork of a snapshot (of a trajectory: of its head, as it is now), and move the
+        tag to that snapshot if it ends with exit code 0. Returns how it ended."""
+        snapshot = self.snapshot(ref).id
+        done = self.exec_snapshot(snapshot, argv, cwd=cwd, env=env, user=user, on_output=on_output)
+        if done.exit_code == 0:
+            self.tag(snapshot, name, move=True)
+        return done
+
     def untag(self, name: str) -> None:
         self._transport.request("DELETE", f"/tags/{ref_segment(name, 'tag')}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Snapshotd
-from snapshotd.errors import UsageError
+from snapshotd.errors import NotFound, UsageError
 from tests.e2e.support import Snap, processes_with, wait_until
 
 REPORT = """
@@ -153,3 +153,22 @@ def test_ctrl_c_ends_commands_that_never_end(snap: Snap, tries: list[str], verb:
     assert running.wait(60) == 130
     running.communicate()
     wait_until(lambda: not sleepers(), "the forks are gone")
+
+
+@pytest.mark.runc
+def test_a_tag_moves_only_where_the_command_passes(snap: Snap) -> None:
+    trajectory, first = snap.create("--runtime", "runc")
+    assert snap.json("tag", "--if", "test -w . && touch here", first, "passing")["tagged"]
+    snap.sh(trajectory, "echo 1 > broken")
+    refused = snap("tag", "--if", "echo seen; test ! -e broken", trajectory, "passing", code=1)
+    assert (refused.stdout, snap.json("show", "passing")["id"]) == ("", first)
+    assert "seen" in refused.stderr
+    assert "the tag passing stays as it is" in refused.stderr
+    answer = snap.json("tag", "--if", "exit 3", trajectory, "nothing", code=1)
+    assert (answer["exit_code"], answer["tagged"]) == (3, False)
+    snap("show", "nothing", code=NotFound.exit_code)
+    head = snap.sh(trajectory, "rm broken")["snapshot"]
+    assert snap.json("tag", "--if", "test ! -e broken", trajectory, "passing")["snapshot"] == head
+    assert snap.json("show", "passing")["id"] == head
+    assert snap("exec", "--snapshot", first, "--", "test", "-e", "here", code=1).stdout == ""
+    snap("tag", "--delete", "passing", "--if", "true", code=UsageError.exit_code)
