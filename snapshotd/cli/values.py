@@ -252,6 +252,14 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         return str(value)
 
 
+class ForkName(Name):
+    """A name in which `{index}` and `{variant}` may stand."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        super().convert(value.replace("{index}", "0").replace("{variant}", "0"), param, ctx)
+        return str(value)
+
+
 def idle_option(function: F) -> F:
     """--idle-timeout, as the parameter `idle_timeout` in seconds: None when it was not given."""
     option = click.option(

@@ -42,7 +42,7 @@ from snapshotd.client.results import (
 from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
-from snapshotd.client.verbs import Wait, absolute, b64, check_wait, local_path, ref_segment
+from snapshotd.client.verbs import Wait, absolute, b64, check_variants, check_wait, local_path, ref_segment
 from snapshotd.daemon.http.wire import (
     ATTENDED,
     DEFAULT_STATE_DIR,
@@ -287,24 +287,32 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         args: Sequence[str] | None = None,
         name: str | None = None,
         resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
-        the snapshot (with `args`, if given) and goes on from there. `wait` covers the snapshot that they begin at and
-        their snapshots so far. `idle_timeout`: as `create`; None: the daemon's default (half an hour).
-        UsageError before anything starts."""
+        the snapshot (with `args`, if given) and goes on from there.
+
+        `variants` makes one child for each, in their order: a label, and `name`, `args` (in place of those of the fork)
+        and `env` (added to the source's) as far as they are given. `{index}` and `{variant}` in names, arguments and
+        values become the child's number and label. `n` is left out then.
+
+        `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
+        daemon's default (half an hour). UsageError before anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
-        body = {
-            "n": n,
-            "args": None if args is None else list(args),
-            "name": name,
-            "resume": resume,
-            "idle_timeout_s": idle_timeout,
-        }
+        body: dict[str, Any] = {"args": None if args is None else list(args), "name": name, "resume": resume}
+        body["idle_timeout_s"] = idle_timeout
+        if variants is None:
+            body["n"] = n
+        elif n != 1:
+            raise UsageError("a fork with variants has one child for each; leave the number out")
+        else:
+            check_variants(variants)
+            body["variants"] = [{"label": label, **keys} for label, keys in variants.items()]
         forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}

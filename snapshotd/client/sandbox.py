@@ -111,13 +111,15 @@ class Snapshot:
         args: Sequence[str] | None = None,
         name: str | None = None,
         resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
     ) -> list[Sandbox]:
-        """`n` running sandboxes that start from here; with `resume` the agent's program goes on in each. Each ends
-        after `idle_timeout` seconds without a command (None: half an hour, 0: never); `exec` starts it again."""
+        """`n` running sandboxes that start from here, or one for each of `variants`; with `resume` the agent's program
+        goes on in each. Each ends after `idle_timeout` seconds without a command (None: half an hour, 0: never); `exec`
+        starts it again. As `Snapshotd.fork`."""
         forked = self._client.fork(
-            self.id, n, args=args, name=name, resume=resume, wait=wait, idle_timeout=idle_timeout
+            self.id, n, args=args, name=name, resume=resume, variants=variants, wait=wait, idle_timeout=idle_timeout
         )
         return [Sandbox(self._client, item) for item in forked.trajectories]
 
@@ -293,11 +295,14 @@ class Sandbox:
         args: Sequence[str] | None = None,
         name: str | None = None,
         resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
     ) -> list[Sandbox]:
         """`n` running sandboxes that start from the newest snapshot; this one runs on."""
-        return self.head().fork(n, args=args, name=name, resume=resume, wait=wait, idle_timeout=idle_timeout)
+        return self.head().fork(
+            n, args=args, name=name, resume=resume, variants=variants, wait=wait, idle_timeout=idle_timeout
+        )
 
     def rewind(
         self, to: Snapshot | str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"

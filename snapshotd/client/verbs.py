@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport, segment
-from snapshotd.daemon.http.wire import check_ref
+from snapshotd.daemon.http.wire import FORK_MAX, check_ref
 from snapshotd.errors import UsageError
 
 Wait = Literal["captured", "stored"]
@@ -41,6 +42,19 @@ class Verbs:
 def check_wait(wait: str) -> None:
     if wait not in ("captured", "stored"):
         raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
+
+
+VARIANT_KEYS = ("name", "args", "env")
+
+
+def check_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
+    """UsageError: there are none, too many, or one has a key that no variant has."""
+    if not 1 <= len(variants) <= FORK_MAX:
+        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {FORK_MAX}; nothing was started")
+    for label, keys in variants.items():
+        for key in keys:
+            if key not in VARIANT_KEYS:
+                raise UsageError(f"the variant {label} has an unknown key {key!r}; known are {', '.join(VARIANT_KEYS)}")
 
 
 def ref_segment(ref: str, what: str = "snapshot or trajectory") -> str:

@@ -123,6 +123,18 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Variant:
+    """One child of a fork whose children differ. Its `name` and `args` go before those of the fork, its `env` is added
+    to the source's. `{index}` and `{variant}` in its name, in its arguments and in the values of its environment become
+    its number from 0 and its `label`."""
+
+    label: str
+    name: str | None = None
+    args: tuple[str, ...] | None = None
+    env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """Something in a tree: its path from the root (without a leading slash), what it is, and a link's target."""
 
@@ -423,14 +435,17 @@ class Engine(ABC):
         args: tuple[str, ...] | None,
         name: str | None,
         resume: bool = False,
+        variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
     ) -> Forked:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
         is the fork's number from 0. With `resume` the program (with `args`, if given) is replayed up to the snapshot
         and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
-        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default. UsageError: there is no program to
-        resume."""
+        With `variants` there is one child for each, and `n` is their number. Several children are called NAME-0,
+        NAME-1, ..., or by the labels of their variants, unless `{index}` or `{variant}` in the name tells them apart.
+        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default.
+        UsageError: there is no program to resume, or two variants have one label or name."""
 
     @abstractmethod
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:

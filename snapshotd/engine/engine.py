@@ -31,6 +31,7 @@ from snapshotd.engine.base import (
     SandboxInfo,
     SandboxRequest,
     Usage,
+    Variant,
 )
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
@@ -44,7 +45,7 @@ from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.runs import dependencies, inputs, ports, recover
 from snapshotd.engine.runs.file_calls import FileCalls
-from snapshotd.engine.runs.forks import Forks
+from snapshotd.engine.runs.forks import Forks, children
 from snapshotd.engine.runs.launch import Launcher
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running, free_bytes
@@ -349,17 +350,20 @@ class LocalEngine(MindVerbs, FileVerbs):
         args: tuple[str, ...] | None,
         name: str | None,
         resume: bool = False,
+        variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
     ) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
-        _check_name(name)
+        forked = children(n, args, name, variants)
+        for one in forked:
+            _check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, n, args, name, resume=resume, idle_timeout_s=idle_timeout_s)
+            return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s)
 
     def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
-        return self._forks.fork(source, 1, None, name, announce=announce).trajectories[0]
+        return self._forks.fork(source, children(1, None, name, ()), announce=announce).trajectories[0]
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)

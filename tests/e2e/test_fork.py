@@ -85,3 +85,48 @@ def test_numbers_out_of_range_start_nothing(snap: Snap, runtime: str) -> None:
         assert snap("fork", snapshot, "--n", number, code=2).stderr
     assert len(snap.json("ls")) == before
     snap("rm", "--force", parent)
+
+
+def test_variants_differ_in_environment_arguments_and_name(snap: Snap, runtime: str, tmp_path: Path) -> None:
+    agent = tmp_path / "agent.py"
+    program = "shell(\"echo first > f\")\nshell(f\"echo {os.environ.get('MODE', 'none')} {sys.argv[1:]} >> f\")\n"
+    agent.write_text(AGENT + program)
+    snap("run", "--runtime", runtime, "-e", "MODE=source", agent, "given")
+    middle = snap.json("log", snap.json("ls")[-1]["id"])[1]["id"]
+    file = tmp_path / "ways.toml"
+    file.write_text('[cold]\nenv.MODE = "{variant}-{index}"\n[warm]\nargs = ["--way", "{variant}"]\n')
+    key = "ghp_" + "a1B2" * 9
+    more = ("--variant", "warm:name=hot-{index}", "--variant", "same", "--variant", f"same:env.KEY={key}")
+    made = snap.json("fork", "--resume", middle, "--variants", file, *more, "--name", f"{runtime}-way")
+    assert made["variants"] == ["cold", "warm", "same"]
+    for fork, content, name, mode in zip(
+        made["trajectories"],
+        ("cold-0 [given]", "source [--way, warm]", "source [given]"),
+        (f"{runtime}-way-cold", "hot-1", f"{runtime}-way-same"),
+        ("cold-0 0", "source 0", "source 40"),
+        strict=True,
+    ):
+        snap("attach", fork)
+        assert snap("cat", f"{fork}:/workspace/f").stdout == f"first\n{content}\n"
+        assert snap.sh(name, "echo $MODE ${#KEY}")["stdout"] == f"{mode}\n", (
+            "it holds when the sandbox starts again, too"
+        )
+        snap("rm", "--force", fork)
+
+
+@pytest.mark.runc
+def test_variants_are_all_made_or_none(snap: Snap) -> None:
+    parent, snapshot = snap.create("--runtime", "runc", "--name", "trunk-of-variants")
+    before = {t["id"] for t in snap.json("ls")}
+
+    def fork(*variants: str, code: int) -> str:
+        words = [word for one in variants for word in ("--variant", one)]
+        return snap("fork", snapshot, *words, code=code).stderr
+
+    assert "no-such-program" in fork("a:args=true", "b:args=no-such-program", code=127)
+    assert "trunk-of-variants" in fork("a", "b:name=trunk-of-variants", code=6)
+    assert "the name 'x'" in fork("a:name=x", "b:name=x", code=2)
+    assert "malformed" in fork("a:name={nothing}", code=2)
+    assert "cannot be a variant" in fork("a/b", code=2)
+    assert {t["id"] for t in snap.json("ls")} == before
+    snap("rm", "--force", parent)

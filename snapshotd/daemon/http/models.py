@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from snapshotd import types as t
 from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
-from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest
+from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest, Variant
 from snapshotd.errors import UsageError
 from snapshotd.trees.base import Change, Entry, RestoreReport
 
@@ -510,6 +510,26 @@ class ExecRequest(Request):
     )
 
 
+class VariantFields(Request):
+    """One child of a fork. `{index}` and `{variant}` in its name, its arguments and the values of its environment
+    become its number from 0 and its label."""
+
+    label: str
+    name: str | None = Field(None, description="Its name, in place of the fork's.")
+    args: list[str] | None = Field(None, description="Its program's arguments, in place of the fork's.")
+    env: dict[str, str] = Field(default_factory=dict, description="Added to the environment of the source.")
+
+    def variant(self) -> Variant:
+        """UsageError names the malformed part."""
+        if not t.NAME_PATTERN.fullmatch(self.label):
+            raise UsageError(
+                f"{self.label!r} cannot be a variant: use up to 64 letters, digits and ._- , starting with a letter or digit"
+            )
+        args = None if self.args is None else tuple(self.args)
+        check_argv(args or ())
+        return Variant(self.label, self.name, args, environment(self.env))
+
+
 class ForkRequest(Request):
     n: int = Field(1, ge=1, le=FORK_MAX)
     args: list[str] | None = Field(
@@ -520,6 +540,13 @@ class ForkRequest(Request):
     idle_timeout_s: float | None = Field(
         None, ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False, description=f"{_IDLE} Null: the daemon's default."
     )
+    variants: list[VariantFields] = Field(
+        default_factory=list, max_length=FORK_MAX, description="One fork for each; `n` may be left out then."
+    )
+
+    @property
+    def count(self) -> int:
+        return len(self.variants) if self.variants and "n" not in self.model_fields_set else self.n
 
 
 class RestoreRequest(Request):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from snapshotd.engine.base import Forked
+from snapshotd.engine.base import Forked, Variant
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.replay import Resumption
@@ -18,8 +19,49 @@ from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
 from snapshotd.types import ExperimentID, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus, new_id, short
 
+_PLACE = re.compile(r"\{(index|variant)\}")
 FORKS_AT_ONCE = 8
 """Containers made in parallel; more only queue for processors."""
+
+
+def children(
+    n: int, args: tuple[str, ...] | None, name: str | None, variants: tuple[Variant, ...]
+) -> tuple[Variant, ...]:
+    """Each child of a fork with its own name, arguments and environment. UsageError: see `Engine.fork`."""
+    if variants and n != len(variants):
+        raise UsageError(f"{n} forks were asked for, but there are {len(variants)} variants, one fork each")
+    made = [_filled(index, one, args, name) for index, one in enumerate(variants)]
+    if not variants:
+        made = [Variant(str(index), _name(name, str(index), index, n), args) for index in range(n)]
+    for what, values in (("label", [one.label for one in made]), ("name", [one.name for one in made if one.name])):
+        twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
+        if twice is not None:
+            raise UsageError(f"two of the forks would have the {what} {twice!r}; give each its own")
+    return tuple(made)
+
+
+def _filled(index: int, one: Variant, args: tuple[str, ...] | None, name: str | None) -> Variant:
+    def fill(text: str) -> str:
+        return _fill(text, one.label, index)
+
+    own = args if one.args is None else one.args
+    return Variant(
+        one.label,
+        _name(name, one.label, index) if one.name is None else fill(one.name),
+        None if own is None else tuple(map(fill, own)),
+        tuple((key, fill(value)) for key, value in one.env),
+    )
+
+
+def _name(name: str | None, label: str, index: int, n: int = 0) -> str | None:
+    if name is None:
+        return None
+    filled = _fill(name, label, index)
+    return filled if filled != name or n == 1 else f"{name}-{label}"
+
+
+def _fill(text: str, label: str, index: int) -> str:
+    return _PLACE.sub(lambda found: str(index) if found[1] == "index" else label, text)
 
 
 class Forks:
@@ -32,26 +74,23 @@ class Forks:
     def fork(
         self,
         source: Snapshot,
-        n: int,
-        args: tuple[str, ...] | None,
-        name: str | None,
+        forked: tuple[Variant, ...],
         *,
         resume: bool = False,
         idle_timeout_s: float | None = None,
         announce: Callable[[TrajectoryID], None] = lambda _: None,
     ) -> Forked:
-        """See `Engine.fork`. `source` is pinned by the caller. `announce` is told of each before it is recorded."""
+        """See `Engine.fork`. `source` is pinned by the caller, `forked` comes from `children`. `announce` is told of
+        each before it is recorded."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
         experiment = ExperimentID(new_id())
-        forks = [self._record(owner, source, experiment, index, n, args, name) for index in range(n)]
+        forks = [self._record(owner, source, experiment, index, len(forked), one) for index, one in enumerate(forked)]
         if resumption is not None:
             forks = [replace(fork, began=resumption.began.id) for fork in forks]
-        elif args is not None:
-            forks = [replace(fork, began=source.id) for fork in forks]
         launched: list[tuple[Sandbox, AgentCalls]] = []
         try:
-            with ThreadPoolExecutor(min(n, FORKS_AT_ONCE)) as pool:
+            with ThreadPoolExecutor(min(len(forks), FORKS_AT_ONCE)) as pool:
                 place = source if resumption is None else resumption.began
                 futures = [pool.submit(self._sessions.launch, fork, place, source) for fork in forks]
                 failures = [f.exception() for f in futures]
@@ -66,12 +105,14 @@ class Forks:
         except BaseException:
             for sandbox, _ in launched:
                 self._sessions.discard(sandbox)
+            for fork in forks:
+                self._secrecy.forget(fork.id)
             raise
         try:
-            for (sandbox, calls), fork in zip(launched, forks, strict=True):
+            for (sandbox, calls), fork, one in zip(launched, forks, forked, strict=True):
                 sandbox.idle_timeout_s = idle.DEFAULT_S if idle_timeout_s is None else idle_timeout_s
                 self._sessions.adopt(sandbox, calls, resumption)
-                if fork.agent is not None and (args is not None or resume):
+                if fork.agent is not None and (one.args is not None or resume):
                     self._sessions.start_agent(sandbox, fork.agent)
         except BaseException:
             for (sandbox, _), fork in zip(launched, forks, strict=True):
@@ -92,25 +133,24 @@ class Forks:
         return Resumption(began, source, entries, branching=True)
 
     def _record(
-        self,
-        owner: Trajectory,
-        source: Snapshot,
-        experiment: ExperimentID,
-        index: int,
-        n: int,
-        args: tuple[str, ...] | None,
-        name: str | None,
+        self, owner: Trajectory, source: Snapshot, experiment: ExperimentID, index: int, n: int, one: Variant
     ) -> Trajectory:
-        env = dict(owner.env) | {FORK_INDEX: str(index), FORK_COUNT: str(n)}
+        fork = TrajectoryID(new_id())
+        own = self._secrecy.environment(fork, one.env, ())
+        env = dict(owner.env) | dict(own) | {FORK_INDEX: str(index), FORK_COUNT: str(n)}
+        agent = owner.agent
+        if one.args is not None:
+            agent = self._secrecy.concealed(owner, fork_agent(owner, one.args, index))
         return Trajectory(
-            id=TrajectoryID(new_id()),
-            name=name if n == 1 or name is None else f"{name}-{index}",
+            id=fork,
+            name=one.name,
             spec=owner.spec,
-            agent=owner.agent if args is None else self._secrecy.concealed(owner, fork_agent(owner, args, index)),
+            agent=agent,
             head=source.id,
             status=TrajectoryStatus.RUNNING,
             created_at_ns=time.time_ns(),
             forked_from=source.id,
             experiment=experiment,
             env=tuple(env.items()),
+            began=None if one.args is None else source.id,
         )

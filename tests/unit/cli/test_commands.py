@@ -451,3 +451,56 @@ def test_rm_all_asks_or_is_forced(daemon: Daemon, cli: Cli) -> None:
     assert len(cli("rm", "--all", "--force", "--json", *here).json["removed"]) == 2
     assert daemon.client.trajectories() == []
     assert cli("rm", "--all", *here) == Ran(0, "", "")
+
+
+# -- variants of a fork ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            '[cold]\nname = "c"\n\n[warm]\nargs = []\nevn.A = "1"\n',
+            "ways.toml:6: the variant warm has an unknown key 'evn'",
+        ),
+        ('cold = {evn = {A = "1"}}', "ways.toml:1: the variant cold has an unknown key 'evn'"),
+        ("[cold]\n[cold.env]\nA = 1\n", "ways.toml:2: env of the variant cold is not a table of texts"),
+        ('[cold]\nname = "x"\nargs = "x"\n', "ways.toml:3: args of the variant cold is not a list of texts"),
+        ('[cold]\nname = ["x"]\n', "ways.toml:2: name of the variant cold is not text"),
+        ("cold = 1", "ways.toml:1: cold is no variant"),
+        ("[cold\n", "(at line 1, column 6)"),
+        ("[a]\n[a]\n", "(at line 2"),
+        ("", "there is no variant in"),
+        ("\udc80", "cannot be read"),
+    ],
+)
+def test_a_file_of_variants_is_refused_with_the_line(cli: Cli, box: str, tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "ways.toml"
+    file.write_bytes(text.encode(errors="surrogateescape"))
+    refused = cli("fork", box, "--variants", str(file))
+    assert (refused.code, refused.out) == (2, "")
+    assert said in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--variant", "a:evn.X=1"), "the variant a has an unknown key 'evn.X'"),
+        (("--variant", "a:env.=1"), "unknown key 'env.'"),
+        (("--variant", "a:name"), "'a:name' is no variant"),
+        (("--variant", ":name=x"), "':name=x' is no variant"),
+        (("--variant", "a:args='x"), "cannot be split into words"),
+        (("--variant", "a", "--n", "2"), "leave the number out"),
+        (("--variants", "/no/such/file"), "No such file"),
+    ],
+)
+def test_a_variant_that_is_refused(cli: Cli, box: str, words: tuple[str, ...], said: str) -> None:
+    refused = cli("fork", box, *words)
+    assert (refused.code, refused.out) == (2, "")
+    assert said in refused.err
+
+
+def test_a_name_with_a_place_for_the_number(cli: Cli, box: str) -> None:
+    made = cli("fork", box, "--n", "2", "--name", f"{box}-{{index}}-x", "--json").json["trajectories"]
+    names = {item["id"]: item["name"] for item in cli("ls", "--json").json}
+    assert [names[one] for one in made] == [f"{box}-0-x", f"{box}-1-x"]

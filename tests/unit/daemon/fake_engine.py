@@ -38,6 +38,7 @@ from typing import Any, Literal
 from snapshotd import types as t
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
+from snapshotd.engine.runs.forks import children
 from snapshotd.errors import (
     Ambiguous,
     CommandNotFound,
@@ -307,6 +308,7 @@ class FakeEngine(FakeMind, FakeFiles):
         args: tuple[str, ...] | None,
         name: str | None,
         resume: bool = False,
+        variants: tuple[base.Variant, ...] = (),
         idle_timeout_s: float | None = None,
     ) -> base.Forked:
         origin = self.snapshot(ref)
@@ -316,12 +318,12 @@ class FakeEngine(FakeMind, FakeFiles):
             )
         experiment = t.ExperimentID(t.new_id())
         made = []
-        for index in range(n):
+        for one in children(n, args, name, variants):
             line = t.Trajectory(
                 t.TrajectoryID(t.new_id()),
-                None if name is None else f"{name}-{index}",
+                one.name,
                 self.lines[origin.trajectory].spec,
-                None if args is None else t.AgentSpec(args, 0),
+                None if one.args is None else t.AgentSpec(one.args, 0),
                 origin.id,
                 t.TrajectoryStatus.RUNNING,
                 NOW_NS,

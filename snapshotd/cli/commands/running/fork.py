@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
 import click
 
-from snapshotd.cli.command import after_dashes, connect, declare, json_option
+from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import ForkCount, Name, complete_snapshot, idle_option
+from snapshotd.cli.values import ForkCount, ForkName, complete_snapshot, idle_option
 from snapshotd.cli.waiting import Wait, state_of, wait_option
+from snapshotd.client.verbs import VARIANT_KEYS
 
 _EXAMPLES = [
     "snapshotd fork a1b2c3",
     "snapshotd fork a1b2c3 --n 4 -- --strategy '{index}'",
     "snapshotd fork --resume a1b2c3 --n 2 -- --model other",
+    "snapshotd fork a1b2c3 --resume --variant cold:env.TEMPERATURE=0 --variant warm:env.TEMPERATURE=1",
+    "snapshotd fork a1b2c3 --resume --variants ways.toml --name 'way-{variant}'",
     "for T in $(snapshotd fork best --n 2); do snapshotd exec $T -- make test; done",
 ]
 
@@ -31,7 +41,26 @@ _EXAMPLES = [
 @click.option(
     "--resume", is_flag=True, help="Let the agent go on from the snapshot: what is recorded is replayed up to it."
 )
-@click.option("--name", type=Name(), metavar="NAME", help="Name of the forks; of several, NAME-0, NAME-1, ...")
+@click.option(
+    "--name",
+    type=ForkName(),
+    metavar="NAME",
+    help="Name of the forks; of several, NAME-0, NAME-1, ..., or NAME with {index} or {variant} in it.",
+)
+@click.option(
+    "--variant",
+    "single",
+    metavar="LABEL:KEY=VALUE",
+    multiple=True,
+    help="A fork that differs: KEY is name, args or env.X. LABEL alone is one that does not. Repeat it for more.",
+)
+@click.option(
+    "--variants",
+    "file",
+    metavar="FILE.toml",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The same as a file, with one table for each variant.",
+)
 @idle_option
 @wait_option
 @json_option
@@ -43,6 +72,8 @@ def command(
     count: int,
     resume: bool,
     name: str | None,
+    single: tuple[str, ...],
+    file: Path | None,
     idle_timeout: float | None,
     wait: Wait | None,
     as_json: bool,
@@ -52,11 +83,17 @@ def command(
     The sandbox that the snapshot came from runs on. Arguments after `--` go to the agent that made the snapshot, which
     is then started in each fork ({index} is the fork's number from 0); if there was no agent, they are a command. With
     --resume the agent is replayed up to the snapshot, with the same arguments or the new ones; if it leaves the
-    recorded path, it goes on live from the last snapshot that matched. Each is
-    stopped after half an hour without a command (--idle-timeout; the daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds is the
-    default, 0: never); `exec` starts it again. Prints the trajectories' ids. With --json:
-    {"experiment","trajectories":[ids]}.
+    recorded path, it goes on live from the last snapshot that matched. Each is stopped after
+    half an hour without a command (--idle-timeout; the daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds is the default, 0:
+    never); `exec` starts it again.
+
+    With --variant or --variants there is one fork for each variant, with its own environment (env.X), arguments (args)
+    or name; {index} and {variant} in them become its number and label.
+
+    Prints the trajectories' ids, in the order of the variants. With --json: {"experiment","trajectories":[ids]}, with
+    variants also {"variants":[labels]}.
     """
+    variants = _variants(file, single)
     client = connect(ctx)
     forked = client.fork(
         snapshot,
@@ -64,14 +101,100 @@ def command(
         args=after_dashes(ctx),
         name=name,
         resume=resume,
+        variants=variants or None,
         wait=wait or "captured",
         idle_timeout=idle_timeout,
     )
     ids = [item.id for item in forked.trajectories]
     if as_json:
         state = {} if wait is None else {"state": state_of(client, *(item.head for item in forked.trajectories))}
-        print_json({"experiment": forked.experiment, "trajectories": ids, **state})
+        print_json(
+            {
+                "experiment": forked.experiment,
+                "trajectories": ids,
+                **({"variants": list(variants)} if variants else {}),
+                **state,
+            }
+        )
     else:
         for each in ids:
             click.echo(each)
     return 0
+
+
+def _variants(file: Path | None, single: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Label to keys, as the client takes them: those of the file, then those of the options."""
+    found = {} if file is None else _read(file)
+    for text in single:
+        label, colon, rest = text.partition(":")
+        key, equals, value = rest.partition("=")
+        if not label or (colon and not (key and equals)):
+            refuse(f"{text!r} is no variant; write LABEL:KEY=VALUE, or LABEL alone for one that changes nothing")
+        keys = found.setdefault(label, {})
+        if not colon:
+            continue
+        if key.startswith("env.") and len(key) > 4:
+            keys.setdefault("env", {})[key[4:]] = value
+        elif key == "args":
+            try:
+                keys["args"] = shlex.split(value)
+            except ValueError as exc:
+                refuse(f"the arguments of the variant {label} cannot be split into words: {exc}")
+        elif key == "name":
+            keys["name"] = value
+        else:
+            refuse(f"the variant {label} has an unknown key {key!r}; known are name, args and env.X")
+    return found
+
+
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except OSError as exc:
+        refuse(f"the variants in {file} cannot be read: {exc.strerror}")
+    except ValueError as exc:
+        refuse(f"the variants in {file} cannot be read: {exc}")
+    for label, table in tables.items():
+        if not isinstance(table, dict):
+            refuse(f"{file}{_line(text, label)}: {label} is no variant; write a table, [{label}]")
+        for key, value in table.items():
+            if key not in VARIANT_KEYS:
+                refuse(
+                    f"{file}{_line(text, label, key)}: the variant {label} has an unknown key {key!r}; known are name, "
+                    "args and env.X"
+                )
+            if not _fits(key, value):
+                wanted = {"name": "text", "args": "a list of texts", "env": "a table of texts"}[key]
+                refuse(f"{file}{_line(text, label, key)}: {key} of the variant {label} is not {wanted}")
+    if not tables:
+        refuse(f"there is no variant in {file}; write a table for each, such as [cold]")
+    return tables
+
+
+def _fits(key: str, value: Any) -> bool:
+    if key == "env":
+        value = list(value.values()) if isinstance(value, dict) else None
+    texts = [value] if key == "name" else value
+    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+
+
+def _line(text: str, *path: str) -> str:
+    """`:LINE` of a key, as far as a look at the lines can tell: the parser keeps no places."""
+    table: list[str] = []
+    best = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        header = re.match(r"\s*\[+([^\]]+)\]", line)
+        found = re.match(r"\s*([\w\"'. -]+?)\s*=", line)
+        if header:
+            table = _words(header[1])
+        here = table if header else [*table, *_words(found[1])] if found else []
+        if here[: len(path)] == list(path):
+            return f":{number}"
+        if here and here[0] == path[0] and not best:
+            best = f":{number}"
+    return best
+
+
+def _words(dotted: str) -> list[str]:
+    return [word.strip(" \t\"'") for word in dotted.split(".")]

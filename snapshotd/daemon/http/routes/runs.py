@@ -186,10 +186,17 @@ async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: Se
     engine = service.engine
     args = None if body.args is None else tuple(body.args)
     models.check_argv(args or ())
+    variants = tuple(item.variant() for item in body.variants)
     forked = await unless_abandoned(
         request,
         lambda: engine.fork(
-            ref, body.n, args=args, name=body.name, resume=body.resume, idle_timeout_s=body.idle_timeout_s
+            ref,
+            body.count,
+            args=args,
+            name=body.name,
+            resume=body.resume,
+            variants=variants,
+            idle_timeout_s=body.idle_timeout_s,
         ),
         lambda made: _stop(engine, *made.trajectories),
     )
