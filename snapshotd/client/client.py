@@ -275,6 +275,10 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
                 if feeder is not None and feeder.failure is not None:
                     raise feeder.failure from None
                 raise
+            finally:
+                if feeder is not None:
+                    talk.break_off()
+                    feeder.end()
         raise DaemonUnavailable(
             f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured"
         )

@@ -37,6 +37,10 @@ class Feeder:
             self._bytes += count
             self._room.notify()
 
+    def end(self) -> None:
+        """The command has ended, and takes no more. A thread that waits for room meets the closed conversation."""
+        self.taken(1 << 62)
+
     def _run(self) -> None:
         try:
             while data := self._source.read(_PIECE_BYTES):

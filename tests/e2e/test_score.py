@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -153,6 +154,15 @@ def test_ctrl_c_ends_commands_that_never_end(snap: Snap, tries: list[str], verb:
     assert running.wait(60) == 130
     running.communicate()
     wait_until(lambda: not sleepers(), "the forks are gone")
+
+
+@pytest.mark.runc
+def test_a_folder_that_no_fork_takes_leaves_no_thread(snap: Snap, tries: list[str], tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(bytes(2 << 20))
+    client = Snapshotd(state_dir=snap.state_dir, autostart=False)
+    found = client.score(tries, ["true"], with_files=tmp_path, with_path="/proc/x")
+    assert {row.mean for row in found} == {None}
+    wait_until(lambda: "stdin" not in {thread.name for thread in threading.enumerate()}, "no input is sent", 10)
 
 
 @pytest.mark.runc
