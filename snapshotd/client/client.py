@@ -58,9 +58,9 @@ from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
 if TYPE_CHECKING:
-    from snapshotd.client.bisecting import BisectInfo, Tried
-    from snapshotd.client.comparing import CompareInfo
-    from snapshotd.client.scoring import ScoredRun, ScoreInfo
+    from snapshotd.client.branching.bisecting import BisectInfo, Tried
+    from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Progress = Callable[[str], object]
@@ -400,7 +400,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
     def compare(self, *refs: str) -> CompareInfo:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
         first; and how each came out."""
-        from snapshotd.client.comparing import compare  # only then: difflib is for few
+        from snapshotd.client.branching.comparing import compare  # only then: difflib is for few
 
         return compare(self, refs)
 
@@ -425,7 +425,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
 
         UsageError: the command fails at the good end, or passes at the bad one.
         """
-        from snapshotd.client.bisecting import bisect
+        from snapshotd.client.branching.bisecting import bisect
 
         options = {"cwd": cwd, "env": env, "user": user}
         return bisect(
@@ -460,7 +460,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
 
         A run without a score carries its error, and the rest goes on. UsageError before anything runs.
         """
-        from snapshotd.client.scoring import SCORER_PATH, Scorer, score
+        from snapshotd.client.branching.scoring import SCORER_PATH, Scorer, score
 
         where = None if with_files is None else with_path or SCORER_PATH
         scorer = Scorer(argv, number, junit, where, {"cwd": cwd, "env": env, "user": user})

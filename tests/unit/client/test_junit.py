@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from snapshotd.client.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
+from snapshotd.client.branching.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
 from snapshotd.errors import UsageError
 
 

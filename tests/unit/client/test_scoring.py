@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from snapshotd.client.scoring import ScoredRun, ScoreInfo, _Tail, at_once, last_number, ranked
+from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo, _Tail, at_once, last_number, ranked
 from snapshotd.errors import UsageError
 
 

@@ -11,8 +11,8 @@ from snapshotd.cli.command import after_dashes, connect, declare, json_option, r
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import print_json, printable, table
 from snapshotd.cli.values import Count, Variable, complete_snapshot
-from snapshotd.client.junit import JUnitCounts
-from snapshotd.client.scoring import SCORER_PATH, ScoredRun, ScoreInfo
+from snapshotd.client.branching.junit import JUnitCounts
+from snapshotd.client.branching.scoring import SCORER_PATH, ScoredRun, ScoreInfo
 from snapshotd.types import short
 
 _EXAMPLES = [

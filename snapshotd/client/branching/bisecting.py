@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from snapshotd.client.lineage import lineage
+from snapshotd.client.branching.lineage import lineage
+from snapshotd.client.branching.scoring import at_once
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.client.scoring import at_once
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
 
 if TYPE_CHECKING:

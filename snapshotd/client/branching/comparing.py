@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal
 
-from snapshotd.client.lineage import lineage
+from snapshotd.client.branching.lineage import lineage
 from snapshotd.client.results import ChangeInfo, SnapshotInfo
 from snapshotd.errors import NotFound, UsageError
 

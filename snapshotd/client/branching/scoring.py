@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from snapshotd.client.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
+from snapshotd.client.branching.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
 
@@ -273,7 +273,7 @@ def score(
     if not refs:
         raise UsageError("there is nothing to score; name a snapshot or a trajectory")
     if not scorer.argv:
-        raise UsageError("there is no command to score with; give one after `--`")
+        raise UsageError("there is no command to score with")
     if scorer.number and scorer.report is not None:
         raise UsageError("a score is a number in the output or counts of a JUnit report, not both; choose one")
     if not 1 <= repeat <= REPEAT_MAX or (parallel is not None and parallel < 1):
