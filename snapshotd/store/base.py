@@ -49,3 +49,7 @@ class Store(ABC):
     @abstractmethod
     def delete(self, key: str) -> None:
         """Remove a value. Not an error when it is missing. Durable on return."""
+
+    def remove_leftovers(self) -> None:  # noqa: B027 - most media leave nothing
+        """Remove halves of values whose writing process died. Opening a store does this too, but a process that was
+        killed shortly before may still be ending then."""

@@ -54,7 +54,7 @@ class LocalStore(Store):
                 self._root = self._open(directory)
                 (directory / _TMP).mkdir(mode=0o700, exist_ok=True)
                 self._tmp = self._open(directory / _TMP)
-                self._remove_leftovers()
+                self.remove_leftovers()
         except BaseException:
             self.close()
             raise
@@ -70,7 +70,7 @@ class LocalStore(Store):
             self._fds.clear()
             self._root = self._tmp = -1  # a late user must not meet new files under these numbers
 
-    def _remove_leftovers(self) -> None:
+    def remove_leftovers(self) -> None:
         for name in os.listdir(self._tmp):
             owner = name.split(".")
             if len(owner) == 3 and owner[0].isdecimal() and _start_of(owner[0]) == owner[1]:
@@ -285,13 +285,14 @@ def _disk(what: str) -> Iterator[None]:
 
 
 def _start_of(process: str) -> str | None:
-    """When a process began, in clock ticks since boot (field 22 of /proc/<pid>/stat, proc(5)). None if there is
-    none."""
+    """When a process began, in clock ticks since boot (field 22 of /proc/<pid>/stat, proc(5)). None if there is none
+    that runs: a zombie writes nothing more."""
     try:
         with open(f"/proc/{process}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[19].decode()
+            fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
+    return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 def _leads_to(child: str, prefix: str) -> bool:

@@ -18,6 +18,8 @@ import pytest
 
 from snapshotd.errors import Conflict, DataLoss, NotFound, OutOfSpace
 from snapshotd.kernel import files
+from snapshotd.repo.base import Roots
+from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
@@ -288,6 +290,25 @@ def test_opening_leaves_the_files_of_live_writers_alone(tmp_path: Path) -> None:
         assert opened > 20
         assert process.poll() is None  # a missing temporary file would have ended it
         assert len(list((directory / "@tmp").iterdir())) <= 1
+
+
+def test_a_prune_removes_what_a_process_left_that_ended_after_the_store_was_opened(tmp_path: Path) -> None:
+    """A killed process that its parent has not waited for still has an entry in /proc."""
+    directory = tmp_path / "store"
+    with writer(directory) as process:
+        eventually(lambda: (directory / "@tmp").exists() and os.listdir(directory / "@tmp"))
+        started = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
+        left = directory / "@tmp" / f"{process.pid}.{started}.0123"
+        left.touch()
+        maintenance = PackMaintenance(LocalStore(directory), tmp_path / "index.db", bytes(32))
+        nothing = Roots({}, {}, {})
+        maintenance.writer()
+        assert left.exists()
+        process.send_signal(signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        maintenance.collect(nothing, grace_s=0, now=time.time(), dry_run=False, progress=lambda _: None)
+        assert os.listdir(directory / "@tmp") == []
+        maintenance.writer().close()
 
 
 def test_a_full_disk_leaves_nothing_and_works_again(small_disk: Path) -> None:

@@ -166,6 +166,7 @@ def _groups(candidates: list[_Usage]) -> list[list[_Usage]]:
 
 def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> Reclaimed:
     """Carry out the plan, with no write in between. OutOfSpace only when not a single byte could be freed."""
+    reader.store.remove_leftovers()
     before = sum(row.bytes for row in index.packs()) + sum(size for _, size in planned.orphans)
     if planned.relist:
         _relist(reader, index, planned.relist)
