@@ -87,6 +87,8 @@ class SandboxRequest:
     image: str = "default"
     runtime: str = "auto"
     workspace: Path | None = None
+    namespace_pid: int = 0
+    """Process whose view of the files the host paths of a request are meant in (the client); 0: the daemon."""
     env: tuple[tuple[str, str], ...] = ()
     network: Network = Network.NONE
     limits: Limits = field(default_factory=Limits)
@@ -564,8 +566,9 @@ class Engine(ABC):
         """The entry at a path, links not followed, and a symbolic link's target. NotFound (naming the path)."""
 
     @abstractmethod
-    def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
-        """Write a snapshot's tree (or the part below `path`) into `to`, which must not exist or be empty."""
+    def restore(self, ref: str, to: Path, *, path: bytes, namespace_pid: int = 0) -> RestoreReport:
+        """Write a snapshot's tree (or the part below `path`) into `to`, which must not exist or be empty. `to` is a path
+        as the process `namespace_pid` sees it; 0: as the daemon does."""
 
     @abstractmethod
     def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID: ...

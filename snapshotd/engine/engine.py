@@ -181,7 +181,7 @@ class LocalEngine(MindVerbs, FileVerbs):
         if (request.agent is None) == (not request.command):
             raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
-            os.close(inputs.open_agent(request.agent))
+            os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
         requirements = dependencies.wanted(request)
         agent = inputs.agent_spec(request)
         trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
@@ -468,8 +468,8 @@ class LocalEngine(MindVerbs, FileVerbs):
     def lstat(self, ref: str, path: bytes) -> tuple[TreeEntry, bytes | None]:
         return look.lstat(self._context, ref, path)
 
-    def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
-        return look.restore(self._context, ref, to, path, self._cold.restore)
+    def restore(self, ref: str, to: Path, *, path: bytes, namespace_pid: int = 0) -> RestoreReport:
+        return look.restore(self._context, ref, to, path, namespace_pid, self._cold.restore)
 
     def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as snapshot:

@@ -19,15 +19,16 @@ from snapshotd.errors import Conflict, LimitExceeded, NotFound, NotPermitted, Us
 from snapshotd.formats import ingest_nodes as nodes
 from snapshotd.formats.ingest_nodes import IngestReport, printable
 from snapshotd.kernel import files, turns
+from snapshotd.kernel.namespaces import as_seen_by
 
 MAX_ENTRIES = 10_000_000
 _PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _TRIES = 3
 
 
-def ingest_folder(source: Path, target_fd: int) -> IngestReport:
+def ingest_folder(source: Path, target_fd: int, namespace_pid: int = 0) -> IngestReport:
     """Copy everything in `source` (a link to a folder is followed, links inside are copied as links) into the empty
-    directory `target_fd`.
+    directory `target_fd`. The path is meant as the process `namespace_pid` sees it (0: as this one does).
 
     Content by reflink where the file systems can, holes kept; owner, mode, times, hard links and extended attributes
     too. Left out, with a warning: sockets, device nodes, overlay marks, host labels, files that vanish meanwhile. A
@@ -36,7 +37,7 @@ def ingest_folder(source: Path, target_fd: int) -> IngestReport:
     Raises NotFound, UsageError (not a folder, or it holds the target), NotPermitted (naming the unreadable file),
     LimitExceeded, OutOfSpace. The target then holds part of the folder.
     """
-    source_fd = _open_source(source)
+    source_fd = _open_source(source, namespace_pid)
     try:
         _refuse_nesting(source, source_fd, target_fd)
         root = nodes.writable_root(target_fd)
@@ -46,9 +47,9 @@ def ingest_folder(source: Path, target_fd: int) -> IngestReport:
     return _FolderIngest(source, source_fd, root).run()
 
 
-def _open_source(source: Path) -> int:
+def _open_source(source: Path, namespace_pid: int) -> int:
     try:
-        return os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return as_seen_by(namespace_pid, lambda: os.open(source, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
     except FileNotFoundError as exc:
         raise NotFound(f"there is no folder {source}; check the path (it is taken on the daemon's machine)") from exc
     except NotADirectoryError as exc:

@@ -33,6 +33,21 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
     return _in_thread("mount-namespace", joined)
 
 
+def as_seen_by(pid: int, action: Callable[[], T]) -> T:
+    """Run `action`, which opens files by path, where paths mean what they mean to process `pid`: the daemon does not see
+    what was mounted after its start where `/` is a private mount, nor the files of a container.
+
+    0 stands for this process itself. OSError when the process is gone.
+    """
+    if pid == 0:
+        return action()
+    ns_fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return in_mount_namespace(ns_fd, action)
+    finally:
+        os.close(ns_fd)
+
+
 def mount_namespace_of(pid: int) -> tuple[int, int]:
     """The name of a process's mount namespace, valid while the namespace exists. OSError when the process is gone."""
     found = os.stat(f"/proc/{pid}/ns/mnt")

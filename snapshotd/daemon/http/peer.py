@@ -15,6 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from snapshotd.daemon.http.failures import error_json
@@ -135,3 +136,9 @@ def _answer(failure: NotPermitted) -> bytes:
     head: dict[str, Any] = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
     lines = "".join(f"{key}: {value}\r\n" for key, value in head.items())
     return f"HTTP/1.1 {failure.http_status} Forbidden\r\n{lines}\r\n".encode() + body
+
+
+def client_pid(request: Request) -> int:
+    """The process that made a request's connection; 0 if it lives outside of the daemon's pid namespace."""
+    pid: int = getattr(request.state, PEER_PID)
+    return pid

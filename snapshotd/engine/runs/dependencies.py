@@ -17,7 +17,7 @@ from pathlib import Path
 
 from snapshotd.engine.base import RunRequest
 from snapshotd.engine.context import Context
-from snapshotd.engine.runs.inputs import open_agent
+from snapshotd.engine.runs.inputs import open_agent, open_seen
 from snapshotd.engine.storing.needed import CACHE_KEY, cached_layers
 from snapshotd.errors import CommandNotFound, NotFound, UsageError
 from snapshotd.kernel import files
@@ -46,19 +46,19 @@ def wanted(request: RunRequest) -> tuple[str, ...]:
     """The requirement lines of a run, in order. UsageError when the file or the metadata cannot be read."""
     if request.requirements is not None:
         try:
-            text = request.requirements.read_text()
+            with open(open_seen(request.requirements, request.sandbox.namespace_pid)) as f:
+                text = f.read()
         except FileNotFoundError as exc:
             raise NotFound(f"requirements file {str(request.requirements)!r} does not exist") from exc
         except (OSError, UnicodeDecodeError) as exc:
             raise UsageError(f"requirements file {str(request.requirements)!r} cannot be read: {exc}") from exc
         lines = (line.strip() for line in text.splitlines())
         return tuple(line for line in lines if line and not line.startswith("#"))
-    return _inline(request.agent) if request.agent is not None else ()
+    return _inline(request.agent, request.sandbox.namespace_pid) if request.agent is not None else ()
 
 
-def _inline(agent: Path) -> tuple[str, ...]:
-    fd = open_agent(agent)
-    with open(fd, "rb") as f:
+def _inline(agent: Path, namespace_pid: int) -> tuple[str, ...]:
+    with open(open_agent(agent, namespace_pid), "rb") as f:
         text = f.read(MAX_METADATA_BYTES).decode(errors="replace")
     match = _INLINE.search(text)
     if match is None:

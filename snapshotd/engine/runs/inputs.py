@@ -13,6 +13,7 @@ from snapshotd.engine.base import RunRequest, SandboxRequest
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.formats import ingest
 from snapshotd.kernel import files
+from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import AgentSpec, LayerID, Stack
 
@@ -26,7 +27,7 @@ def build(store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path 
 
     UsageError or NotFound name the host path that cannot be taken; nothing is left behind.
     """
-    outside = agent is not None and _inside(agent, sandbox.workspace) is None
+    outside = agent is not None and _inside(agent, sandbox) is None
     if sandbox.workspace is None and not outside:
         return None
     layer = store.create()
@@ -35,10 +36,10 @@ def build(store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path 
         with _upper(store, layer) as root:
             if sandbox.workspace is not None:
                 with _directory(root, WORKSPACE) as target:
-                    ingest.ingest_folder(sandbox.workspace, target)
+                    ingest.ingest_folder(sandbox.workspace, target, sandbox.namespace_pid)
             if agent is not None and outside:
                 with _directory(root, AGENT_DIR) as target:
-                    _copy_agent(agent, target)
+                    _copy_agent(agent, target, sandbox.namespace_pid)
         store.drop_work(layer)
     except BaseException:
         store.remove(layer)
@@ -66,8 +67,8 @@ def _directory(root: int, name: bytes) -> Iterator[int]:
         os.close(fd)
 
 
-def _copy_agent(agent: Path, directory: int) -> None:
-    source = open_agent(agent)
+def _copy_agent(agent: Path, directory: int, namespace_pid: int) -> None:
+    source = open_agent(agent, namespace_pid)
     try:
         target = os.open(
             os.fsencode(agent.name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=directory
@@ -80,10 +81,10 @@ def _copy_agent(agent: Path, directory: int) -> None:
         os.close(source)
 
 
-def open_agent(agent: Path) -> int:
+def open_agent(agent: Path, namespace_pid: int) -> int:
     """Open an agent's file for reading. NotFound or UsageError, naming it."""
     try:
-        fd = os.open(agent, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_seen(agent, namespace_pid)
     except FileNotFoundError as exc:
         raise NotFound(
             f"agent file {str(agent)!r} does not exist; give the path of a Python file, or a command to run in the sandbox"
@@ -98,12 +99,19 @@ def open_agent(agent: Path) -> int:
     return fd
 
 
-def _inside(agent: Path, workspace: Path | None) -> PurePosixPath | None:
+def open_seen(path: Path, namespace_pid: int) -> int:
+    """Open a file of the machine for reading, by the path that the client knows it by. OSError."""
+    return as_seen_by(namespace_pid, lambda: os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+
+
+def _inside(agent: Path, sandbox: SandboxRequest) -> PurePosixPath | None:
     """Place of the agent's file in the workspace; None if it lies elsewhere."""
+    workspace = sandbox.workspace
     if workspace is None:
         return None
+    file, folder = as_seen_by(sandbox.namespace_pid, lambda: (agent.resolve(), workspace.resolve()))
     try:
-        return PurePosixPath(agent.resolve().relative_to(workspace.resolve()))
+        return PurePosixPath(file.relative_to(folder))
     except ValueError:
         return None
 
@@ -113,6 +121,6 @@ def agent_spec(request: RunRequest) -> AgentSpec:
     imports work."""
     if request.agent is None:
         return AgentSpec(argv=request.command, program=0)
-    inside = _inside(request.agent, request.sandbox.workspace)
+    inside = _inside(request.agent, request.sandbox)
     path = f"/workspace/{inside}" if inside is not None else f"/agent/{request.agent.name}"
     return AgentSpec(argv=(PYTHON, path, *request.args), program=2)

@@ -125,7 +125,8 @@ class Cold:
         self._lazy = None
 
     def restore(self, tree: TreeID, path: bytes, target: Path) -> RestoreReport:
-        """Write a directory of a stored tree into an empty directory of the host. The tree is pinned by the caller."""
+        """Write a directory of a stored tree into an empty directory, which the child process can open by this path. The
+        tree is pinned by the caller."""
         answer = self._rebuilder.ask({"op": "restore", "tree": tree, "path": path.hex(), "target": str(target)})
         return RestoreReport(answer["files"], answer["directories"], answer["bytes"], tuple(answer["warnings"]))
 

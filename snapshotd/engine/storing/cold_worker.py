@@ -33,7 +33,7 @@ class Service:
                 finally:
                     os.close(fd)
         with StoredView(self._repository, tree) as view:
-            fd = os.open(request["target"], files.DIR_FLAGS)
+            fd = os.open(request["target"], files.DIR_FLAGS & ~os.O_NOFOLLOW)  # a descriptor of the daemon's
             try:
                 return _answer(materialise.materialise(view, bytes.fromhex(request["path"]), fd))
             finally:

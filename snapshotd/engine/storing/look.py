@@ -11,6 +11,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.storing.cold import gone
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.kernel import files, turns
+from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.trees import diff, materialise, patch
 from snapshotd.trees.base import Change, Entry, RestoreReport
 from snapshotd.trees.stored_view import StoredView
@@ -158,8 +159,9 @@ ColdRestore = Callable[[TreeID, bytes, Path], RestoreReport]
 """Writes a directory of a stored tree into an empty directory of the host, in a process of its own."""
 
 
-def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore) -> RestoreReport:
-    """Write into a fresh directory next to `to`, then rename: `to` is whole or does not exist.
+def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: int, cold: ColdRestore) -> RestoreReport:
+    """Write into a fresh directory next to `to`, then rename: `to` is whole or does not exist. The path is meant as the
+    process `namespace_pid` sees it.
 
     UsageError when `to` exists and is not an empty directory, or its parent is missing.
     """
@@ -167,16 +169,15 @@ def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore
     relative = path.strip(b"/")
     if not to.is_absolute():
         raise UsageError(f"restore target {str(to)!r} must be an absolute path")
-    if to.is_symlink() or (to.exists() and (not to.is_dir() or any(to.iterdir()))):
-        raise UsageError(f"restore target {str(to)!r} exists and is not an empty directory; name a new one")
     try:
-        parent = os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW)
+        parent = as_seen_by(namespace_pid, lambda: os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW))
     except OSError as exc:
         raise UsageError(
             f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror})"
         ) from exc
     staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
     try:
+        is_there = _check_empty(parent, to)
         with open_view(context, snapshot) as view:
             try:
                 entry = view.lstat(relative)
@@ -192,9 +193,9 @@ def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore
             files.remove_tree(parent, staging)
             os.mkdir(staging, 0o700, dir_fd=parent)
             try:
-                report = _fill(view, relative, parent, staging, to.parent / staging, cold)
-                if to.exists():
-                    os.rmdir(to)
+                report = _fill(view, relative, parent, staging, cold)
+                if is_there:
+                    os.rmdir(to.name, dir_fd=parent)
                 files.rename_no_replace(parent, os.fsencode(staging), parent, os.fsencode(to.name))
             except BaseException:
                 files.remove_tree(parent, staging)
@@ -204,8 +205,28 @@ def restore(context: Context, ref: str, to: Path, path: bytes, cold: ColdRestore
     return report
 
 
-def _fill(view: View, path: bytes, parent: int, staging: str, where: Path, cold: ColdRestore) -> RestoreReport:
+def _check_empty(parent: int, to: Path) -> bool:
+    """True if the target is there already, as an empty directory; UsageError if it is anything else."""
+    try:
+        fd = files.open_dir(parent, os.fsencode(to.name))
+    except FileNotFoundError:
+        return False
+    except OSError:
+        fd = -1  # a file, or a link
+    try:
+        if fd != -1 and os.fstat(fd).st_dev != os.fstat(parent).st_dev:
+            raise UsageError(f"restore target {str(to)!r} is a mount point; name a new directory in it")
+        if fd != -1 and files.is_empty_dir(fd):
+            return True
+    finally:
+        if fd != -1:
+            os.close(fd)
+    raise UsageError(f"restore target {str(to)!r} exists and is not an empty directory; name a new one")
+
+
+def _fill(view: View, path: bytes, parent: int, staging: str, cold: ColdRestore) -> RestoreReport:
     target = os.open(staging, files.DIR_FLAGS, dir_fd=parent)
+    where = Path(f"/proc/{os.getpid()}/fd/{target}")  # a child process may not see the file system that it lies on
     try:
         # Decoding much in this process would hold up the steps of running agents.
         report = (

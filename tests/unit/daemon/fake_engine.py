@@ -434,7 +434,7 @@ class FakeEngine(FakeMind, FakeFiles):
             raise NotFound(f"there is no file {'/' + path.decode(errors='replace')} in snapshot {ref}")
         return entry(len(files[path])), None
 
-    def restore(self, ref: str, to: Path, *, path: bytes) -> RestoreReport:
+    def restore(self, ref: str, to: Path, *, path: bytes, namespace_pid: int = 0) -> RestoreReport:
         self.snapshot(ref)
         if to.exists() and any(to.iterdir()):
             raise Conflict(f"the folder {to} is not empty; name one that is, or that does not exist")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -14,6 +15,7 @@ from starlette.responses import Response
 
 from snapshotd.daemon.http import carrying, models, streams
 from snapshotd.daemon.http.attending import Lines, attend
+from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.http.wire import ATTENDED, FRAMES, LOG_MAX, PORTS, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.engine.base import Caller, Engine, ExecResult, Stream, output_event
@@ -81,7 +83,7 @@ _EVENTS_DOC = {
 async def create(request: Request, body: models.CreateRequest, service: ServiceDep) -> models.Created:
     """Create a sandbox without an agent. It is stopped again when the client is gone before it has the answer."""
     engine = service.engine
-    sandbox = body.sandbox()
+    sandbox = replace(body.sandbox(), namespace_pid=client_pid(request))
     trajectory, snapshot = await unless_abandoned(
         request, lambda: engine.create(sandbox), lambda made: _stop(engine, made[0])
     )
@@ -100,6 +102,7 @@ async def run(request: Request, body: models.RunAgentRequest, service: ServiceDe
     it has the answer, unless `detach`."""
     engine = service.engine
     asked = body.run()
+    asked = replace(asked, sandbox=replace(asked.sandbox, namespace_pid=client_pid(request)))
 
     def undo(trajectory: Trajectory) -> None:
         if not body.detach:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query
+from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
+from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import PathB64, Ref, Route, ServiceDep, checked_ref, sandbox_path
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import UsageError
@@ -56,12 +57,12 @@ def status(ref: Ref, path_b64: PathB64, service: ServiceDep) -> models.FileStatu
 
 
 @router.post("/snapshots/{ref}/restore")
-def restore(ref: Ref, body: models.RestoreRequest, service: ServiceDep) -> models.RestoreAnswer:
-    """Write the snapshot's tree, or a part of it, into a folder of the daemon's machine."""
+def restore(request: Request, ref: Ref, body: models.RestoreRequest, service: ServiceDep) -> models.RestoreAnswer:
+    """Write the snapshot's tree, or a part of it, into a folder of the machine, by the path that the client sees."""
     to = models.absolute(body.to, "target folder")
     assert to is not None
     path = sandbox_path(base64.urlsafe_b64encode(body.path.encode()).decode())
-    return models.RestoreAnswer.of(service.engine.restore(ref, to, path=path))
+    return models.RestoreAnswer.of(service.engine.restore(ref, to, path=path, namespace_pid=client_pid(request)))
 
 
 @router.get(

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_storage as storage
-from snapshotd.daemon.http.peer import PEER_PID
+from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref
 from snapshotd.daemon.http.wire import FRAMES, UPLOAD_PATH, check_ref
 from snapshotd.errors import Unsupported, UsageError
@@ -168,7 +168,7 @@ def _directory(body: storage.MountRequest) -> Path:
 
 
 def _namespace_pid(request: Request) -> int:
-    pid: int = getattr(request.state, PEER_PID)
+    pid = client_pid(request)
     if pid == 0:
         raise Unsupported(
             "the client runs outside of the daemon's process namespace, so the daemon cannot reach its mounts; run the command where the "
