@@ -12,6 +12,7 @@ from pathlib import Path
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.runtime.starter import Starter
 from snapshotd.types import IdMap
 from tests.contracts.runtime import Rig
 from tests.dockerd import Engine
@@ -35,14 +36,18 @@ def runc(instance: str, directory: Path, tree: Path, id_map: IdMap | None) -> Ri
     """A rig for the runc driver, whose run directory is `runc` in `directory`."""
     keeper = KeeperClient(directory / "keeper" / "keeper.sock")
     return Rig(
-        RuncRuntime(instance, directory / "runc", id_map, keeper=keeper), directory, tree, _init(), keeper=keeper
+        RuncRuntime(instance, directory / "runc", id_map, keeper=keeper, starter=Starter()),
+        directory,
+        tree,
+        _init(),
+        keeper=keeper,
     )
 
 
 def docker(instance: str, directory: Path, tree: Path, engine: Engine) -> Rig:
     """A rig for the Docker driver, whose run directory is `docker` in `directory`."""
     keeper = KeeperClient(directory / "keeper" / "keeper.sock")
-    runtime = DockerRuntime(instance, run_dir=directory / "docker", keeper=keeper)
+    runtime = DockerRuntime(instance, run_dir=directory / "docker", keeper=keeper, starter=Starter())
     return Rig(runtime, directory, tree, _init(), (engine.data_root, engine.exec_root), keeper=keeper)
 
 

@@ -39,6 +39,7 @@ from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
 from snapshotd.types import IdMap, new_id
@@ -77,9 +78,10 @@ def open_engine(state_dir: Path) -> Engine:
             catalog.set_meta("instance", instance)
         run_dir = _run_dir(instance)
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
+        starter = Starter()
         runtimes: dict[str, Runtime] = {
-            "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS, keeper=keeper),
-            "docker": DockerRuntime(instance, run_dir=run_dir / "docker", keeper=keeper),
+            "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS, keeper=keeper, starter=starter),
+            "docker": DockerRuntime(instance, run_dir=run_dir / "docker", keeper=keeper, starter=starter),
         }
         spool = FileSpool(state_dir / "repo")
         places = Places(state_dir, store.root, store.kind, _store_url(state_dir, catalog))

@@ -36,6 +36,8 @@ _BY_MACHINE = {
         "statx": 332,
         "fallocate": 285,
         "keyctl": 250,
+        "seccomp": 317,
+        "capset": 126,
     },
     "aarch64": {
         "pivot_root": 41,
@@ -48,6 +50,8 @@ _BY_MACHINE = {
         "statx": 291,
         "fallocate": 47,
         "keyctl": 219,
+        "seccomp": 277,
+        "capset": 91,
     },
 }
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}
@@ -131,3 +135,4 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_SECUREBITS = 28
 SECBIT_NO_SETUID_FIXUP = 4
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4

@@ -25,6 +25,7 @@ from snapshotd.runtime._checks import check_exec, check_ids
 from snapshotd.runtime._process import CHILDREN, ChildProcess, Command, become_subreaper, run_bounded
 from snapshotd.runtime.base import Container, ExecSpec, Process
 from snapshotd.runtime.keeper import KeeperClient
+from snapshotd.runtime.starter import RefusedError, Starter
 from snapshotd.types import IdMap, short
 
 _START_DEADLINE_S = 60.0
@@ -58,8 +59,10 @@ def start(
     spec: ExecSpec,
     keeper: KeeperClient | None,
     keep: str | None,
+    starter: Starter | None = None,
 ) -> Process:
-    """`Runtime.exec`. `directory` is for short-lived files; it exists and only root can read it."""
+    """`Runtime.exec`. `directory` is for short-lived files; it exists and only root can read it. The starter does what
+    it can, runc the rest."""
     check_exec(spec)
     check_ids(spec, container.id_map)
     if keep is not None and keeper is None:
@@ -71,6 +74,13 @@ def start(
     request, pid_file, log = (directory / f"{stem}.{kind}" for kind in ("json", "pid", "log"))
     pipes = _Pipes(container.id_map, spec)
     try:
+        if starter is not None and keep is None:
+            started = _run_started(starter, container, known_as, spec, pipes)
+            if started is not None:
+                if not started.executes(_START_DEADLINE_S):
+                    raise _execve_failure(container, spec, started)
+                pipes.hand_over()
+                return started
         request.write_text(json.dumps(_oci.process(spec)))
         argv = known_as.command(
             log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file)
@@ -97,6 +107,26 @@ def start(
         for file in (request, pid_file, log):
             file.unlink(missing_ok=True)
     return process
+
+
+def _run_started(
+    starter: Starter, container: Container, known_as: RuncContainer, spec: ExecSpec, pipes: _Pipes
+) -> Command | None:
+    """Have the starter start the command as a child of the daemon. None: runc has to."""
+    try:
+        with CHILDREN.starting(), open(os.devnull, "rb") as empty:
+            stdin = empty.fileno() if pipes.stdin_r is None else pipes.stdin_r
+            pid = starter.start(container, known_as.name, _oci.process(spec), (stdin, pipes.stdout_w, pipes.stderr_w))
+            if pid is None:
+                return None
+            process = ChildProcess(pid, pipes.stdout_r, pipes.stderr_r, pipes.stdin_w)
+            CHILDREN.add(container.id, process)
+            return process
+    except RefusedError as exc:
+        raise failure.command_failure(str(exc), spec.argv[0], spec.cwd) from exc
+    except SandboxFailed:
+        CHILDREN.sweep()  # a helper that is killed leaves the process that was to become the command
+        raise
 
 
 def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes) -> tuple[int | None, Command | None]:

@@ -241,27 +241,28 @@ class Children:
                 self._starting.discard(token)
 
     def sweep(self) -> None:
-        """Reap the leftovers of a failed runc: zombies of its own stages that never became a command.
+        """Reap the leftovers of failed starts: zombies of runc's own stages that never became a command, and commands
+        whose helper was killed before it told of them.
 
-        Stage 1 is never a command. Stage 2 may be one that a thread is about to `add`: it is reaped once all starts
-        that were under way when it was first seen are over.
+        Stage 1 of runc is never a command. Others may be one that a thread is about to `add`: they are reaped once all
+        starts that were under way when they were first seen are over.
         """
         with self._lock:
             known = {process.pid for processes in self._of.values() for process in processes}
             seen: dict[tuple[int, bytes], frozenset[object]] = {}
-            for pid, stage, started in _runc_zombies():
+            for pid, is_command, started in _unknown_zombies():
                 key = (pid, started)
                 suspected = self._suspects.get(key, frozenset(self._starting))
-                if stage == 1 or (pid not in known and not suspected & self._starting):
+                if not is_command or (pid not in known and not suspected & self._starting):
                     _reap_zombie(pid)
                 elif pid not in known:
                     seen[key] = suspected
             self._suspects = seen
 
 
-def _runc_zombies() -> Iterator[tuple[int, int, bytes]]:
-    """Children of this process that are dead stages of runc (never went through execve): process id, stage, start
-    time."""
+def _unknown_zombies() -> Iterator[tuple[int, bool, bytes]]:
+    """Children of this process that have ended and may be leftovers: process id, False if it is certainly no command,
+    start time."""
     for children in Path("/proc/self/task").glob("*/children"):
         try:
             pids = [int(word) for word in children.read_bytes().split()]
@@ -270,11 +271,21 @@ def _runc_zombies() -> Iterator[tuple[int, int, bytes]]:
         for pid in pids:
             try:
                 head, _, tail = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")
+                fields, name = tail.split(), head.partition(b"(")[2]
+                if fields[0] != b"Z":
+                    continue
+                is_stage = never_executed(fields) and name.startswith(b"runc:[")
+                if is_stage or _entered_sandbox(pid):
+                    yield pid, not name.startswith(b"runc:[1:") or not is_stage, fields[19]
             except OSError:
                 continue  # reaped meanwhile
-            fields, name = tail.split(), head.partition(b"(")[2]
-            if fields[0] == b"Z" and never_executed(fields) and name.startswith(b"runc:["):
-                yield pid, 1 if name.startswith(b"runc:[1:") else 2, fields[19]
+
+
+def _entered_sandbox(pid: int) -> bool:
+    """True for a process of a pid namespace below this one, other than the namespace's first."""
+    status = Path(f"/proc/{pid}/status").read_bytes()
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith(b"NSpid:")), [])
+    return len(numbers) > 1 and numbers[-1] != b"1"
 
 
 def _reap_zombie(pid: int) -> None:

@@ -48,6 +48,7 @@ from snapshotd.runtime.base import (
     Runtime,
 )
 from snapshotd.runtime.keeper import KeeperClient
+from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, short
 
 _STUB_TAG = "snapshotd/stub:1"
@@ -78,13 +79,16 @@ class DockerRuntime(Runtime):
         client: ClientFactory = _from_env,
         run_dir: Path | None = None,
         keeper: KeeperClient | None = None,
+        starter: Starter | None = None,
     ) -> None:
         """Nothing is connected or made before the first use. `client` makes the SDK's client; `run_dir` is for
-        short-lived files; `keeper` is the parent of commands that are to outlive the daemon."""
+        short-lived files; `keeper` is the parent of commands that are to outlive the daemon, `starter` starts the
+        others where it can."""
         self._instance = instance
         self._run_dir = run_dir or Path("/run/snapshotd-docker") / instance
         self._make_client = client
         self._keeper = keeper
+        self._starter = starter
         self._client: docker.DockerClient | None = None
         self._lock = threading.Lock()
         self._image_lock = threading.Lock()
@@ -129,7 +133,7 @@ class DockerRuntime(Runtime):
 
     def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
         known_as = self._runc_container(container.id)
-        return _exec.start(container, known_as, self._run_dir / container.id, spec, self._keeper, keep)
+        return _exec.start(container, known_as, self._run_dir / container.id, spec, self._keeper, keep, self._starter)
 
     def attach(self, container_id: ContainerID) -> Container | None:
         for record in self._find(container_id):

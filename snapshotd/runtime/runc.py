@@ -28,6 +28,7 @@ from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
 from snapshotd.runtime.keeper import KeeperClient
+from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, IdMap, Network, short
 
 _START_DEADLINE_S = 60.0
@@ -52,14 +53,21 @@ class RuncRuntime(Runtime):
     name = "runc"
 
     def __init__(
-        self, instance: str, run_dir: Path, id_map: IdMap | None, runc: str = "runc", keeper: KeeperClient | None = None
+        self,
+        instance: str,
+        run_dir: Path,
+        id_map: IdMap | None,
+        runc: str = "runc",
+        keeper: KeeperClient | None = None,
+        starter: Starter | None = None,
     ) -> None:
         """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the
-        daemon."""
+        daemon; `starter`: starts the others where it can."""
         self._run_dir = run_dir
         self._id_map = id_map
         self._runc = runc
         self._keeper = keeper
+        self._starter = starter
         self._cgroup = f"/snapshotd-{instance}"
         self._lock = threading.Lock()
         self._creating = 0
@@ -104,7 +112,7 @@ class RuncRuntime(Runtime):
 
     def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
         return _exec.start(
-            container, self._known_as(container.id), self._bundle(container.id), spec, self._keeper, keep
+            container, self._known_as(container.id), self._bundle(container.id), spec, self._keeper, keep, self._starter
         )
 
     def attach(self, container_id: ContainerID) -> Container | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.contracts import runtime_commands, runtime_isolation, runtime_kept, runtime_lifecycle
+from tests.contracts import runtime_commands, runtime_isolation, runtime_kept, runtime_lifecycle, runtime_starting
 from tests.contracts.runtime_rig import Rig, eventually
 
 __all__ = ["CHECKS", "Rig", "eventually"]
@@ -19,4 +19,5 @@ CHECKS: tuple[Callable[[Rig], None], ...] = (
     *runtime_commands.CHECKS,
     *runtime_kept.CHECKS,
     *runtime_lifecycle.CHECKS,
+    *runtime_starting.CHECKS,
 )

@@ -1,0 +1,354 @@
+"""The starter's process: starts commands in sandboxes, with the confinement of `runc exec` and without its 20 ms.
+Started by starter.py, which is also the only one to speak to it.
+
+    python -I -S starter_main.py SOCKET
+
+SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the
+answer, and for a command its standard input, output and error. The starter forks for each and is ready for the next.
+It ends when the socket closes.
+
+    starter -- helper -------------------------- command
+               enters cgroups and namespaces     drops privileges, loads the system call filter, execve(2)
+               answers, then ends                becomes a child of the daemon, a child subreaper
+
+A sandbox sees the command's process before execve, and owns every file that it touches. So from the fork on it has no
+descriptor but its three standard ones and a pipe, it is not dumpable (nobody inside may trace it or open its
+/proc/PID/exe), and the interpreter that it runs lies on a read-only mount of its own: a sandbox that executes
+`#!/proc/self/exe` cannot write the host's program afterwards (CVE-2016-9962, CVE-2019-5736, CVE-2024-21626).
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import ctypes
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+if __name__ == "__main__":  # -I and -S leave nothing but the standard library to import from
+    sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
+
+from snapshotd.kernel import syscalls as sc
+
+REQUEST_MAX_BYTES = 16 << 20
+_DESCRIPTORS_MAX = 5
+_ANSWER_FD = 100
+"""In a helper, above all other descriptors."""
+_START_DEADLINE_MS = 60_000
+"""A sandbox can make execve(2) take for ever (a program on files that a dead process serves)."""
+_NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x00020000
+"""CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET and NEWNS."""
+_CLONE_NEWUSER = 0x10000000
+_LIBRARY = ctypes.CDLL(None, use_errno=True)
+
+
+def main(socket_fd: int) -> None:
+    """Serve until the daemon closes the socket or ends."""
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    _LIBRARY.prctl(15, b"starter", 0, 0, 0)  # PR_SET_NAME
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # helpers are reaped by the kernel
+    os.closerange(3, socket_fd)
+    os.closerange(socket_fd + 1, 1 << 20)
+    os.chdir("/")
+    connection = socket.socket(fileno=socket_fd)
+    while True:
+        fds = array.array("i")
+        data, beside, _, _ = connection.recvmsg(
+            1, socket.CMSG_LEN(_DESCRIPTORS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC
+        )
+        if not data:
+            return
+        for level, kind, content in beside:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
+        if os.fork() == 0:
+            try:
+                _serve(fds.tolist())
+            finally:
+                os._exit(1)
+        for fd in fds:
+            os.close(fd)
+
+
+def _serve(fds: list[int]) -> NoReturn:
+    """Carry out one request, answer, and end."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, the command's exit code would be lost
+    request_fd, answer_fd, *standard = fds
+    os.dup2(answer_fd, _ANSWER_FD, inheritable=False)
+    try:
+        with open(request_fd, "rb", closefd=False) as f:
+            f.seek(0)
+            request: dict[str, Any] = json.loads(f.read(REQUEST_MAX_BYTES))
+        init = os.pidfd_open(request["init"])
+        _check(request["init"], init, request["name"])
+        answer = _filters(request["init"]) if not standard else _start(request, init, standard)
+    except ProcessLookupError:
+        answer = {"gone": True}
+    except (OSError, ValueError, KeyError) as exc:
+        answer = {"unable": str(exc)}
+    os.write(_ANSWER_FD, json.dumps(answer).encode())
+    os._exit(0)
+
+
+def _check(pid: int, pidfd: int, name: str) -> None:
+    """Make sure that the process is the sandbox's init: it is in a cgroup of that name, and it lives. The kernel may
+    have given the number to another process. ValueError when commands get a profile of a security module, which only
+    runc can set."""
+    with open(f"/proc/{pid}/cgroup") as f:
+        if name not in f.read():
+            raise ProcessLookupError(name)
+    try:
+        with open(f"/proc/{pid}/attr/current") as f:
+            profile = f.read().strip("\0\n ")
+    except OSError:
+        profile = ""  # there is no such module
+    if profile not in ("", "unconfined", "kernel"):
+        raise ValueError(f"a security module confines the sandbox: {profile}")
+    signal.pidfd_send_signal(pidfd, 0)
+
+
+# -- the system call filter --------------------------------------------------------------------------------------------
+
+_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
+_PTRACE_GET_FILTER, _PTRACE_GET_METADATA = 0x420C, 0x420D
+_FILTER_BYTES = 8
+_ANSWER_FILTERS_MAX = 16
+
+
+def _filters(pid: int) -> dict[str, Any]:
+    """The filters of the sandbox's init, oldest first, as the kernel has them: the runtime's, which commands get too.
+
+    The kernel tells them a tracer only. It stops the init for less than a millisecond.
+    """
+    trace = _LIBRARY.ptrace
+    trace.restype, trace.argtypes = ctypes.c_long, [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+    def traced(request: int, first: int = 0, second: Any = None) -> int:
+        result: int = trace(request, pid, first, second)
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"ptrace({request:#x}): {os.strerror(number)}")
+        return result
+
+    traced(_PTRACE_SEIZE)
+    traced(_PTRACE_INTERRUPT)
+    os.waitpid(pid, 0x40000000)  # __WALL
+    found = []
+    try:
+        for number in range(_ANSWER_FILTERS_MAX):
+            try:
+                count = traced(_PTRACE_GET_FILTER, number)
+            except FileNotFoundError:
+                break
+            program = ctypes.create_string_buffer(count * _FILTER_BYTES)
+            traced(_PTRACE_GET_FILTER, number, program)
+            about = ctypes.create_string_buffer(struct.pack("QQ", number, 0))
+            traced(_PTRACE_GET_METADATA, len(about.raw) - 1, about)
+            flags = struct.unpack_from("QQ", about.raw)[1]
+            found.append({"program": base64.b64encode(program.raw).decode(), "flags": flags})
+    finally:
+        traced(_PTRACE_DETACH)
+    if not found:
+        raise ValueError("the sandbox has no system call filter")
+    return {"filters": found}
+
+
+def _load(filters: Sequence[dict[str, Any]]) -> Callable[[], None]:
+    """A function that loads the filters. All that it needs is made before: each filter holds for the next one."""
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+    prepared = []
+    for item in filters:
+        code = base64.b64decode(item["program"])
+        prepared.append((item["flags"], Program(len(code) // _FILTER_BYTES, code)))
+
+    def load() -> None:
+        for flags, program in prepared:
+            sc.call("seccomp", 1, flags, ctypes.byref(program))  # SECCOMP_SET_MODE_FILTER
+
+    return load
+
+
+# -- a command ---------------------------------------------------------------------------------------------------------
+
+
+def _start(request: dict[str, Any], init: int, standard: list[int]) -> dict[str, Any]:
+    """In the helper: enter the sandbox, fork the command and wait until it runs."""
+    process = request["process"]
+    load = _load(request["filters"])
+    own_user = os.stat("/proc/self/ns/user").st_ino
+    namespaces = _NAMESPACES | (_CLONE_NEWUSER if os.stat(f"/proc/{request['init']}/ns/user").st_ino != own_user else 0)
+    _write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
+    for limit in process["rlimits"]:
+        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
+    for path in request["cgroups"]:
+        _write(path, "0")
+    sc.call("setns", init, namespaces)
+    for number, fd in enumerate(standard):
+        os.dup2(fd, number)
+    os.closerange(3, _ANSWER_FD)
+    os.closerange(_ANSWER_FD + 1, 1 << 20)
+    failed_r, failed_w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(_ANSWER_FD)
+        os.close(failed_r)
+        _become(process, load, failed_w)
+    os.close(failed_w)
+    poller = select.poll()
+    poller.register(failed_r, select.POLLIN | select.POLLHUP)
+    late = not poller.poll(_START_DEADLINE_MS)
+    failure = b"" if late else os.read(failed_r, 1 << 16)
+    if late or failure:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        return {"late": True} if late else {"error": failure.decode()}
+    return {"pid": pid, "helper": os.getpid()}
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _become(process: dict[str, Any], load: Callable[[], None], failed_fd: int) -> NoReturn:
+    """In the command's process: become the command. In the order of runc's last stage."""
+    try:
+        reason = _execute(process, load)
+    except CannotEnterError as exc:
+        reason = str(exc)
+    except BaseException as exc:  # noqa: BLE001 - nothing of this may run on in the sandbox
+        reason = f"the starter failed: {exc!r}"
+    os.write(failed_fd, reason.encode("utf-8", "replace")[: 1 << 12] or b"?")
+    os._exit(1)
+
+
+def _execute(process: dict[str, Any], load: Callable[[], None]) -> str:
+    """Returns the reason, in runc's words, if the program cannot be run."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    cwd, user, held = process["cwd"], process["user"], process["capabilities"]
+    entered = _enter(cwd, may_fail=True)
+    _keep_bounding(held["bounding"])
+    sc.prctl(_PR_SET_KEEPCAPS, 1)
+    os.setgroups(user["additionalGids"])
+    os.setresgid(user["gid"], user["gid"], user["gid"])
+    os.setresuid(user["uid"], user["uid"], user["uid"])
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)  # a change of ids may have made it dumpable (sysctl fs.suid_dumpable)
+    if not entered:
+        _enter(cwd, may_fail=False)
+    os.getcwd()  # FileNotFoundError: the directory is outside of the root
+    sc.prctl(_PR_SET_KEEPCAPS, 0)
+    _set_capabilities(held)
+    sc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    environment = dict(item.split("=", 1) for item in process["env"])
+    program, reason = _find(process["args"][0], environment.get("PATH", ""))
+    if not program:
+        return reason
+    argv, env = process["args"], {name.encode(): value.encode() for name, value in environment.items()}
+    load()
+    try:
+        os.execve(program, [word.encode() for word in argv], env)
+    except OSError as exc:
+        return f"exec {program}: {_words(exc)}"
+
+
+def _words(exc: OSError) -> str:
+    return (exc.strerror or "?").lower()
+
+
+class CannotEnterError(Exception):
+    """The working directory cannot be entered. Says so in runc's words."""
+
+
+def _enter(cwd: str, *, may_fail: bool) -> bool:
+    """Change the directory, first as root: it may be closed to the command's user. False: try again as that user."""
+    try:
+        os.chdir(cwd)
+    except OSError as exc:
+        if may_fail and isinstance(exc, PermissionError):
+            return False
+        raise CannotEnterError(f'chdir to cwd ("{cwd}") set in config.json failed: {_words(exc)}') from exc
+    return True
+
+
+def _find(name: str, path: str) -> tuple[str, str]:
+    """The program's path, looked up as Go's exec.LookPath does; or "" and the reason."""
+    if "/" in name:
+        reason = _not_executable(name)
+        return ("", f'exec: "{name}": {reason}') if reason else (name, "")
+    for directory in path.split(":"):
+        found = os.path.join(directory or ".", name)
+        if not _not_executable(found):
+            return (found, "") if found.startswith("/") else ("", f'exec: "{name}": permission denied')
+    return "", f'exec: "{name}": executable file not found in $PATH'
+
+
+def _not_executable(path: str) -> str:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as exc:
+        return f"stat {path}: {_words(exc)}"
+    if stat.S_ISDIR(mode):
+        return "is a directory"
+    return "" if mode & 0o111 and os.access(path, os.X_OK, effective_ids=True) else "permission denied"
+
+
+# -- capabilities ------------------------------------------------------------------------------------------------------
+
+_PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 8, 23, 24, 38
+_CAPABILITIES_VERSION = 0x20080522
+_CAPABILITIES = (
+    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
+    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN "
+    "SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE "
+    "MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
+)
+"""By number, capabilities(7)."""
+
+
+def _mask(names: Sequence[str]) -> int:
+    known = _CAPABILITIES.split()
+    return sum(1 << known.index(name.removeprefix("CAP_")) for name in names)
+
+
+def _keep_bounding(names: Sequence[str]) -> None:
+    """Drop every capability from the bounding set but these, also those that this list does not know."""
+    wanted = _mask(names)
+    for number in range(64):
+        if _LIBRARY.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
+            return  # the kernel knows no more
+        if not wanted >> number & 1:
+            sc.prctl(_PR_CAPBSET_DROP, number)
+
+
+def _set_capabilities(held: dict[str, Sequence[str]]) -> None:
+    effective, permitted, inheritable = (_mask(held[kind]) for kind in ("effective", "permitted", "inheritable"))
+    header = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
+    low, high = (
+        struct.pack("III", *(value >> shift & 0xFFFFFFFF for value in (effective, permitted, inheritable)))
+        for shift in (0, 32)
+    )
+    sc.call("capset", header, low + high)
+    _LIBRARY.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    os._exit(0)

@@ -1,0 +1,177 @@
+"""Runtime contract: a command that the starter starts cannot be told from one that `runc exec` starts, and its start
+gives a sandbox nothing of the host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from snapshotd.errors import CommandNotFound, CommandNotRunnable
+from tests.contracts.runtime_rig import DEADLINE_S, Rig, read_all
+
+_PROBE = r"""
+use POSIX;
+sub slurp { open(my $f, "<", $_[0]) or return "error $!"; local $/; my $t = <$f>; return defined $t ? $t : "" }
+my %own = map { $_ => 1 } qw(Tgid Pid NSpid NStgid NSpgid NSsid Kthread voluntary_ctxt_switches nonvoluntary_ctxt_switches);
+for (split /\n/, slurp("/proc/self/status")) { my ($name) = split /:/; print "$_\n" unless $own{$name} or /^(Vm|Rss|HugetlbPages|FDSize)/ }
+my @stat = split / /, (slurp("/proc/self/stat") =~ /.*\) (.*)/s)[0];
+print "leads ", ($stat[2] == $$ ? 1 : 0), ($stat[3] == $$ ? 1 : 0), " parent $stat[1] tty $stat[4] nice $stat[16] policy $stat[38]\n";
+printf "umask %o groups %s\n", umask, $);
+for (qw(limits cgroup oom_score_adj loginuid sessionid timerslack_ns personality mountinfo environ cmdline attr/current
+        coredump_filter setgroups uid_map gid_map io_uring)) { print "$_: ", slurp("/proc/self/$_"), "\n" }
+for (glob("/proc/self/ns/*"), "/proc/self/cwd", "/proc/self/root", "/proc/self/exe") { print "$_ ", (readlink($_) || $!), "\n" }
+for my $fd (0..200) { my $to = readlink("/proc/self/fd/$fd"); next unless defined $to; $to =~ s/\[\d+\]//; print "fd $fd $to\n" }
+print "cpus ", slurp("/sys/fs/cgroup/cpuset.cpus.effective"), " signals ";
+for my $n (1..64) { my $old = POSIX::SigAction->new; POSIX::sigaction($n, undef, $old); print $old->{HANDLER} || "?", " " }
+"""
+
+
+@contextlib.contextmanager
+def _by_runc() -> Iterator[None]:
+    os.environ["SNAPSHOTD_EXEC"] = "runc"
+    try:
+        yield
+    finally:
+        del os.environ["SNAPSHOTD_EXEC"]
+
+
+def _twice(look: Callable[[], object]) -> tuple[object, object]:
+    """What is seen of a command of the starter, and of runc."""
+    here = look()
+    with _by_runc():
+        return here, look()
+
+
+def check_a_command_looks_as_by_runc(rig: Rig) -> None:
+    """Capabilities, filter, no-new-privileges, ids, groups, cgroup, descriptors, environment, limits, OOM score, what
+    /proc shows, session and process group, signals."""
+    with rig.container() as container:
+        rig.shell(container, "mkdir -p /workspace /closed; chmod 700 /closed")
+        for who in (
+            {},
+            {"user": 1000, "group": 1001, "groups": (5, 1002)},
+            {"user": 7, "cwd": "/closed"},
+            {"stdin": True},
+        ):
+            env = {"PATH": "/usr/bin:/bin", "HOME": "/root", "WITH": "a=b\nc", "EMPTY": ""}
+
+            def look(options: dict[str, object] = {"cwd": "/workspace", "env": env, **who}) -> list[str]:  # noqa: B006
+                process = rig.start(container, "perl", "-e", _PROBE, **options)
+                if process.stdin_fd is not None:
+                    os.close(process.stdin_fd)
+                out, err = read_all([process.stdout_fd, process.stderr_fd])
+                os.close(process.stdout_fd)
+                os.close(process.stderr_fd)
+                assert process.wait(DEADLINE_S) == 0, err
+                return out.decode().splitlines()
+
+            by_starter, by_runc = _twice(look)
+            assert by_starter == by_runc
+            assert any("Seccomp:\t2" in line for line in by_starter)  # type: ignore[attr-defined]
+
+
+def check_a_command_that_cannot_run_is_refused_as_by_runc(rig: Rig) -> None:
+    with rig.container() as container:
+        rig.shell(
+            container,
+            "echo text > /text; printf '#!/no/such\\n' > /lost; chmod 755 /lost; mkdir -m 700 /closed; ln -s / /up",
+        )
+        for argv, options in (
+            (["no-such"], {}),
+            (["/no/such"], {}),
+            (["/text/x"], {}),
+            (["/text"], {}),
+            (["/lost"], {}),
+            (["true"], {"cwd": "/no/such"}),
+            (["true"], {"cwd": "/text"}),
+            (["true"], {"env": {"PATH": "relative:", "HOME": "/"}}),
+            (["true"], {"env": {"HOME": "/"}}),
+            (["true", "x" * 140_000], {}),
+        ):
+
+            def look(argv: list[str] = argv, options: dict[str, object] = options) -> str:  # type: ignore[assignment]
+                try:
+                    return str(rig.run(container, *argv, **options).code)
+                except (CommandNotFound, CommandNotRunnable) as exc:
+                    return f"{type(exc).__name__}: {exc}"
+
+            by_starter, by_runc = _twice(look)
+            assert by_starter == by_runc, argv
+        with contextlib.suppress(CommandNotRunnable):
+            rig.run(container, "/usr")
+            raise AssertionError("a directory was run")
+
+
+def check_a_start_shows_nothing_of_the_host(rig: Rig) -> None:
+    """A process in the sandbox looks at every new process while many are started, and one tries what lies under their
+    descriptors."""
+    watch = r"""
+    $| = 1; print "ready\n"; my %seen;
+    while (!-e "/tmp/stop") {
+        for my $pid (grep { $_ ne $$ and $_ != 1 } map { m,/proc/(\d+)$, ? $1 : () } glob("/proc/[0-9]*")) {
+            for my $what (qw(environ maps mem)) {
+                next unless open(my $f, "<", "/proc/$pid/$what");
+                my $text; sysread($f, $text, 4096);
+                $seen{"$what of python"} = 1 if defined $text and $text =~ /python|snapshotd/i;
+            }
+            for my $what ("exe", "cwd", "root", map { "fd/$_" } 0..120) {
+                my $to = readlink("/proc/$pid/$what"); next unless defined $to;
+                $seen{"$what is $to"} = 1 if $to =~ /python|snapshotd|memfd|socket|\/proc\//;
+            }
+        }
+    }
+    print join("\n", keys %seen), "\n";
+    """
+    with rig.container() as container:
+        process = rig.start(container, "perl", "-e", watch)
+        assert os.read(process.stdout_fd, 6) == b"ready\n"
+        for number in range(40):
+            assert rig.run(container, "true", cwd=("/", "/tmp")[number % 2], user=number % 2).code == 0
+        rig.run(container, "touch", "/tmp/stop")
+        out, _ = read_all([process.stdout_fd, process.stderr_fd])
+        os.close(process.stdout_fd)
+        os.close(process.stderr_fd)
+        assert process.wait(DEADLINE_S) == 0
+        assert out.decode().strip() == ""
+        for number in (3, 4, 5, 6, 7, 8, 9, 10, 100, 101, 102, 103):
+            for place in (f"/proc/self/fd/{number}", f"/proc/self/fd/{number}/../../bin/true"):
+                with contextlib.suppress(CommandNotFound, CommandNotRunnable):
+                    assert rig.run(container, place).code != 0, place
+                    raise AssertionError(f"{place} could be run")
+            with contextlib.suppress(CommandNotFound, CommandNotRunnable):
+                rig.run(container, "true", cwd=f"/proc/self/fd/{number}")
+                raise AssertionError(f"descriptor {number} is a directory")
+
+
+def check_the_hosts_interpreter_cannot_be_changed(rig: Rig) -> None:
+    """A script whose interpreter is /proc/self/exe runs the program that starts commands. It lies on a mount of its own
+    that is read-only, so nobody who keeps hold of it can write it later (CVE-2019-5736)."""
+    with rig.container() as container:
+        rig.shell(container, "true")
+        starters = [pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is_starter(pid)]
+        assert starters
+        for pid in starters:
+            program = os.open(f"/proc/{pid}/exe", os.O_PATH | os.O_CLOEXEC)
+            try:
+                assert os.fstatvfs(program).f_flag & os.ST_RDONLY
+            finally:
+                os.close(program)
+
+
+def _is_starter(pid: int) -> bool:
+    """True for a starter that this process has made."""
+    try:
+        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        return parent == os.getpid() and b"starter_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+CHECKS = (
+    check_a_command_looks_as_by_runc,
+    check_a_command_that_cannot_run_is_refused_as_by_runc,
+    check_a_start_shows_nothing_of_the_host,
+    check_the_hosts_interpreter_cannot_be_changed,
+)
