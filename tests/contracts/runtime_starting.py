@@ -14,7 +14,7 @@ from tests.contracts.runtime_rig import DEADLINE_S, Rig, read_all
 _PROBE = r"""
 use POSIX;
 sub slurp { open(my $f, "<", $_[0]) or return "error $!"; local $/; my $t = <$f>; return defined $t ? $t : "" }
-my %own = map { $_ => 1 } qw(Tgid Pid NSpid NStgid NSpgid NSsid Kthread voluntary_ctxt_switches nonvoluntary_ctxt_switches);
+my %own = map { $_ => 1 } qw(Tgid Pid SigQ NSpid NStgid NSpgid NSsid Kthread voluntary_ctxt_switches nonvoluntary_ctxt_switches);
 for (split /\n/, slurp("/proc/self/status")) { my ($name) = split /:/; print "$_\n" unless $own{$name} or /^(Vm|Rss|HugetlbPages|FDSize)/ }
 my @stat = split / /, (slurp("/proc/self/stat") =~ /.*\) (.*)/s)[0];
 print "leads ", ($stat[2] == $$ ? 1 : 0), ($stat[3] == $$ ? 1 : 0), " parent $stat[1] tty $stat[4] nice $stat[16] policy $stat[38]\n";
@@ -68,7 +68,7 @@ def check_a_command_looks_as_by_runc(rig: Rig) -> None:
                 return out.decode().splitlines()
 
             by_starter, by_runc = _twice(look)
-            assert by_starter == by_runc
+            assert by_starter == by_runc, set(by_starter) ^ set(by_runc)  # type: ignore[call-overload]
             assert any("Seccomp:\t2" in line for line in by_starter)  # type: ignore[attr-defined]
 
 
