@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 from snapshotd.cli.command import connect
 from snapshotd.client.results import Provider
 from snapshotd.client.sizes import DIGITS_MOST, size_bytes
+from snapshotd.config import passed_on
 from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, short
@@ -199,9 +200,10 @@ class Variable(click.ParamType):  # type: ignore[type-arg]
         if not key:
             self.fail(f"{value!r} has no name: write K=V, or K for the value it has here", param, ctx)
         if not equals:
-            if key not in os.environ:
+            found = passed_on([key])
+            if not found:
                 self.fail(f"{key} is not set here, so it has no value to pass on: write {key}=VALUE", param, ctx)
-            text = os.environ[key]
+            text = found[key]
         return key, text
 
 
@@ -374,11 +376,12 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
     found = []
     for kind, url in wanted:
         variable = keys.get(kind, f"{kind.upper()}_API_KEY")
-        if kind in keys and variable not in os.environ:
+        key = passed_on([variable]).get(variable)
+        if kind in keys and key is None:
             raise click.UsageError(
                 f"there is no key for {kind}: {variable} is not set here; set it, or name another variable"
             )
-        found.append(Provider(kind, url or None, os.environ.get(variable) or None))
+        found.append(Provider(kind, url or None, key or None))
     return found
 
 

@@ -588,6 +588,7 @@ class LocalEngine(MindVerbs, FileVerbs):
             "policy": str(self._gate.policy.path),
             "images": len(context.images.list()),
             "durability": self._archive.failure.message if self._archive.failure else "ok",
+            "settings": context.config.shown(),
         }
 
     def flush(self, ref: TrajectoryID | None = None) -> None:

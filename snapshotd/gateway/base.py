@@ -41,9 +41,6 @@ from snapshotd.types import Message
 CONNECTION_LIMIT = 64
 BODY_LIMIT_BYTES = 64 << 20
 """Size limit of one request."""
-MEMORY_LIMIT_BYTES = 512 << 20
-"""Limit of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget`
-shares its limit."""
 REPLAY_LIMIT_BYTES = 8 << 20
 """Size limit of one reply that is kept as it came. A longer one is passed on and read, but cannot be replayed."""
 NO_RETRY = ("x-should-retry", "false")
@@ -359,7 +356,7 @@ class GatewayHandler(Protocol):
 class Budget:
     """Bytes of memory that several may use together."""
 
-    def __init__(self, limit_bytes: int = MEMORY_LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
         self._lock = threading.Lock()
 

@@ -58,7 +58,7 @@ class GatewayServer(Gateway):
         timeouts: Timeouts | None = None,
         body_limit_bytes: int = BODY_LIMIT_BYTES,
         replay_limit_bytes: int = REPLAY_LIMIT_BYTES,
-        budget: Budget | None = None,
+        budget: Budget,
         digest_key: bytes = b"",
     ) -> None:
         self._port = int(listener.getsockname()[1])
@@ -66,7 +66,7 @@ class GatewayServer(Gateway):
         self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups)
         self._timeouts = timeouts or Timeouts()
         self._body_limit = body_limit_bytes
-        self._budget = budget or Budget()
+        self._budget = budget
         self._lock = threading.Lock()
         self._connections: set[_Connection] = set()
         self._threads: list[threading.Thread] = []

@@ -18,13 +18,13 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from snapshotd.config import read
 from snapshotd.engine.host import packages
 from snapshotd.engine.mind import policy
 from snapshotd.errors import UsageError
 from snapshotd.kernel import features
 
 _FREE_BYTES_WANTED = 5 << 30
-_DOCKER_SOCKET = "/var/run/docker.sock"
 _DOCKER_TIMEOUT_S = 0.5
 _DOCKER_NEEDED = (20, 10)
 _RUNC_NEEDED = (1, 1)
@@ -171,7 +171,7 @@ def _docker() -> Check:
         "Docker engine",
         "only for `--runtime docker`: `apt-get install docker.io`, then start it; the runc driver needs none",
     )
-    address = os.environ.get("DOCKER_HOST", f"unix://{_DOCKER_SOCKET}")
+    address = read(only=("docker_host",)).docker_host
     if not address.startswith("unix://"):
         return Check(
             name, None, f"DOCKER_HOST is {urlsplit(address).scheme}://…; snapshotd needs an engine on this machine", fix

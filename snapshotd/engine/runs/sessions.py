@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -26,7 +27,7 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.launch import Launcher, alive
-from snapshotd.engine.sandbox import idle, users
+from snapshotd.engine.sandbox import users
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.intake import Intake, memory
@@ -85,6 +86,7 @@ class Sessions:
         gateways: Gateways,
     ) -> None:
         self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
+        self._pump = partial(pump, spool=context.spool, max_bytes=context.config.output_bytes)
         self._gate, self._store, self._gateways = gate, store, gateways
         self._places = Places(context, cold.take)
         self._recorders: dict[TrajectoryID, Recorder] = {}
@@ -240,7 +242,7 @@ class Sessions:
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
             try:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-                sandbox.idle_timeout_s = idle.DEFAULT_S
+                sandbox.idle_timeout_s = self._context.config.idle_timeout_s
                 self.adopt(sandbox, calls)
             except BaseException:
                 self.discard(sandbox)  # the disk may be full
@@ -388,7 +390,7 @@ class Sessions:
         timeout = Timeout(sandbox, command, timeout_s)
         process = self._start(sandbox, spec, command=command)
         with timeout.over(process):
-            outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
+            outcome = self._pump(process, funnel, show, caller=caller, abandon=not record)
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = _status(outcome)
@@ -580,9 +582,7 @@ class Sessions:
         status = TrajectoryStatus.INTERRUPTED
         try:
             funnel = self._context.secrecy.of(trajectory)
-            outcome = pump(
-                process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed
-            )
+            outcome = self._pump(process, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
             exit_code = outcome.exit_code
             reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
             if reached is not None:
