@@ -48,9 +48,9 @@ class Record:
 
 
 @cache
-def _makers(cls: Any) -> dict[str, _Make | None]:
+def _makers(cls: type[Record]) -> dict[str, _Make | None]:
     hints = get_type_hints(cls)
-    return {field.name: _maker(hints[field.name]) for field in fields(cls)}
+    return {field.name: _maker(hints[field.name]) for field in fields(cls)}  # type: ignore[arg-type]
 
 
 def _maker(hint: Any) -> _Make | None:

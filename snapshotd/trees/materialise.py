@@ -20,18 +20,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from threading import Lock
 from typing import TypeVar
 
 from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
-from snapshotd.trees.base import Child, Entry, RestoreReport
+from snapshotd.trees.base import Child, Entry, RestoreReport, Warnings
 from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
 from snapshotd.trees.view import Directory, View
 from snapshotd.types import Kind
 
-MAX_WARNINGS = 1000
 """More than these are counted, not listed."""
 
 _CANNOT_HOLD = (
@@ -115,9 +113,7 @@ class Writer:
         self._view, self._whiteouts, self._shift = view, whiteouts, shift
         self._out = Handles()
         self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
-        self._warnings: list[str] = []
-        self._unlisted = 0
-        self._warning = Lock()
+        self._warnings = Warnings()
         self._files = self._directories = self._bytes = 0
         self._stopped = False
         count = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
@@ -157,8 +153,7 @@ class Writer:
 
     def report(self) -> RestoreReport:
         """The report of everything written so far."""
-        more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
-        return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
+        return RestoreReport(self._files, self._directories, self._bytes, self._warnings.all())
 
     # -- one by one, for who walks by himself (apply.py), without threads ----------------------------------------------
 
@@ -435,11 +430,7 @@ class Writer:
             return None
 
     def _warn(self, target: Node, name: bytes, what: str) -> None:
-        with self._warning:
-            if len(self._warnings) < MAX_WARNINGS:
-                self._warnings.append(f"{_shown(target, name)} {what}.")
-            else:
-                self._unlisted += 1
+        self._warnings.add(f"{_shown(target, name)} {what}.")
 
 
 def shifted_acl(value: bytes, shift: int) -> bytes:
