@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.errors import UsageError
-from snapshotd.types import SideEffect
+from snapshotd.types import SECONDS, SideEffect
 
 FILE_NAME = "policy.toml"
 MAX_BYTES = 1 << 20
@@ -30,7 +30,6 @@ MAX_PATTERN_CHARS = 1000
 
 Action = Literal["approve", "allow", "deny"]
 _ACTIONS = ("approve", "allow", "deny")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _RULE_KEYS = {"tool", "arguments", "side_effect", "action", "expires", "reason"}
 
 
@@ -228,7 +227,7 @@ def _duration(value: Any, source: str, where: str) -> float | None:
     found = re.fullmatch(r"(\d{1,6})([smhdw])", value) if isinstance(value, str) else None
     if found is None or int(found[1]) == 0:
         raise _wrong(source, where, 'must have `expires` as a number with a unit, as in "90s", "30m", "2h" or "7d"')
-    return float(int(found[1]) * _UNITS_S[found[2]])
+    return float(int(found[1]) * SECONDS[found[2]])
 
 
 def _wrong(source: str, where: str, what: str) -> UsageError:

@@ -19,15 +19,23 @@ from dataclasses import asdict, dataclass, fields, replace
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import RetentionPolicy
 from snapshotd.errors import UsageError
-from snapshotd.types import ApprovalStatus, CallStatus, Snapshot, SnapshotID, SnapshotState, TrajectoryID, short
+from snapshotd.types import (
+    SECONDS_MOST,
+    ApprovalStatus,
+    CallStatus,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    TrajectoryID,
+    duration,
+    short,
+)
 
 META_KEY = "retention"
 """The catalog's fact with the global policy; a trajectory's own is under `retention.<its id>`."""
 COUNT_MAX = 1 << 53
 """Largest number in a policy: every reader of JSON keeps it exactly."""
-SECONDS_MAX = 10_000 * 366 * 86400.0
 
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _HOLDS_FILES = frozenset((SnapshotState.STORED, SnapshotState.CAPTURED))
 
 
@@ -194,14 +202,6 @@ def _has_rules(policy: RetentionPolicy) -> bool:
     return (policy.keep_last, policy.keep_within_s, policy.keep_every, policy.keep_failed) != (None, None, None, None)
 
 
-def duration(seconds: float) -> str:
-    """`7 d`, `1.5 h`, `30 s`."""
-    for length, unit in _UNITS:
-        if seconds >= length:
-            return f"{round(seconds / length, 2):g} {unit}"
-    return f"{seconds:g} s"
-
-
 # -- policies as the catalog keeps them --------------------------------------------------------------------------------
 
 
@@ -257,7 +257,7 @@ def _check(policy: RetentionPolicy) -> None:
     if within is None:
         return
     if (
-        isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= SECONDS_MAX
+        isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= SECONDS_MOST
     ):  # false for nan, too
         raise UsageError(
             f"{within!r} cannot be keep_within_s of a retention policy: give a duration above zero, such as 7d"
