@@ -258,7 +258,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One entry of a journal: an intent, durable before it is carried out, and its one outcome.
 
     `status` None: its end is not recorded (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
@@ -291,7 +291,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The outcome of a journal entry. See `Entry`."""
+    """The outcome of a journal entry. See `JournalEntry`."""
 
     id: CallID
     status: CallStatus

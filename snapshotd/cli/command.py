@@ -88,7 +88,7 @@ def no_space(exc: OSError) -> OutOfSpace:
     return OutOfSpace(f"the output cannot be written to its end: {exc.strerror}; free some space or send it elsewhere")
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command of ours.
 
     `examples`: command lines for the help. `docker_codes`: docker's exit codes, for commands that run something: 125
@@ -159,9 +159,9 @@ class Command(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
+def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Declare a command of ours. Its docstring's first line is its line in `snapshotd --help`."""
-    return click.command(name, examples=examples, **{"cls": Command, **attrs})
+    return click.command(name, examples=examples, **{"cls": CliCommand, **attrs})
 
 
 def global_options() -> list[click.Option]:

@@ -24,7 +24,7 @@ def path_of(data: Json) -> str:
     return "/" + raw.decode(errors="surrogateescape")
 
 
-class Record:
+class ApiRecord:
     """A dataclass that is made from the API's JSON by the types of its fields."""
 
     __slots__ = ()
@@ -48,7 +48,7 @@ class Record:
 
 
 @cache
-def _makers(cls: type[Record]) -> dict[str, _Make | None]:
+def _makers(cls: type[ApiRecord]) -> dict[str, _Make | None]:
     hints = get_type_hints(cls)
     return {field.name: _maker(hints[field.name]) for field in fields(cls)}  # type: ignore[arg-type]
 
@@ -62,11 +62,11 @@ def _maker(hint: Any) -> _Make | None:
         return tuple if made is None else lambda values: tuple(map(made, values))
     if get_origin(hint) is UnionType:
         return None if made is None else lambda value: None if value is None else made(value)
-    return hint.of if isinstance(hint, type) and issubclass(hint, Record) else None
+    return hint.of if isinstance(hint, type) and issubclass(hint, ApiRecord) else None
 
 
 @dataclass(frozen=True, slots=True)
-class Files(Record):
+class FileCounts(ApiRecord):
     """The differences between a snapshot's files and its parent's."""
 
     added: int
@@ -76,7 +76,7 @@ class Files(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class DamagedOutput(Record):
+class DamagedOutput(ApiRecord):
     """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
     of its content."""
 
@@ -86,7 +86,7 @@ class DamagedOutput(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Tool(Record):
+class Tool(ApiRecord):
     """A recorded tool call. `status` is done, failed, interrupted, timed-out or unknown; `outputs` names the ones that
     `Snapshotd.output` returns, `damaged` the ones that are gone."""
 
@@ -102,7 +102,7 @@ class Tool(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotInfo(Record):
+class SnapshotInfo(ApiRecord):
     """`files` is None until the daemon has counted the changes, in the background. `state` is captured, stored, lost or
     pruned."""
 
@@ -111,7 +111,7 @@ class SnapshotInfo(Record):
     trajectory: str
     seq: int
     tool: Tool
-    files: Files | None
+    files: FileCounts | None
     state: str
     pause_ms: float
     created_at: str
@@ -128,7 +128,7 @@ class SnapshotInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class LimitsInfo(Record):
+class LimitsInfo(ApiRecord):
     memory_bytes: int
     cpus: float
     pids: int
@@ -137,7 +137,7 @@ class LimitsInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class AgentInfo(Record):
+class AgentInfo(ApiRecord):
     """`program` is how many leading items of `argv` are the program; a fork may replace the rest."""
 
     argv: tuple[str, ...]
@@ -146,7 +146,7 @@ class AgentInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryInfo(Record):
+class TrajectoryInfo(ApiRecord):
     """`status` is running, stopped, finished, failed or interrupted."""
 
     id: str
@@ -165,7 +165,7 @@ class TrajectoryInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxInfo(Record):
+class SandboxInfo(ApiRecord):
     """A live sandbox."""
 
     trajectory: TrajectoryInfo
@@ -176,7 +176,7 @@ class SandboxInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ExecInfo(Record):
+class ExecInfo(ApiRecord):
     """The result of a command. `snapshot` is None for one in a throw-away fork."""
 
     exit_code: int
@@ -185,13 +185,13 @@ class ExecInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ForkInfo(Record):
+class ForkInfo(ApiRecord):
     experiment: str
     trajectories: tuple[TrajectoryInfo, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class EntryInfo(Record):
+class EntryInfo(ApiRecord):
     """One side of a change. `mode` is octal text."""
 
     kind: str
@@ -202,7 +202,7 @@ class EntryInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class FileStatus(Record):
+class FileStatus(ApiRecord):
     """The entry at a path. `mode` is octal text; `target` is where a symbolic link leads, None for anything else."""
 
     kind: str
@@ -218,7 +218,7 @@ class FileStatus(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeInfo(Record):
+class ChangeInfo(ApiRecord):
     """One path that differs: `change` is added, changed or deleted; `path` begins with a slash (`path_of`)."""
 
     change: str
@@ -228,7 +228,7 @@ class ChangeInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class FileInfo(Record):
+class FileInfo(ApiRecord):
     """Something in a sandbox's tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device;
     `path` is as in `ChangeInfo`, `name` its last part; `mode` is octal text; `target` is where a link leads that was
     listed."""
@@ -257,7 +257,7 @@ class FileInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteInfo(Record):
+class WriteInfo(ApiRecord):
     """The effect of a write, and the snapshot after it. `warnings` names what was left out."""
 
     snapshot: SnapshotInfo
@@ -268,7 +268,7 @@ class WriteInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class MessageInfo(Record):
+class MessageInfo(ApiRecord):
     """One entry of a conversation."""
 
     role: str
@@ -276,7 +276,7 @@ class MessageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreInfo(Record):
+class RestoreInfo(ApiRecord):
     """The result of a restore. `warnings` names everything the target could not hold."""
 
     files: int
@@ -286,7 +286,7 @@ class RestoreInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ImageInfo(Record):
+class ImageInfo(ApiRecord):
     id: str
     name: str
     source: str
@@ -296,7 +296,7 @@ class ImageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy(Record):
+class Policy(ApiRecord):
     """The rules that decide which snapshots keep their files: a snapshot keeps them if any rule keeps it; without
     rules, all do. The engine's `RetentionPolicy` explains each field."""
 
@@ -318,7 +318,7 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageInfo(Record):
+class UsageInfo(ApiRecord):
     """Disk use in bytes. `states`: number of snapshots that are captured, stored, lost and pruned."""
 
     layer_bytes: int
@@ -330,7 +330,7 @@ class UsageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class PrunedInfo(Record):
+class PrunedInfo(ApiRecord):
     """A snapshot that loses, or lost, its files, and why."""
 
     snapshot: str
@@ -341,7 +341,7 @@ class PrunedInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class PruneInfo(Record):
+class PruneInfo(ApiRecord):
     """The result of a prune, or with `dry_run` its plan."""
 
     dry_run: bool
@@ -353,7 +353,7 @@ class PruneInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class DamageInfo(Record):
+class DamageInfo(ApiRecord):
     """One thing that is wrong. `snapshot` and `path` (from the root, as in `ChangeInfo`) name the first that needs
     it."""
 
@@ -365,7 +365,7 @@ class DamageInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class CheckInfo(Record):
+class CheckInfo(ApiRecord):
     """The result of a check. `snapshots` are all that cannot be read in full."""
 
     objects: int
@@ -376,7 +376,7 @@ class CheckInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RepairInfo(Record):
+class RepairInfo(ApiRecord):
     """The result of a repair, and the snapshots that it could not bring back."""
 
     actions: tuple[str, ...]
@@ -392,14 +392,14 @@ class ExportInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportInfo(Record):
+class ImportInfo(ApiRecord):
     trajectories: tuple[TrajectoryInfo, ...]
     snapshots: int
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class VersionInfo(Record):
+class VersionInfo(ApiRecord):
     version: str
     api_version: str
     pid: int

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotd.client.results import ChangeInfo, Json, MessageInfo, Record, TrajectoryInfo
+from snapshotd.client.results import ApiRecord, ChangeInfo, Json, MessageInfo, TrajectoryInfo
 
 
 @dataclass(frozen=True, slots=True)
-class JournalInfo(Record):
+class JournalInfo(ApiRecord):
     """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or
     irreversible; `status` done, failed, unknown (cut off), or None: no end is recorded. `snapshot` binds it; None while
     none does."""
@@ -32,7 +32,7 @@ class JournalInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class TaskInfo(Record):
+class TaskInfo(ApiRecord):
     """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first
     call."""
 
@@ -45,7 +45,7 @@ class TaskInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class EffectInfo(Record):
+class EffectInfo(ApiRecord):
     """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it;
     `compensated` is its outcome: None (not run), done, failed, interrupted (its sandbox was ended), or unknown (no end
     is recorded)."""
@@ -62,7 +62,7 @@ class EffectInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class RewindPreview(Record):
+class RewindPreview(ApiRecord):
     """The effect that a rewind would have: `files` that change (at most as many as the caller asked for; `file_count`
     is the number of all), `messages` that go, `effects` that cannot be undone, newest first."""
 
@@ -76,7 +76,7 @@ class RewindPreview(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalInfo(Record):
+class ApprovalInfo(ApiRecord):
     """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (it no longer
     fits the call or the files). `edited`: the arguments that the approver put in their place, as a tuple of one."""
 
@@ -99,7 +99,7 @@ class ApprovalInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalView(Record):
+class ApprovalView(ApiRecord):
     """An approval with the files that changed since the trajectory's last one (`since`); `more`: not all of them are
     listed."""
 
@@ -111,7 +111,7 @@ class ApprovalView(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class ValueInfo(Record):
+class ValueInfo(ApiRecord):
     """One version of a value of the key-value store."""
 
     tenant: str

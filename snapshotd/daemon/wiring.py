@@ -17,7 +17,7 @@ from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
-from snapshotd.daemon.children import Places, open_repository
+from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import host_mounts
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
@@ -87,7 +87,7 @@ def open_engine(config: Config) -> Engine:
             ),
         }
         spool = FileSpool(state_dir / "repo")
-        places = Places(state_dir, store.root, store.kind, _store_url(config, catalog))
+        places = StatePlaces(state_dir, store.root, store.kind, _store_url(config, catalog))
         context = Context(
             config=config,
             state_dir=state_dir,
@@ -124,7 +124,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
         aside = f"catalog.damaged-{time.strftime('%Y%m%d-%H%M%S')}.db"
         sqlite.set_aside(state_dir / "catalog.db", state_dir / aside)
         progress(f"the old catalog, if there was one, is now {aside}")
-        places = Places(state_dir, store.root, store.kind, url)
+        places = StatePlaces(state_dir, store.root, store.kind, url)
         maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
         for action in maintenance.repair(progress).actions:
             progress(action)

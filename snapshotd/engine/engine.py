@@ -36,7 +36,7 @@ from snapshotd.engine.base import (
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
-from snapshotd.engine.file_verbs import FileVerbs
+from snapshotd.engine.file_verbs import LocalFileVerbs
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
@@ -58,8 +58,8 @@ from snapshotd.engine.storing import evict, look, needed, reserve, retention
 from snapshotd.engine.storing.archive import Archive
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.browse import Browse
-from snapshotd.engine.storing.child import Child
-from snapshotd.engine.storing.cold import Cold, LazyLayers
+from snapshotd.engine.storing.child import EngineChild
+from snapshotd.engine.storing.cold import Cold, LazyServer
 from snapshotd.engine.storing.linkgroups import LinkGroups
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
@@ -94,10 +94,10 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(MindVerbs, FileVerbs):
+class LocalEngine(MindVerbs, LocalFileVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
-    def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
+    def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
         """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a
         model endpoint."""
         self._context = context
@@ -108,7 +108,7 @@ class LocalEngine(MindVerbs, FileVerbs):
         self._cold = Cold(
             context,
             self._merger.apply,
-            Child(context.child("cold")),
+            EngineChild(context.child("cold")),
             lazy,
             lambda: self._archive.wait(),
             lambda: self._archive.layer_came_back(),

@@ -56,7 +56,7 @@ class Api(StrEnum):
     MESSAGES = "anthropic-messages"
 
 
-class Provider(StrEnum):
+class ProviderKind(StrEnum):
     """Key of `upstreams`: where requests of a family go."""
 
     OPENAI = "openai"
@@ -137,7 +137,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens as the provider counted them; None where it did not say. `input_tokens` includes the cached ones."""
 
     input_tokens: int | None = None
@@ -164,7 +164,7 @@ class ItemReader(Protocol):
     def from_model(self, item: dict[str, Any]) -> bool:
         """True if a model wrote the item."""
 
-    def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
+    def read_again(self, request: TurnRequest, recorded: RecordedReply) -> ReplyContent:
         """The content of a recorded reply of status 200 to a request: the same as when it came."""
 
 
@@ -278,7 +278,7 @@ class ReplyContent:
     calls: tuple[ModelCall, ...] = ()
     """Tool calls that the agent is asked to make (not the ones that the provider makes itself)."""
     stop_reason: str | None = None
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
     response_id: str | None = None
     model: str | None = None
     error: str | None = None
@@ -292,7 +292,7 @@ class TurnReply:
     `status`: the one that the agent got, which is the provider's, or 502 and 504 if the provider gave none.
     `complete`: everything that the provider meant to send has come, with any status. Otherwise `error` names the side
     that cut it, and `content` is the part until then.
-    `body` is every byte of the reply, for `Recorded`; None if it was longer than the replay limit (`body_bytes` says
+    `body` is every byte of the reply, for `RecordedReply`; None if it was longer than the replay limit (`body_bytes` says
     how long).
     """
 
@@ -317,7 +317,7 @@ class TurnReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedReply:
     """A reply to send instead of asking the provider. An incomplete one is cut where it was cut the first time.
 
     `error`: a sentence that is sent in place of a body, in the shape of the provider's errors.
@@ -337,7 +337,7 @@ class GatewayHandler(Protocol):
     Both may raise a SnapshotdError.
     """
 
-    def turn(self, request: TurnRequest) -> Recorded | None:
+    def turn(self, request: TurnRequest) -> RecordedReply | None:
         """A request was read and nothing forwarded yet. Returns a recorded reply to send, or None to go live.
 
         With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from weakref import WeakValueDictionary
 
@@ -32,8 +31,8 @@ from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.intake import Intake, memory
 from snapshotd.engine.sandbox.places import Places
-from snapshotd.engine.sandbox.pump import Outcome, Printed, Shown, pump
-from snapshotd.engine.sandbox.sandbox import Captured, Command, Sandbox
+from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown, pump
+from snapshotd.engine.sandbox.sandbox import Captured, ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
 from snapshotd.engine.sandbox.timeout import Timeout
@@ -86,7 +85,6 @@ class Sessions:
         gateways: Gateways,
     ) -> None:
         self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
-        self._pump = partial(pump, spool=context.spool, max_bytes=context.config.output_bytes)
         self._gate, self._store, self._gateways = gate, store, gateways
         self._places = Places(context, cold.take)
         self._recorders: dict[TrajectoryID, Recorder] = {}
@@ -136,7 +134,7 @@ class Sessions:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program
         is replayed first; `keys`: of calls that it makes again."""
         catalog, trajectory = self._context.catalog, sandbox.trajectory.id
-        sandbox.fence = catalog.lease(trajectory)
+        sandbox.fence = catalog.draw_fence(trajectory)
         sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
         if sandbox.trajectory.agent is not None:
             sandbox.live = record_of(self._context, sandbox.container.id)
@@ -166,7 +164,7 @@ class Sessions:
         head = catalog.get_snapshot(trajectory.head)
         sandbox, calls = self._launcher.attach(survivor, head)
         try:
-            sandbox.fence = catalog.lease(trajectory.id)
+            sandbox.fence = catalog.draw_fence(trajectory.id)
             sandbox.state = catalog.state(head.id)
             recorder = Recorder(self._context, sandbox, self._stepped, self._places, keys=cut_off(catalog, trajectory))
             recorder.restore(survivor.record)
@@ -368,7 +366,7 @@ class Sessions:
     def _exec(
         self,
         sandbox: Sandbox,
-        command: Command,
+        command: ClientCommand,
         argv: tuple[str, ...],
         *,
         cwd: str | None,
@@ -390,7 +388,15 @@ class Sessions:
         timeout = Timeout(sandbox, command, timeout_s)
         process = self._start(sandbox, spec, command=command)
         with timeout.over(process):
-            outcome = self._pump(process, funnel, show, caller=caller, abandon=not record)
+            outcome = pump(
+                process,
+                funnel,
+                show,
+                spool=self._context.spool,
+                max_bytes=self._context.config.output_bytes,
+                caller=caller,
+                abandon=not record,
+            )
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = _status(outcome)
@@ -422,7 +428,7 @@ class Sessions:
         return ExecResult(exit_code, snapshot, call)
 
     def _start(
-        self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None
+        self, sandbox: Sandbox, spec: ExecSpec, *, command: ClientCommand | None = None, keep: str | None = None
     ) -> Process:
         """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may
         come in. `command`: a client's; `keep`: as `Runtime.exec`."""
@@ -582,7 +588,15 @@ class Sessions:
         status = TrajectoryStatus.INTERRUPTED
         try:
             funnel = self._context.secrecy.of(trajectory)
-            outcome = self._pump(process, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed)
+            outcome = pump(
+                process,
+                funnel,
+                self._logging(sandbox, show),
+                spool=self._context.spool,
+                max_bytes=self._context.config.output_bytes,
+                intakes=intakes,
+                earlier=printed,
+            )
             exit_code = outcome.exit_code
             reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
             if reached is not None:
@@ -599,7 +613,7 @@ class Sessions:
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
     def _ended(
-        self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None
+        self, sandbox: Sandbox, outcome: CommandOutcome, began_at_ns: int, log: EventLog, reached: str | None
     ) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
         message about a limit that was reached."""
@@ -727,7 +741,7 @@ def _reached(sandbox: Sandbox, before: Hits) -> str | None:
     return None
 
 
-def _status(outcome: Outcome) -> CallStatus:
+def _status(outcome: CommandOutcome) -> CallStatus:
     if outcome.exit_code is None:
         return CallStatus.UNKNOWN
     return CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED

@@ -37,7 +37,7 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     exit_code: int | None
     """None: it is lost."""
     stdout: BlobID | None
@@ -57,7 +57,7 @@ def pump(
     earlier: Iterable[Printed] = (),
     caller: Caller | None = None,
     abandon: bool = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Read both streams until the command has ended, then save them. Saved and shown output has gone through `funnel`.
     `max_bytes`: output limit of one stream; bytes beyond it are read and dropped, so that the command is neither stopped
     nor able to fill the disk. `intakes`: hold the output on its way to `show`, if another daemon may have to go on.
@@ -103,7 +103,7 @@ def pump(
             waiter.join()
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
-            return Outcome(
+            return CommandOutcome(
                 exit_code[0], saved[0], saved[1], {s.name: s.lost_bytes for s in streams.values() if s.lost_bytes}
             )
     except BaseException:

@@ -40,7 +40,7 @@ _HOLDS_FILES = frozenset((SnapshotState.STORED, SnapshotState.CAPTURED))
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RetentionDecision:
     """The fate of one snapshot. `rule`: it is kept by a rule of the policy alone, so `trim` may still drop it."""
 
     snapshot: Snapshot
@@ -91,7 +91,7 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
 
 def plan(
     snapshots: Sequence[Snapshot], policy: RetentionPolicy, *, protected: Mapping[SnapshotID, str], now_ns: int
-) -> list[Decision]:
+) -> list[RetentionDecision]:
     """A decision for each of `snapshots`, in their order. They may come from several trajectories, each with all its
     snapshots; the newest are counted for each apart. `max_bytes` does not count here: see `trim`.
 
@@ -136,18 +136,18 @@ def _kept_by_rules(newest: Sequence[Snapshot], policy: RetentionPolicy, now_ns: 
 
 def _decide(
     item: Snapshot, protected: Mapping[SnapshotID, str], kept: Mapping[SnapshotID, str], unmet: str
-) -> Decision:
+) -> RetentionDecision:
     if item.state is SnapshotState.PRUNED:
-        return Decision(item, keep=True, reason="pruned before: it has no files to give up")
+        return RetentionDecision(item, keep=True, reason="pruned before: it has no files to give up")
     if item.state is SnapshotState.LOST:
-        return Decision(item, keep=True, reason="lost: it has no files to give up")
+        return RetentionDecision(item, keep=True, reason="lost: it has no files to give up")
     if item.id in protected:
-        return Decision(item, keep=True, reason=protected[item.id])
+        return RetentionDecision(item, keep=True, reason=protected[item.id])
     if item.state is not SnapshotState.STORED:
-        return Decision(item, keep=True, reason="not stored yet")
+        return RetentionDecision(item, keep=True, reason="not stored yet")
     if item.id in kept:
-        return Decision(item, keep=True, reason=kept[item.id], rule=True)
-    return Decision(item, keep=False, reason=unmet)
+        return RetentionDecision(item, keep=True, reason=kept[item.id], rule=True)
+    return RetentionDecision(item, keep=False, reason=unmet)
 
 
 def _unmet(policy: RetentionPolicy) -> str:
@@ -165,8 +165,8 @@ def _unmet(policy: RetentionPolicy) -> str:
 
 
 def trim(
-    decisions: Sequence[Decision], sizes: Callable[[set[SnapshotID]], int], max_bytes: int | None
-) -> list[Decision]:
+    decisions: Sequence[RetentionDecision], sizes: Callable[[set[SnapshotID]], int], max_bytes: int | None
+) -> list[RetentionDecision]:
     """Drop the oldest snapshots that only rules keep, as few as make the repository fit into `max_bytes` (None: any
     size fits).
 

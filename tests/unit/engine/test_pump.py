@@ -17,7 +17,7 @@ import pytest
 from snapshotd.engine.base import Stream
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.sandbox.intake import Intake, memory
-from snapshotd.engine.sandbox.pump import Outcome, Printed, Shown
+from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown
 from snapshotd.engine.sandbox.pump import pump as pump_to
 from snapshotd.repo.base import Spool
 from snapshotd.repo.spool import FileSpool
@@ -80,11 +80,11 @@ def _read(repo: Spool, blob: BlobID | None) -> bytes:
 
 def pump(
     process: Process, repo: Spool, funnel: Funnel, show: Shown, *, max_bytes: int = 1 << 30, **rest: Any
-) -> Outcome:
+) -> CommandOutcome:
     return pump_to(process, funnel, show, spool=repo, max_bytes=max_bytes, **rest)
 
 
-def _run(repo: Spool, funnel: Funnel, script: str, **rest: Any) -> tuple[Outcome, dict[str, bytes]]:
+def _run(repo: Spool, funnel: Funnel, script: str, **rest: Any) -> tuple[CommandOutcome, dict[str, bytes]]:
     seen = {"stdout": b"", "stderr": b""}
 
     def sink(stream: str, data: bytes, _: int) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import RetentionPolicy
 from snapshotd.engine.storing.retention import (
-    Decision,
+    RetentionDecision,
     format_policy,
     get_policy,
     parse_policy,
@@ -56,7 +56,7 @@ def make(seq: int, *, line: str = "a", state: str = "stored", failed: bool = Fal
     )
 
 
-def kept(decisions: Sequence[Decision]) -> list[int]:
+def kept(decisions: Sequence[RetentionDecision]) -> list[int]:
     return [item.snapshot.seq for item in decisions if item.keep]
 
 
@@ -177,7 +177,7 @@ def bytes_of(some: set[SnapshotID]) -> int:
     return sum(7 + len(each) for each in some)
 
 
-def decided(line: Sequence[Snapshot], policy: RetentionPolicy, stays: dict[SnapshotID, str]) -> list[Decision]:
+def decided(line: Sequence[Snapshot], policy: RetentionPolicy, stays: dict[SnapshotID, str]) -> list[RetentionDecision]:
     return trim(plan(line, policy, protected=stays, now_ns=NOW_NS), bytes_of, policy.max_bytes)
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from snapshotd.gateway.base import Budget, Recorded, TurnReply, TurnRequest, Upstream
+from snapshotd.gateway.base import Budget, RecordedReply, TurnReply, TurnRequest, Upstream
 from snapshotd.gateway.server import GatewayServer
 from snapshotd.testing.provider import ScriptedProvider
 
@@ -34,10 +34,10 @@ class Memory:
 
     turns: list[TurnRequest] = field(default_factory=list)
     replies: list[tuple[TurnRequest, TurnReply]] = field(default_factory=list)
-    on_turn: Callable[[TurnRequest], Recorded | None] = lambda request: None
+    on_turn: Callable[[TurnRequest], RecordedReply | None] = lambda request: None
     on_reply: Callable[[TurnReply], None] = lambda reply: None
 
-    def turn(self, request: TurnRequest) -> Recorded | None:
+    def turn(self, request: TurnRequest) -> RecordedReply | None:
         self.turns.append(request)
         return self.on_turn(request)
 
