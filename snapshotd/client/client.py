@@ -496,7 +496,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
 
         info = self.snapshot(snapshot)
         start = apply.first_of(self, info) if base is None else self.snapshot(base).id
-        source = apply.Snapshots(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
+        source = apply.SnapshotReader(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
         done = apply.apply(source, local_path(to), dry_run=dry_run, message=message)
         return dataclasses.replace(done, base=start, snapshot=info.id)

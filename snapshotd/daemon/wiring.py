@@ -23,7 +23,7 @@ from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.events import EventLogs
-from snapshotd.engine.host.packages import CATATONIT
+from snapshotd.engine.host.system_packages import CATATONIT
 from snapshotd.engine.mind.gateways import GatewayMaker
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy

@@ -43,7 +43,7 @@ from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
-from snapshotd.engine.runs import dependencies, inputs, ports, recover
+from snapshotd.engine.runs import inputs, ports, python_packages, recover
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, children
 from snapshotd.engine.runs.launch import Launcher
@@ -55,7 +55,7 @@ from snapshotd.engine.sandbox.idle import IdleWatch
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storing import evict, look, needed, reserve, retention
-from snapshotd.engine.storing.archive import Archive
+from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.browse import Browse
 from snapshotd.engine.storing.child import EngineChild
@@ -182,7 +182,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
             raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
-        requirements = dependencies.wanted(request)
+        requirements = python_packages.wanted(request)
         agent = inputs.agent_spec(request)
         trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
         try:
@@ -205,7 +205,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
         stack = Stack(image.id)
         if requirements:
-            stack = stack.push(dependencies.layer_for(self._context, spec, requirements, self._install))
+            stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
         layer = inputs.build(self._context.store, stack, request, agent_file)
         if layer is not None:
             stack = stack.push(layer)
@@ -262,7 +262,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
                 captured = sandbox.capture()
             if captured.method == "unchanged":
                 raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
-            return dependencies.keep_packages_only(self._context, captured.stack.layers[0])
+            return python_packages.keep_packages_only(self._context, captured.stack.layers[0])
 
     def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
         trajectory = self._catalog.resolve_trajectory(ref)

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
 from snapshotd.formats.ingest import IngestReport, ingest_folder, ingest_tar
 from snapshotd.formats.tar_reader import ByteSource, TarReader
-from snapshotd.images.archive import FolderBlobs, ImageArchive, TarBlobs, looks_like_archive, open_archive
+from snapshotd.images.archive_file import FolderBlobs, ImageArchive, TarBlobs, looks_like_archive, open_archive
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.decompress import drain, plain
 from snapshotd.images.hashing import HashingReader

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from snapshotd.config import read
-from snapshotd.engine.host import packages
+from snapshotd.engine.host import system_packages
 from snapshotd.engine.mind import policy
 from snapshotd.errors import UsageError
 from snapshotd.kernel import features
@@ -60,8 +60,8 @@ def diagnose(state_dir: Path) -> list[Check]:
 def setup(progress: Callable[[str], None]) -> list[Check]:
     """Install the missing packages (Debian and Ubuntu, as root). One check per package that was missing; empty when
     none was."""
-    wanted = packages.missing("run")
-    reason = packages.install(wanted, progress)
+    wanted = system_packages.missing("run")
+    reason = system_packages.install(wanted, progress)
     checks = []
     for package in wanted:
         if package.missing():
@@ -141,7 +141,7 @@ def _cgroups() -> Check:
 
 def _programs() -> list[Check]:
     checks = []
-    for package in packages.PACKAGES:
+    for package in system_packages.PACKAGES:
         if package.level != "run":
             continue
         if package.missing():
@@ -229,7 +229,9 @@ def _reflink(place: Path) -> Check:
     reason = features.reflink(place)
     if reason is None:
         return Check("reflink", True, f"{place} shares extents")
-    if not any(p.name == "xfsprogs" and p.missing() for p in packages.PACKAGES) and os.path.exists("/dev/loop-control"):
+    if not any(p.name == "xfsprogs" and p.missing() for p in system_packages.PACKAGES) and os.path.exists(
+        "/dev/loop-control"
+    ):
         return Check(
             "reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers"
         )

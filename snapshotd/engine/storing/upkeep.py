@@ -26,7 +26,7 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing import records, retention
-from snapshotd.engine.storing.archive import TAGS_RECORD, Archive
+from snapshotd.engine.storing.archive_queue import TAGS_RECORD, Archive
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.cold import Cold
 from snapshotd.engine.storing.retention import RetentionDecision
