@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from socket import socket
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -397,8 +396,3 @@ class Gateway(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-GatewayFactory = Callable[[socket, GatewayHandler], Gateway]
-"""Makes a gateway for the engine: the engine makes the listening socket, in the sandbox's network, and hands it over
-(`close` closes it)."""

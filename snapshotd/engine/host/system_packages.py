@@ -144,9 +144,8 @@ def main(arguments: list[str]) -> int:
         )
         return 1
     if not arguments or arguments[-1] not in LEVELS:
-        print(
-            f"usage: python3 -m snapshotd.engine.host.system_packages [--install] {'|'.join(LEVELS)}", file=sys.stderr
-        )
+        usage = f"usage: python3 -m {__spec__.name} [--install] {'|'.join(LEVELS)}"
+        print(usage, file=sys.stderr)  # noqa: T201
         return 2
     wanted = missing(arguments[-1])
     if "--install" not in arguments:
