@@ -50,7 +50,7 @@ _EXAMPLES = [
     help="End the running daemon at once, without a last snapshot, and start one in its place: running agents go on, commands of "
     "`exec` are cut off.",
 )
-@click.option("--status", is_flag=True, help="Say what the running daemon is and has; starts none.")
+@click.option("--status", is_flag=True, help="Say what the running daemon is and has, and its settings; starts none.")
 @click.option(
     "--rebuild-catalog",
     is_flag=True,
