@@ -21,8 +21,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 INSTALLED := $(STAMPS)/installed
-# The list of system packages is in snapshotd/engine/host/packages.py: standard library only, so it runs before anything is installed.
-PACKAGES := $(PYTHON) -m snapshotd.engine.host.packages
+# The list of system packages is in snapshotd/engine/host/system_packages.py: standard library only, so it runs before anything is installed.
+PACKAGES := $(PYTHON) -m snapshotd.engine.host.system_packages
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -79,7 +79,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # A stamp remembers that the packages were all there.
-$(STAMPS)/packages-%: snapshotd/engine/host/packages.py
+$(STAMPS)/packages-%: snapshotd/engine/host/system_packages.py
 	@$(PACKAGES) --install $*
 	@mkdir -p $(STAMPS)
 	@touch $@

@@ -31,7 +31,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snapshotd.daemon.children import Places
+from snapshotd.daemon.children import StatePlaces
 from snapshotd.kernel import memory
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader
@@ -67,7 +67,7 @@ class Ours:
     """A repository as the archive worker has it."""
 
     def __init__(self, directory: Path) -> None:
-        places = Places(directory, directory, "", f"file://{directory / 'repo' / 'store'}")
+        places = StatePlaces(directory, directory, "", f"file://{directory / 'repo' / 'store'}")
         self.directory = places.repo_dir
         self.directory.mkdir(parents=True)
         self.key = load_key(self.directory)

@@ -34,6 +34,11 @@ MIN_PREFIX_CHARS = 4
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 """The form of names and tags. It excludes paths, options and control sequences."""
 
+SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
+"""Seconds in a unit of time, as durations are written: 90s, 12h, 7d."""
+SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
+"""Longest duration in a rule."""
+
 DEFAULT_TENANT = "default"
 """Tenant of the key-value store if the user names none."""
 
@@ -46,6 +51,12 @@ def new_id() -> str:
 def short(any_id: str) -> str:
     """The form of an id that tables show; any unique prefix is accepted back."""
     return any_id[:SHORT_ID_CHARS]
+
+
+def duration(seconds: float) -> str:
+    """`7d`, `90m`, `30s`: in the largest unit that divides it, days at most."""
+    unit = next((unit for unit in "dhm" if seconds % SECONDS[unit] == 0), "s")
+    return f"{seconds / SECONDS[unit]:.10g}{unit}"
 
 
 class Kind(StrEnum):
@@ -247,7 +258,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class JournalEntry:
     """One entry of a journal: an intent, durable before it is carried out, and its one outcome.
 
     `status` None: its end is not recorded (yet). UNKNOWN: it was cut off; a replay passes over it. A TOOL, TASK or
@@ -280,7 +291,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The outcome of a journal entry. See `Entry`."""
+    """The outcome of a journal entry. See `JournalEntry`."""
 
     id: CallID
     status: CallStatus

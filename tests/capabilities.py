@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine.host import packages
+from snapshotd.engine.host import system_packages
 from snapshotd.kernel import features
 from tests import dockerd
 
@@ -32,7 +32,9 @@ def _docker() -> str | None:
 
 
 def _compose() -> str | None:
-    absent = [package.name for package in packages.PACKAGES if package.name == "docker-compose" and package.missing()]
+    absent = [
+        package.name for package in system_packages.PACKAGES if package.name == "docker-compose" and package.missing()
+    ]
     return f"not installed: {absent[0]}" if absent else None
 
 

@@ -34,7 +34,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 FAKE_DAEMON = "tests.unit.daemon.fake_daemon"
-_READ_AT_START = ("PATH", "TMPDIR", "TZ", "LANG", "SNAPSHOTD_WARM")
+_READ_AT_START = ("PATH", "TMPDIR", "TZ", "LANG")
 _READ_AT_START_BEGIN = ("PYTHON", "LC_")
 _LATER = (
     "snapshotd.gateway.server",
@@ -334,12 +334,10 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
     from snapshotd import failpoints
     from snapshotd.cli.main import main
     from snapshotd.client import autostart
-    from snapshotd.engine.storing import evict
 
     os.environ.clear()
     os.environ.update(env)
     importlib.reload(failpoints)  # into the same names, which those who have imported `hit` see
-    evict.BUDGET = env.get("SNAPSHOTD_LAYER_BUDGET", "")
     if module == FAKE_DAEMON:
         sys.argv = [module, *args]
         return int(importlib.import_module(module).main())

@@ -10,9 +10,11 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from snapshotd.config import read
 from snapshotd.daemon.wiring import open_engine
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.engine import LocalEngine
@@ -135,7 +137,7 @@ def engine(root: Path) -> Iterator[LocalEngine]:
 
 
 def reopened(state_dir: Path) -> LocalEngine:
-    found = open_engine(state_dir)
+    found = open_engine(replace(read(), state_dir=str(state_dir)))
     assert isinstance(found, LocalEngine)
     return found
 

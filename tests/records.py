@@ -17,12 +17,12 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     Ended,
-    Entry,
     EntryKind,
     ExperimentID,
     FileChanges,
     Image,
     ImageID,
+    JournalEntry,
     LayerID,
     Limits,
     Message,
@@ -77,13 +77,15 @@ def make_call(name: str = "shell", **fields: Any) -> ToolCall:
     return replace(call, **fields)
 
 
-def make_entry(after: Snapshot, **fields: Any) -> Entry:
+def make_entry(after: Snapshot, **fields: Any) -> JournalEntry:
     """A tool call that began at the head `after` and is open."""
-    entry = Entry(CallID(new_id()), EntryKind.TOOL, "shell", {"argv": ["make"], "n": 1.5}, after.id, CREATED_AT_NS)
+    entry = JournalEntry(
+        CallID(new_id()), EntryKind.TOOL, "shell", {"argv": ["make"], "n": 1.5}, after.id, CREATED_AT_NS
+    )
     return replace(entry, **fields)
 
 
-def ended_entry(after: Snapshot, **fields: Any) -> Entry:
+def ended_entry(after: Snapshot, **fields: Any) -> JournalEntry:
     """A complete entry with every field filled in."""
     entry = make_entry(
         after,
@@ -194,7 +196,7 @@ def committed(
     catalog: Catalog,
     parent: Snapshot,
     *texts: str,
-    entries: Sequence[Entry] = (),
+    entries: Sequence[JournalEntry] = (),
     ended: Ended | None = None,
     saved: dict[str, Any] | None = None,
     fence: int | None = None,

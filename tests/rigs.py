@@ -34,21 +34,17 @@ def work_directory() -> Iterator[Path]:
 
 def runc(instance: str, directory: Path, tree: Path, id_map: IdMap | None) -> Rig:
     """A rig for the runc driver, whose run directory is `runc` in `directory`."""
-    keeper = KeeperClient(directory / "keeper" / "keeper.sock")
-    return Rig(
-        RuncRuntime(instance, directory / "runc", id_map, keeper=keeper, starter=Starter()),
-        directory,
-        tree,
-        _init(),
-        keeper=keeper,
-    )
+    keeper, starter = KeeperClient(directory / "keeper" / "keeper.sock"), Starter()
+    runtime = RuncRuntime(instance, directory / "runc", id_map, keeper=keeper, starter=starter)
+    return Rig(runtime, directory, tree, _init(), keeper=keeper, starter=starter)
 
 
 def docker(instance: str, directory: Path, tree: Path, engine: Engine) -> Rig:
     """A rig for the Docker driver, whose run directory is `docker` in `directory`."""
-    keeper = KeeperClient(directory / "keeper" / "keeper.sock")
-    runtime = DockerRuntime(instance, run_dir=directory / "docker", keeper=keeper, starter=Starter())
-    return Rig(runtime, directory, tree, _init(), (engine.data_root, engine.exec_root), keeper=keeper)
+    keeper, starter = KeeperClient(directory / "keeper" / "keeper.sock"), Starter()
+    runtime = DockerRuntime(instance, engine.host, run_dir=directory / "docker", keeper=keeper, starter=starter)
+    places = (engine.data_root, engine.exec_root)
+    return Rig(runtime, directory, tree, _init(), places, keeper=keeper, starter=starter)
 
 
 def _init() -> Path:

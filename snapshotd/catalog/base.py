@@ -27,11 +27,11 @@ from snapshotd.types import (
     CallStatus,
     Compensation,
     Ended,
-    Entry,
     ExperimentID,
     FileChanges,
     Image,
     ImageID,
+    JournalEntry,
     LayerID,
     Message,
     RecordID,
@@ -55,7 +55,7 @@ class SnapshotRow:
     snapshot: Snapshot
     messages: tuple[Message, ...] = ()
     record: RecordID | None = None
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[JournalEntry, ...] = ()
     state: dict[str, Any] | None = None
 
 
@@ -136,8 +136,8 @@ class Catalog(ABC):
         """Replace the environment of a trajectory's commands. NotFound."""
 
     @abstractmethod
-    def lease(self, trajectory_id: TrajectoryID) -> int:
-        """A new fencing token for the trajectory's one writer, greater than any before; a holder of an older one cannot
+    def draw_fence(self, trajectory_id: TrajectoryID) -> int:
+        """A new fence for the trajectory's one writer, greater than any before; a holder of an older one cannot
         write any more. NotFound."""
 
     @abstractmethod
@@ -169,7 +169,7 @@ class Catalog(ABC):
         messages: Sequence[Message],
         *,
         expected_head: SnapshotID,
-        entries: Sequence[Entry] = (),
+        entries: Sequence[JournalEntry] = (),
         ended: Ended | None = None,
         state: dict[str, Any] | None = None,
         fence: int | None = None,
@@ -262,7 +262,7 @@ class Catalog(ABC):
     # -- journals ------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
+    def begin_entry(self, trajectory_id: TrajectoryID, entry: JournalEntry, *, fence: int | None = None) -> None:
         """Record an intent (with `status`: a complete entry) at the end of the trajectory's journal. Survives `kill -9`
         on return. Conflict: the id exists, or `fence` is older than the trajectory's; NotFound; UsageError: the id is
         no id."""
@@ -273,24 +273,24 @@ class Catalog(ABC):
         more), or another trajectory's. Conflict as `begin_entry`."""
 
     @abstractmethod
-    def entry(self, entry_id: CallID) -> Entry:
+    def entry(self, entry_id: CallID) -> JournalEntry:
         """By exact id. NotFound."""
 
     @abstractmethod
-    def find_entry(self, ref: str) -> tuple[TrajectoryID, Entry]:
+    def find_entry(self, ref: str) -> tuple[TrajectoryID, JournalEntry]:
         """By unique id prefix (>= 4 characters). NotFound, Ambiguous."""
 
     @abstractmethod
-    def own_entries(self, snapshot_id: SnapshotID) -> list[Entry]:
+    def own_entries(self, snapshot_id: SnapshotID) -> list[JournalEntry]:
         """The entries that a snapshot binds, in the order in which they began. NotFound."""
 
     @abstractmethod
-    def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[Entry]:
+    def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[JournalEntry]:
         """The journal up to a snapshot, in the order in which entries began, across forks and rewinds; with `since`,
         only the entries bound after that snapshot (if it lies on the way; else all). NotFound."""
 
     @abstractmethod
-    def unbound(self, trajectory_id: TrajectoryID) -> list[Entry]:
+    def unbound(self, trajectory_id: TrajectoryID) -> list[JournalEntry]:
         """The entries of the trajectory's present line that no snapshot binds: open ones, and the ones that ended since
         the head. NotFound."""
 
@@ -298,7 +298,7 @@ class Catalog(ABC):
 
     @property
     @abstractmethod
-    def approvals(self) -> Approvals: ...
+    def approvals(self) -> ApprovalTable: ...
 
     @property
     @abstractmethod
@@ -359,7 +359,7 @@ class Catalog(ABC):
         """The trajectories of an experiment, in the order they were forked. NotFound when there are none."""
 
 
-class Approvals(ABC):
+class ApprovalTable(ABC):
     """Questions to a person, and the decisions. They go with their trajectory."""
 
     @abstractmethod

@@ -12,7 +12,7 @@ from snapshotd.catalog.lines import add_line, position_of, save_state
 from snapshotd.catalog.lookup import no, snapshot_numbers
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.sqlite import Database
-from snapshotd.types import Ended, Entry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, short
+from snapshotd.types import Ended, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, short
 
 _WRITER_SELECT = """
 SELECT t.pk, t.fence, h.id, (SELECT max(pk) FROM lines WHERE trajectory = t.pk)
@@ -24,7 +24,7 @@ FROM snapshots h JOIN stacks k ON k.pk = h.stack JOIN images i ON i.pk = k.image
 """
 
 
-class Writer(NamedTuple):
+class LineWriter(NamedTuple):
     """The writer's place in a trajectory: its row, its present line, its head."""
 
     trajectory: int
@@ -72,18 +72,18 @@ def set_began(db: Database, trajectory: int, began: SnapshotID | None) -> None:
         db.write("UPDATE trajectories SET began = ? WHERE pk = ?", (snapshot_numbers(db, began)[0], trajectory))
 
 
-def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> Writer:
-    """NotFound; Conflict: another writer has a later fencing token."""
+def writer(db: Database, trajectory_id: TrajectoryID, fence: int | None) -> LineWriter:
+    """NotFound; Conflict: another writer has a later fence."""
     row = db.read_one(_WRITER_SELECT, (trajectory_id,))
     if row is None:
         raise no("trajectory", trajectory_id)
     trajectory, present, head, line = row
     if fence is not None and fence < present:
         raise Conflict(
-            f"trajectory {short(trajectory_id)} cannot be written any more with fence token {fence}, because another writer has token "
+            f"trajectory {short(trajectory_id)} cannot be written any more under fence {fence}, because another writer has "
             f"{present}, and its head is {short(head)} by now: fork from {short(head)}, or let that writer end first"
         )
-    return Writer(trajectory, line, head)
+    return LineWriter(trajectory, line, head)
 
 
 def commit(
@@ -92,7 +92,7 @@ def commit(
     messages: Sequence[Message],
     *,
     expected_head: SnapshotID,
-    entries: Sequence[Entry],
+    entries: Sequence[JournalEntry],
     ended: Ended | None,
     state: dict[str, Any] | None,
     fence: int | None,
@@ -118,7 +118,7 @@ def commit(
 
 
 def _place(
-    db: Database, snapshot: Snapshot, messages: int, own: Writer, state: dict[str, Any] | None
+    db: Database, snapshot: Snapshot, messages: int, own: LineWriter, state: dict[str, Any] | None
 ) -> tuple[rows.Place, int]:
     """The snapshot's place, and the number of messages that it keeps of the snapshot it continues."""
     row = db.read_one(_HEAD_SELECT, (own.head,))

@@ -20,8 +20,8 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     Ended,
-    Entry,
     EntryKind,
+    JournalEntry,
     SideEffect,
     Snapshot,
     SnapshotID,
@@ -43,7 +43,7 @@ VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)
 """
 
 
-def decode_entry(row: Row) -> Entry:
+def decode_entry(row: Row) -> JournalEntry:
     """From a row of ENTRY_SELECT."""
     with rows.intact("journal entry", row):
         (
@@ -65,7 +65,7 @@ def decode_entry(row: Row) -> Entry:
             result,
             arguments,
         ) = row
-        return Entry(
+        return JournalEntry(
             CallID(entry_id),
             EntryKind(kind),
             rows.decode_text(name),
@@ -85,7 +85,7 @@ def decode_entry(row: Row) -> Entry:
         )
 
 
-def get_entry(db: Database, entry_id: CallID) -> Entry:
+def get_entry(db: Database, entry_id: CallID) -> JournalEntry:
     """See `Catalog.entry`."""
     row = db.read_one(ENTRY_SELECT + "WHERE e.id = ?", (entry_id,)) if searchable(entry_id) else None
     if row is None:
@@ -93,7 +93,7 @@ def get_entry(db: Database, entry_id: CallID) -> Entry:
     return decode_entry(row)
 
 
-def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, Entry]:
+def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, JournalEntry]:
     """See `Catalog.find_entry`."""
     found: list[Row] = []
     if ref and searchable(ref):
@@ -108,7 +108,7 @@ def find_entry(db: Database, ref: str) -> tuple[TrajectoryID, Entry]:
     return TrajectoryID(found[0][1]), get_entry(db, CallID(found[0][0]))
 
 
-def unbound(db: Database, line: int) -> list[Entry]:
+def unbound(db: Database, line: int) -> list[JournalEntry]:
     """The entries of a line that no snapshot binds."""
     numbers = db.read("SELECT pk FROM entries INDEXED BY entries_unbound WHERE line = ? AND snapshot IS NULL", (line,))
     chosen = rows.encode_json([number for (number,) in numbers])
@@ -116,14 +116,14 @@ def unbound(db: Database, line: int) -> list[Entry]:
     return [decode_entry(row) for row in found]
 
 
-def add_entry(db: Database, line: int, entry: Entry) -> None:
+def add_entry(db: Database, line: int, entry: JournalEntry) -> None:
     """Insert an entry that no snapshot binds, as the latest of its line. Conflict: its id exists."""
     row = db.read_one("SELECT max(number) FROM entries WHERE line = ?", (line,))
     number = 0 if row is None or row[0] is None else row[0] + 1
     _insert(db, line, number, None, entry, rows.encode_json(entry.arguments))
 
 
-def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, entries: Sequence[Entry]) -> None:
+def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, entries: Sequence[JournalEntry]) -> None:
     """Insert the entries that a snapshot (in row `number`) binds, with the numbers they have. Conflict: an id
     exists."""
     own = rows.encode_json(snapshot.call.arguments)
@@ -135,7 +135,9 @@ def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, en
         _insert(db, line, entry.number, number, entry, None if held else arguments)
 
 
-def _insert(db: Database, line: int, number: int, snapshot: int | None, entry: Entry, arguments: str | None) -> None:
+def _insert(
+    db: Database, line: int, number: int, snapshot: int | None, entry: JournalEntry, arguments: str | None
+) -> None:
     if not _ID.fullmatch(entry.id):
         raise UsageError(
             f"{entry.id[:80]!a} cannot be the id of a call: it must be {ID_HEX_CHARS} hexadecimal digits in lower case"

@@ -16,7 +16,7 @@ from snapshotd.catalog.entries import ENTRY_SELECT, decode_entry
 from snapshotd.catalog.lookup import no, snapshot_numbers
 from snapshotd.errors import DataLoss
 from snapshotd.sqlite import Database
-from snapshotd.types import Entry, Message, SnapshotID, short
+from snapshotd.types import JournalEntry, Message, SnapshotID, short
 
 PAGE_ROWS = 500
 PAGE_CHARS = 1 << 20
@@ -143,7 +143,7 @@ class _Segment(NamedTuple):
     last: int
 
 
-def own_entries(db: Database, snapshot_id: SnapshotID) -> list[Entry]:
+def own_entries(db: Database, snapshot_id: SnapshotID) -> list[JournalEntry]:
     """See `Catalog.own_entries`."""
     with db.lock:
         number, _ = snapshot_numbers(db, snapshot_id)
@@ -151,7 +151,7 @@ def own_entries(db: Database, snapshot_id: SnapshotID) -> list[Entry]:
     return [decode_entry(row) for row in found]
 
 
-def journal(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> Iterator[Entry]:
+def journal(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> Iterator[JournalEntry]:
     """See `Catalog.journal`."""
     segments = []
     with db.lock:
@@ -169,7 +169,7 @@ def journal(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> 
     return _entries(db, snapshot_id, segments[::-1])
 
 
-def _entries(db: Database, snapshot_id: SnapshotID, segments: list[_Segment]) -> Iterator[Entry]:
+def _entries(db: Database, snapshot_id: SnapshotID, segments: list[_Segment]) -> Iterator[JournalEntry]:
     for segment in segments:
         bounds = db.read_one(  # so that the pages below do not look at entries far outside
             "SELECT min(e.number), max(e.number) FROM snapshots s JOIN entries e ON e.snapshot = s.pk"

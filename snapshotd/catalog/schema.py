@@ -156,7 +156,7 @@ INSERT INTO lines SELECT t.pk, t.pk, t.forked_from, coalesce(f.messages, 0)
     FROM trajectories t LEFT JOIN snapshots f ON f.pk = t.forked_from;
 
 ALTER TABLE trajectories ADD COLUMN began INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED;  -- NULL: no program was started
-ALTER TABLE trajectories ADD COLUMN fence INTEGER NOT NULL DEFAULT 0;  -- the latest writer's token
+ALTER TABLE trajectories ADD COLUMN fence INTEGER NOT NULL DEFAULT 0;  -- the latest writer's fence
 CREATE INDEX trajectories_by_began ON trajectories (began) WHERE began IS NOT NULL;
 
 -- The agent's state: one row per distinct state that was saved, shared by the snapshots that did not change it.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.catalog import entries, lines, rows
-from snapshotd.catalog.base import Approvals, Catalog, Compensations, KeyValues, SnapshotRow
+from snapshotd.catalog.base import ApprovalTable, Catalog, Compensations, KeyValues, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import open_database
 from snapshotd.catalog.inserts import add_image, add_tag, set_warnings
@@ -40,11 +40,11 @@ from snapshotd.types import (
     BlobID,
     CallID,
     Ended,
-    Entry,
     ExperimentID,
     FileChanges,
     Image,
     ImageID,
+    JournalEntry,
     LayerID,
     Message,
     RecordID,
@@ -176,7 +176,7 @@ class SqliteCatalog(Catalog):
             ):
                 raise no("trajectory", trajectory_id)
 
-    def lease(self, trajectory_id: TrajectoryID) -> int:
+    def draw_fence(self, trajectory_id: TrajectoryID) -> int:
         with self._db.transaction():
             row = self._db.read_one(
                 "UPDATE trajectories SET fence = fence + 1 WHERE id = ? RETURNING fence", (trajectory_id,)
@@ -200,7 +200,7 @@ class SqliteCatalog(Catalog):
         messages: Sequence[Message],
         *,
         expected_head: SnapshotID,
-        entries: Sequence[Entry] = (),
+        entries: Sequence[JournalEntry] = (),
         ended: Ended | None = None,
         state: dict[str, Any] | None = None,
         fence: int | None = None,
@@ -343,7 +343,7 @@ class SqliteCatalog(Catalog):
 
     # -- journals ------------------------------------------------------------------------------------------------------
 
-    def begin_entry(self, trajectory_id: TrajectoryID, entry: Entry, *, fence: int | None = None) -> None:
+    def begin_entry(self, trajectory_id: TrajectoryID, entry: JournalEntry, *, fence: int | None = None) -> None:
         with self._db.transaction():
             entries.add_entry(self._db, writer(self._db, trajectory_id, fence).line, entry)
 
@@ -351,26 +351,26 @@ class SqliteCatalog(Catalog):
         with self._db.transaction():
             entries.end_entry(self._db, writer(self._db, trajectory_id, fence).trajectory, ended)
 
-    def entry(self, entry_id: CallID) -> Entry:
+    def entry(self, entry_id: CallID) -> JournalEntry:
         return entries.get_entry(self._db, entry_id)
 
-    def find_entry(self, ref: str) -> tuple[TrajectoryID, Entry]:
+    def find_entry(self, ref: str) -> tuple[TrajectoryID, JournalEntry]:
         return entries.find_entry(self._db, ref)
 
-    def own_entries(self, snapshot_id: SnapshotID) -> list[Entry]:
+    def own_entries(self, snapshot_id: SnapshotID) -> list[JournalEntry]:
         return lines.own_entries(self._db, snapshot_id)
 
-    def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[Entry]:
+    def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[JournalEntry]:
         return lines.journal(self._db, snapshot_id, since)
 
-    def unbound(self, trajectory_id: TrajectoryID) -> list[Entry]:
+    def unbound(self, trajectory_id: TrajectoryID) -> list[JournalEntry]:
         with self._db.lock:
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
     @property
-    def approvals(self) -> Approvals:
+    def approvals(self) -> ApprovalTable:
         return self._approvals
 
     @property

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.base import Approvals, Compensations
+from snapshotd.catalog.base import ApprovalTable, Compensations
 from snapshotd.catalog.lookup import (
     CANDIDATES,
     check_unique,
@@ -47,7 +47,7 @@ FROM compensations c JOIN trajectories t ON t.pk = c.trajectory WHERE c.entry = 
 """
 
 
-class SqliteApprovals(Approvals):
+class SqliteApprovals(ApprovalTable):
     """See `base.Approvals`."""
 
     def __init__(self, db: Database) -> None:

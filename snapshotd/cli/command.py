@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
 
-from snapshotd.daemon.http.wire import DEFAULT_STATE_DIR, SOCKET_VARIABLE, STATE_DIR_VARIABLE
+from snapshotd.config import read
 from snapshotd.errors import (
     NO_ROOM,
     CommandNotFound,
@@ -88,7 +88,7 @@ def no_space(exc: OSError) -> OutOfSpace:
     return OutOfSpace(f"the output cannot be written to its end: {exc.strerror}; free some space or send it elsewhere")
 
 
-class Command(click.Command):
+class CliCommand(click.Command):
     """A command of ours.
 
     `examples`: command lines for the help. `docker_codes`: docker's exit codes, for commands that run something: 125
@@ -159,9 +159,9 @@ class Command(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], Command]:
+def declare(name: str, *, examples: Sequence[str], **attrs: Any) -> Callable[[Callable[..., Any]], CliCommand]:
     """Declare a command of ours. Its docstring's first line is its line in `snapshotd --help`."""
-    return click.command(name, examples=examples, **{"cls": Command, **attrs})
+    return click.command(name, examples=examples, **{"cls": CliCommand, **attrs})
 
 
 def global_options() -> list[click.Option]:
@@ -181,7 +181,7 @@ def global_options() -> list[click.Option]:
             expose_value=False,
             callback=keep(_STATE_DIR),
             type=click.Path(),
-            help=f"The daemon's state directory. [${STATE_DIR_VARIABLE}, else {DEFAULT_STATE_DIR}]",
+            help="The daemon's state directory. [$SNAPSHOTD_STATE_DIR, else /var/lib/snapshotd]",
         ),
         click.Option(
             ["--socket"],
@@ -189,7 +189,7 @@ def global_options() -> list[click.Option]:
             expose_value=False,
             callback=keep(_SOCKET),
             type=click.Path(),
-            help=f"The daemon's socket. [${SOCKET_VARIABLE}, else snapshotd.sock in the state directory]",
+            help="The daemon's socket. [$SNAPSHOTD_SOCKET, else snapshotd.sock in the state directory]",
         ),
     ]
 
@@ -233,7 +233,7 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
 def is_local(ctx: click.Context) -> bool:
     """True if paths mean the same to the daemon: the user named no socket, which could belong to a daemon in a
     container."""
-    return _SOCKET not in ctx.meta and SOCKET_VARIABLE not in os.environ
+    return _SOCKET not in ctx.meta and not read(only=("socket",)).socket
 
 
 def usage_error(exc: click.UsageError, ctx: click.Context | None) -> UsageError:

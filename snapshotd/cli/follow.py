@@ -104,7 +104,7 @@ def follow(
     With `wait`, `finished` comes after that, and has `state`. BrokenPipeError when the output's reader has gone away:
     with `stop_on_interrupt` the run was stopped before.
     """
-    replay = Replay()
+    replay = ReplayLine()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
     if wait is not None:
         events = _waiting(events, client, trajectory, wait)
@@ -119,7 +119,7 @@ def follow(
     return code if interruption.signal is None else 128 + interruption.signal
 
 
-def _tell_lost(replay: Replay) -> None:
+def _tell_lost(replay: ReplayLine) -> None:
     replay.clear()
     note("the daemon went away; following its successor")
 
@@ -131,7 +131,7 @@ def _waiting(
         yield {**event, "state": settled(client, trajectory, wait)} if event["event"] == "finished" else event
 
 
-class Replay:
+class ReplayLine:
     """The calls that a resumed program gets from the journal: one line that counts them on a terminal, and one when
     they are over."""
 
@@ -161,14 +161,14 @@ class Replay:
             self._shown = False
 
 
-def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: Replay, *, as_json: bool, quiet: bool) -> int:
+def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: ReplayLine, *, as_json: bool, quiet: bool) -> int:
     return end_of_run(_shown(events, replay, as_json=as_json, quiet=quiet), trajectory)
 
 
 def logs(client: Snapshotd, trajectory: str, *, as_json: bool, following: bool) -> None:
     """Show what a run has printed so far; with `following`, until it has finished."""
     events = client.events(trajectory, follow=following)
-    if not sum(1 for _ in _shown(events, Replay(), as_json=as_json, quiet=True)):
+    if not sum(1 for _ in _shown(events, ReplayLine(), as_json=as_json, quiet=True)):
         raise _no_agent(trajectory)
 
 
@@ -195,7 +195,9 @@ def end_of_run(events: Iterable[dict[str, Any]], trajectory: str) -> int:
     )
 
 
-def _shown(events: Iterable[dict[str, Any]], replay: Replay, *, as_json: bool, quiet: bool) -> Iterator[dict[str, Any]]:
+def _shown(
+    events: Iterable[dict[str, Any]], replay: ReplayLine, *, as_json: bool, quiet: bool
+) -> Iterator[dict[str, Any]]:
     """The same events, each once it is on the terminal."""
     raw = RawOutput()
     for event in events:

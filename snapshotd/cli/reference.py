@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import click
 
 from snapshotd import errors
-from snapshotd.cli.command import Command
+from snapshotd.cli.command import CliCommand
 from snapshotd.cli.main import cli
 
 _INTRODUCTION = """\
@@ -86,7 +86,7 @@ def _section(name: str, command: click.Command) -> list[str]:
     rows = [_row(param) for param in command.params if isinstance(param, click.Option) and _is_listed(param)]
     if rows:
         lines += ["| option | |", "|---|---|", *rows, ""]
-    if isinstance(command, Command) and command.examples:
+    if isinstance(command, CliCommand) and command.examples:
         lines += ["```sh", *command.examples, "```", ""]
     return lines
 

@@ -10,9 +10,9 @@ import click
 from snapshotd.cli.text import size
 from snapshotd.cli.values import Count, Duration, Size
 from snapshotd.client.results import Policy
+from snapshotd.types import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
-_UNITS = ((86400, "d"), (3600, "h"), (60, "m"), (1, "s"))
 
 
 def retention_options(function: F) -> F:
@@ -61,7 +61,7 @@ def rules(policy: Policy) -> list[tuple[str, str]]:
     if policy.keep_last is not None:
         found.append(("--keep-last", str(policy.keep_last)))
     if policy.keep_within_s is not None:
-        found.append(("--keep-within", _duration(policy.keep_within_s)))
+        found.append(("--keep-within", duration(policy.keep_within_s)))
     if policy.keep_every is not None:
         found.append(("--keep-every", str(policy.keep_every)))
     if policy.keep_failed is not None:
@@ -69,11 +69,3 @@ def rules(policy: Policy) -> list[tuple[str, str]]:
     if policy.max_bytes is not None:
         found.append(("--max-size", size(policy.max_bytes)))
     return found
-
-
-def _duration(seconds: float) -> str:
-    """In the largest unit that divides it."""
-    for length, unit in _UNITS:
-        if seconds % length == 0:
-            return f"{seconds / length:.0f}{unit}"
-    return f"{seconds:g}s"

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from snapshotd.types import short
+from snapshotd.types import SECONDS, short
 
 
 def printable(text: str) -> str:
@@ -63,7 +63,8 @@ def milliseconds(value: float) -> str:
 def ago(iso: str) -> str:
     """Time since a time of the API: `3 minutes ago`."""
     seconds = int((datetime.now(UTC) - datetime.fromisoformat(iso)).total_seconds())
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+    for unit in ("day", "hour", "minute"):
+        length = SECONDS[unit[0]]
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}s ago"
     return f"{max(seconds, 0)} seconds ago"

@@ -14,64 +14,37 @@ from click.shell_completion import CompletionItem
 from snapshotd.cli.command import connect
 from snapshotd.client.results import Provider
 from snapshotd.client.sizes import DIGITS_MOST, size_bytes
-from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
+from snapshotd.config import passed_on
+from snapshotd.daemon.http.wire import PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.errors import SnapshotdError
-from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, short
+from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MEMORY_LEAST = 16 << 20
-_DISK_LEAST, _DISK_MOST = 16 << 20, 1 << 50
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNORECASE)
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
-_SECONDS_MOST = 10_000 * 366 * 86400.0
 _COUNT_MOST = 1 << 53
 
 
-class Memory(click.ParamType):  # type: ignore[type-arg]
-    """`512m`, `2g`: bytes, with a binary unit."""
-
-    name = "memory"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        count = size_bytes(value)
-        if count is None:
-            self.fail(
-                f"{value!r} is not an amount of memory: write a whole number with k, m, g or t, such as 512m or 2g",
-                param,
-                ctx,
-            )
-        if count < _MEMORY_LEAST:
-            self.fail(f"{value!r} is too little: no sandbox runs in less than 16m", param, ctx)
-        return count
-
-
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """`10g`, `500m`: bytes, with a binary unit."""
+    """`10g`, `500m`: bytes, with a binary unit. `least` and `most` are written the same way."""
 
     name = "size"
 
+    def __init__(self, least: str = "1", most: str = "8192t") -> None:
+        self._least, self._most = least, most
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        count = size_bytes(value) or 0
-        if not 1 <= count <= _COUNT_MOST:
+        count, least, most = (size_bytes(text) for text in (value, self._least, self._most))
+        assert least is not None
+        assert most is not None
+        if count is None or not least <= count <= most:
             self.fail(
-                f"{value!r} is not a size: write a whole number with k, m, g or t, such as 500m or 10g", param, ctx
+                f"{value!r} is not a size from {self._least} to {self._most}: "
+                "write a whole number with k, m, g or t, such as 512m or 10g",
+                param,
+                ctx,
             )
-        return count
-
-
-class Disk(Size):
-    """As `Size`, and enough to work in."""
-
-    name = "disk"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        count = super().convert(value, param, ctx)
-        if not _DISK_LEAST <= count <= _DISK_MOST:
-            self.fail(f"{value!r} is not a size from 16m to 1024t", param, ctx)
         return count
 
 
@@ -89,8 +62,8 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         if self._zero and value.strip() == "0":
             return 0.0
         match = _DURATION.fullmatch(value.strip())
-        seconds = float(match[1]) * _SECONDS[match[2].lower()] if match else 0.0
-        if not (0 < seconds <= _SECONDS_MOST or (self._zero and match and seconds == 0)):
+        seconds = float(match[1]) * SECONDS[match[2].lower()] if match else 0.0
+        if not (0 < seconds <= SECONDS_MOST or (self._zero and match and seconds == 0)):
             self.fail(
                 f"{value!r} is not a duration: write a number with s, m, h, d or w, such as 12h or 7d", param, ctx
             )
@@ -109,19 +82,20 @@ class Seconds(Duration):
 
 
 class Count(click.ParamType):  # type: ignore[type-arg]
-    """A whole number, not less than `least`."""
+    """A whole number. click's own range takes `1_000`, and refuses long numbers in Python's words."""
 
     name = "n"
 
-    def __init__(self, least: int) -> None:
-        self._least = least
+    def __init__(self, least: int, most: int = _COUNT_MOST) -> None:
+        self._least, self._most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value).strip()
         if not (
-            text.isascii() and text.isdigit() and len(text) <= DIGITS_MOST and self._least <= int(text) <= _COUNT_MOST
+            text.isascii() and text.isdigit() and len(text) <= DIGITS_MOST and self._least <= int(text) <= self._most
         ):
-            self.fail(f"{value!r} is not a whole number from {self._least} on", param, ctx)
+            end = "on" if self._most == _COUNT_MOST else f"to {self._most}"
+            self.fail(f"{value!r} is not a whole number from {self._least} {end}", param, ctx)
         return int(text)
 
 
@@ -137,21 +111,6 @@ class Cpus(click.ParamType):  # type: ignore[type-arg]
             count = 0.0
         if not 0.01 <= count <= 4096:  # false for nan, too
             self.fail(f"{value!r} is not a number of processors from 0.01 to 4096, such as 2 or 0.5", param, ctx)
-        return count
-
-
-class Pids(click.ParamType):  # type: ignore[type-arg]
-    """Most processes at once."""
-
-    name = "pids"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        text = str(value).strip()
-        if not (text.isascii() and text.isdigit() and len(text) <= DIGITS_MOST):
-            self.fail(f"{value!r} is not a whole number of processes", param, ctx)
-        count = int(text)
-        if not 8 <= count <= 4 << 20:
-            self.fail(f"{value!r} is not a number of processes from 8 to {4 << 20}", param, ctx)
         return count
 
 
@@ -172,21 +131,6 @@ class PortPair(click.ParamType):  # type: ignore[type-arg]
         return number, None if match[2] is None else local
 
 
-class ForkCount(click.ParamType):  # type: ignore[type-arg]
-    """Number of forks: 1 to 256."""
-
-    name = "n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            count = int(value)
-        except ValueError:
-            count = 0
-        if not 1 <= count <= FORK_MAX:
-            self.fail(f"{value} forks cannot be made: one fork makes 1 to {FORK_MAX}, nothing was started", param, ctx)
-        return count
-
-
 class Variable(click.ParamType):  # type: ignore[type-arg]
     """`K=V`, or `K` for the value it has here."""
 
@@ -199,9 +143,10 @@ class Variable(click.ParamType):  # type: ignore[type-arg]
         if not key:
             self.fail(f"{value!r} has no name: write K=V, or K for the value it has here", param, ctx)
         if not equals:
-            if key not in os.environ:
+            found = passed_on([key])
+            if not found:
                 self.fail(f"{key} is not set here, so it has no value to pass on: write {key}=VALUE", param, ctx)
-            text = os.environ[key]
+            text = found[key]
         return key, text
 
 
@@ -333,13 +278,16 @@ def sandbox_options(function: F) -> F:
             help="What the sandbox can reach; --network alone means bridge.",
         ),
         click.option(
-            "--memory", type=Memory(), metavar="SIZE", help="Most memory, swap included: 512m, 2g.  [default: 2g]"
+            "--memory",
+            type=Size("16m", "1024t"),
+            metavar="SIZE",
+            help="Most memory, swap included: 512m, 2g.  [default: 2g]",
         ),
         click.option("--cpus", type=Cpus(), metavar="N", help="Most processors, such as 0.5.  [default: 2]"),
-        click.option("--pids", type=Pids(), metavar="N", help="Most processes at once.  [default: 1024]"),
+        click.option("--pids", type=Count(8, 4 << 20), metavar="N", help="Most processes at once.  [default: 1024]"),
         click.option(
             "--disk",
-            type=Disk(),
+            type=Size("16m", "1024t"),
             metavar="SIZE",
             help="Most that its files above the image may take: 500m, 20g.  [default: half of the layers' disk]",
         ),
@@ -374,11 +322,12 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
     found = []
     for kind, url in wanted:
         variable = keys.get(kind, f"{kind.upper()}_API_KEY")
-        if kind in keys and variable not in os.environ:
+        key = passed_on([variable]).get(variable)
+        if kind in keys and key is None:
             raise click.UsageError(
                 f"there is no key for {kind}: {variable} is not set here; set it, or name another variable"
             )
-        found.append(Provider(kind, url or None, os.environ.get(variable) or None))
+        found.append(Provider(kind, url or None, key or None))
     return found
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from snapshotd.client.approvals import Approvals
 from snapshotd.client.feeding import Feeder, Readable
 from snapshotd.client.files import FileVerbs
-from snapshotd.client.following import Following, reconnect_s
+from snapshotd.client.following import Following
 from snapshotd.client.mind import Mind
 from snapshotd.client.ports import Ports
 from snapshotd.client.results import (
@@ -43,17 +43,8 @@ from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_variants, check_wait, local_path, ref_segment
-from snapshotd.daemon.http.wire import (
-    ATTENDED,
-    DEFAULT_STATE_DIR,
-    FORK_MAX,
-    PRUNE_GRACE_S,
-    SOCKET_VARIABLE,
-    STATE_DIR_VARIABLE,
-    TIMEOUT_MAX_S,
-    check_ref,
-    socket_path_of,
-)
+from snapshotd.config import CLIENT, read
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
@@ -88,10 +79,12 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
     def __init__(
         self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True
     ) -> None:
-        self.state_dir = local_path(state_dir or os.environ.get(STATE_DIR_VARIABLE) or DEFAULT_STATE_DIR)
-        named = socket or (os.environ.get(SOCKET_VARIABLE) if state_dir is None else None)
+        """UsageError for settings in the environment that make no sense."""
+        config = read(CLIENT)
+        self.state_dir, self._reconnect_s = local_path(state_dir or config.state_dir), config.reconnect_s
+        named = socket or (config.socket if state_dir is None else None)
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
-        elsewhere = bool(named) and not (state_dir or os.environ.get(STATE_DIR_VARIABLE))
+        elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
         self._transport = Transport(self.socket_path, self._start if autostart and not elsewhere else None)
 
     def _start(self) -> None:
@@ -159,7 +152,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             lambda: self._transport.raw_lines("GET", path, query={"follow": "true"}),
             lambda: self.trajectory(ref).status == "running",
             what=ref,
-            patience_s=reconnect_s(),
+            patience_s=self._reconnect_s,
             on_lost=on_lost,
         ).events()
 
@@ -503,7 +496,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
 
         info = self.snapshot(snapshot)
         start = apply.first_of(self, info) if base is None else self.snapshot(base).id
-        source = apply.Snapshots(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
+        source = apply.SnapshotReader(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
         done = apply.apply(source, local_path(to), dry_run=dry_run, message=message)
         return dataclasses.replace(done, base=start, snapshot=info.id)

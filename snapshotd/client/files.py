@@ -59,11 +59,11 @@ class FileVerbs(Verbs):
         """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
         and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what
         was left out."""
-        from snapshotd.client.local_tree import Reader, Unpacker  # tarfile takes 6 ms
+        from snapshotd.client.local_tree import Reader, TarUnpacker  # tarfile takes 6 ms
 
         pieces = _Pieces(self, ref, path)
         reader = Reader(iter(pieces), moved)
-        done = Unpacker(local_path(to)).unpack(iter(lambda: reader.read(1 << 20), b""))
+        done = TarUnpacker(local_path(to)).unpack(iter(lambda: reader.read(1 << 20), b""))
         return dataclasses.replace(done, warnings=(*done.warnings, *pieces.warnings))
 
     def write_file(

@@ -8,36 +8,17 @@ digest proves that these are the same events, and not the ones of another run of
 from __future__ import annotations
 
 import hashlib
-import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from snapshotd.client.transport import DaemonAway, event_of
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import Conflict
 
-RECONNECT_VARIABLE = "SNAPSHOTD_RECONNECT_S"
-RECONNECT_S = 600.0
-"""Time to go on without progress, by default."""
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
 _HELD_S = 10.0
 """A connection that held for so long has got somewhere, even if the agent said nothing: its daemon did not die of our
 request."""
-
-
-def reconnect_s() -> float:
-    """The value of SNAPSHOTD_RECONNECT_S. UsageError when it is no number of seconds."""
-    text = os.environ.get(RECONNECT_VARIABLE, "")
-    try:
-        seconds = float(text) if text else RECONNECT_S
-    except ValueError:
-        seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise UsageError(
-            f"{RECONNECT_VARIABLE} is {text!r}, which is no number of seconds; set it to 0 or more, or not at all"
-        )
-    return seconds
 
 
 class Following:

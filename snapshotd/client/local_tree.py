@@ -120,7 +120,7 @@ def _header(item: tarfile.TarInfo) -> bytes:
 
 
 @dataclass(slots=True)
-class Unpacker:
+class TarUnpacker:
     """Writes a tar whose members' paths begin with one name (which is left out) to a local place: a file there, or
     a folder, into which it is merged. Files become this user's, without the bits that give others' rights; one that is
     there is replaced whole."""

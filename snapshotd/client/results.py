@@ -7,17 +7,14 @@ Unknown members are ignored, so that a daemon may say more than its client knows
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from functools import cache
+from types import UnionType
+from typing import Any, Self, get_args, get_origin, get_type_hints
 
-T = TypeVar("T")
 Json = dict[str, Any]
-
-
-def plain(cls: type[T], data: Json, **made: Any) -> T:
-    """`cls` from the members of `data` with its fields' names; `made`: the fields that are records themselves."""
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    return cls(**{name: made[name] if name in made else data[name] for name in names})
+_Make = Callable[[Any], Any]
 
 
 def path_of(data: Json) -> str:
@@ -27,8 +24,49 @@ def path_of(data: Json) -> str:
     return "/" + raw.decode(errors="surrogateescape")
 
 
+class ApiRecord:
+    """A dataclass that is made from the API's JSON by the types of its fields."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, data: Json) -> Self:
+        """From the members of `data` with the fields' names. A `path` is the sandbox's (`path_of`)."""
+        made = {
+            name: data[name] if make is None else make(data[name])
+            for name, make in _makers(cls).items()  # type: ignore[arg-type]
+            if name in data
+        }
+        if made.get("path") is not None:
+            made["path"] = path_of(data)
+        return cls(**made, **cls._more(data))
+
+    @classmethod
+    def _more(cls, data: Json) -> Json:
+        """The fields that the JSON has in another form, or under another name."""
+        return {}
+
+
+@cache
+def _makers(cls: type[ApiRecord]) -> dict[str, _Make | None]:
+    hints = get_type_hints(cls)
+    return {field.name: _maker(hints[field.name]) for field in fields(cls)}  # type: ignore[arg-type]
+
+
+def _maker(hint: Any) -> _Make | None:
+    """Makes a field of this type from its JSON; None: the JSON itself is the field."""
+    if hint is bytes:
+        return str.encode
+    made = next(filter(None, map(_maker, get_args(hint))), None)
+    if get_origin(hint) is tuple:
+        return tuple if made is None else lambda values: tuple(map(made, values))
+    if get_origin(hint) is UnionType:
+        return None if made is None else lambda value: None if value is None else made(value)
+    return hint.of if isinstance(hint, type) and issubclass(hint, ApiRecord) else None
+
+
 @dataclass(frozen=True, slots=True)
-class Files:
+class FileCounts(ApiRecord):
     """The differences between a snapshot's files and its parent's."""
 
     added: int
@@ -36,13 +74,9 @@ class Files:
     deleted: int
     bytes: int
 
-    @classmethod
-    def of(cls, data: Json | None) -> Files | None:
-        return None if data is None else plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class DamagedOutput:
+class DamagedOutput(ApiRecord):
     """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
     of its content."""
 
@@ -50,13 +84,9 @@ class DamagedOutput:
     bytes: int | None
     hash: str
 
-    @classmethod
-    def of(cls, data: Json) -> DamagedOutput:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(ApiRecord):
     """A recorded tool call. `status` is done, failed, interrupted, timed-out or unknown; `outputs` names the ones that
     `Snapshotd.output` returns, `damaged` the ones that are gone."""
 
@@ -70,15 +100,9 @@ class Tool:
     outputs: tuple[str, ...]
     damaged: tuple[DamagedOutput, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> Tool:
-        return plain(
-            cls, data, outputs=tuple(data["outputs"]), damaged=tuple(DamagedOutput.of(item) for item in data["damaged"])
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class SnapshotInfo:
+class SnapshotInfo(ApiRecord):
     """`files` is None until the daemon has counted the changes, in the background. `state` is captured, stored, lost or
     pruned."""
 
@@ -87,7 +111,7 @@ class SnapshotInfo:
     trajectory: str
     seq: int
     tool: Tool
-    files: Files | None
+    files: FileCounts | None
     state: str
     pause_ms: float
     created_at: str
@@ -102,45 +126,27 @@ class SnapshotInfo:
     warnings: tuple[str, ...]
     """Parts of the sandbox's files that the stored ones lack, one sentence each."""
 
-    @classmethod
-    def of(cls, data: Json) -> SnapshotInfo:
-        tool, files, tags, warnings = (
-            Tool.of(data["tool"]),
-            Files.of(data["files"]),
-            tuple(data["tags"]),
-            tuple(data["warnings"]),
-        )
-        return plain(cls, data, tool=tool, files=files, tags=tags, warnings=warnings)
-
 
 @dataclass(frozen=True, slots=True)
-class LimitsInfo:
+class LimitsInfo(ApiRecord):
     memory_bytes: int
     cpus: float
     pids: int
     disk_bytes: int
     """0: half of the file system that holds the layers."""
 
-    @classmethod
-    def of(cls, data: Json) -> LimitsInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class AgentInfo:
+class AgentInfo(ApiRecord):
     """`program` is how many leading items of `argv` are the program; a fork may replace the rest."""
 
     argv: tuple[str, ...]
     program: int
     cwd: str
 
-    @classmethod
-    def of(cls, data: Json | None) -> AgentInfo | None:
-        return None if data is None else plain(cls, data, argv=tuple(data["argv"]))
-
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryInfo:
+class TrajectoryInfo(ApiRecord):
     """`status` is running, stopped, finished, failed or interrupted."""
 
     id: str
@@ -157,13 +163,9 @@ class TrajectoryInfo:
     experiment: str | None
     exit_code: int | None
 
-    @classmethod
-    def of(cls, data: Json) -> TrajectoryInfo:
-        return plain(cls, data, limits=LimitsInfo.of(data["limits"]), agent=AgentInfo.of(data["agent"]))
-
 
 @dataclass(frozen=True, slots=True)
-class SandboxInfo:
+class SandboxInfo(ApiRecord):
     """A live sandbox."""
 
     trajectory: TrajectoryInfo
@@ -172,39 +174,24 @@ class SandboxInfo:
     started_at: str
     agent_running: bool
 
-    @classmethod
-    def of(cls, data: Json) -> SandboxInfo:
-        return plain(cls, data, trajectory=TrajectoryInfo.of(data["trajectory"]))
-
 
 @dataclass(frozen=True, slots=True)
-class ExecInfo:
+class ExecInfo(ApiRecord):
     """The result of a command. `snapshot` is None for one in a throw-away fork."""
 
     exit_code: int
     snapshot: SnapshotInfo | None
     call: Tool
 
-    @classmethod
-    def of(cls, data: Json) -> ExecInfo:
-        snapshot = data["snapshot"]
-        return plain(
-            cls, data, snapshot=None if snapshot is None else SnapshotInfo.of(snapshot), call=Tool.of(data["call"])
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class ForkInfo:
+class ForkInfo(ApiRecord):
     experiment: str
     trajectories: tuple[TrajectoryInfo, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> ForkInfo:
-        return plain(cls, data, trajectories=tuple(TrajectoryInfo.of(item) for item in data["trajectories"]))
-
 
 @dataclass(frozen=True, slots=True)
-class EntryInfo:
+class EntryInfo(ApiRecord):
     """One side of a change. `mode` is octal text."""
 
     kind: str
@@ -213,13 +200,9 @@ class EntryInfo:
     gid: int
     size: int
 
-    @classmethod
-    def of(cls, data: Json | None) -> EntryInfo | None:
-        return None if data is None else plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class FileStatus:
+class FileStatus(ApiRecord):
     """The entry at a path. `mode` is octal text; `target` is where a symbolic link leads, None for anything else."""
 
     kind: str
@@ -230,13 +213,12 @@ class FileStatus:
     target: bytes | None
 
     @classmethod
-    def of(cls, data: Json) -> FileStatus:
-        target = data["target_b64"]
-        return plain(cls, data, target=None if target is None else base64.b64decode(target))
+    def _more(cls, data: Json) -> Json:
+        return {"target": None if data["target_b64"] is None else base64.b64decode(data["target_b64"])}
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeInfo:
+class ChangeInfo(ApiRecord):
     """One path that differs: `change` is added, changed or deleted; `path` begins with a slash (`path_of`)."""
 
     change: str
@@ -244,13 +226,9 @@ class ChangeInfo:
     before: EntryInfo | None
     after: EntryInfo | None
 
-    @classmethod
-    def of(cls, data: Json) -> ChangeInfo:
-        return cls(data["change"], path_of(data), EntryInfo.of(data["before"]), EntryInfo.of(data["after"]))
-
 
 @dataclass(frozen=True, slots=True)
-class FileInfo:
+class FileInfo(ApiRecord):
     """Something in a sandbox's tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device;
     `path` is as in `ChangeInfo`, `name` its last part; `mode` is octal text; `target` is where a link leads that was
     listed."""
@@ -266,10 +244,12 @@ class FileInfo:
     target: str | None
 
     @classmethod
-    def of(cls, data: Json) -> FileInfo:
-        path, target = path_of(data), data["target_b64"]
-        shown = None if target is None else base64.b64decode(target).decode(errors="surrogateescape")
-        return plain(cls, data, path=path, name=path.rpartition("/")[2] or "/", target=shown)
+    def _more(cls, data: Json) -> Json:
+        target = None if data["target_b64"] is None else base64.b64decode(data["target_b64"])
+        return {
+            "name": path_of(data).rpartition("/")[2] or "/",
+            "target": None if target is None else target.decode(errors="surrogateescape"),
+        }
 
     @property
     def is_dir(self) -> bool:
@@ -277,7 +257,7 @@ class FileInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteInfo:
+class WriteInfo(ApiRecord):
     """The effect of a write, and the snapshot after it. `warnings` names what was left out."""
 
     snapshot: SnapshotInfo
@@ -286,25 +266,17 @@ class WriteInfo:
     bytes: int
     warnings: tuple[str, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> WriteInfo:
-        return plain(cls, data, snapshot=SnapshotInfo.of(data["snapshot"]), warnings=tuple(data["warnings"]))
-
 
 @dataclass(frozen=True, slots=True)
-class MessageInfo:
+class MessageInfo(ApiRecord):
     """One entry of a conversation."""
 
     role: str
     content: Any
 
-    @classmethod
-    def of(cls, data: Json) -> MessageInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class RestoreInfo:
+class RestoreInfo(ApiRecord):
     """The result of a restore. `warnings` names everything the target could not hold."""
 
     files: int
@@ -312,13 +284,9 @@ class RestoreInfo:
     bytes: int
     warnings: tuple[str, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> RestoreInfo:
-        return plain(cls, data, warnings=tuple(data["warnings"]))
-
 
 @dataclass(frozen=True, slots=True)
-class ImageInfo:
+class ImageInfo(ApiRecord):
     id: str
     name: str
     source: str
@@ -326,13 +294,9 @@ class ImageInfo:
     files: int
     created_at: str
 
-    @classmethod
-    def of(cls, data: Json) -> ImageInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class Policy(ApiRecord):
     """The rules that decide which snapshots keep their files: a snapshot keeps them if any rule keeps it; without
     rules, all do. The engine's `RetentionPolicy` explains each field."""
 
@@ -341,10 +305,6 @@ class Policy:
     keep_every: int | None = None
     keep_failed: int | None = None
     max_bytes: int | None = None
-
-    @classmethod
-    def of(cls, data: Json) -> Policy:
-        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +318,7 @@ class Provider:
 
 
 @dataclass(frozen=True, slots=True)
-class UsageInfo:
+class UsageInfo(ApiRecord):
     """Disk use in bytes. `states`: number of snapshots that are captured, stored, lost and pruned."""
 
     layer_bytes: int
@@ -368,13 +328,9 @@ class UsageInfo:
     states: dict[str, int]
     unarchived: int
 
-    @classmethod
-    def of(cls, data: Json) -> UsageInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class PrunedInfo:
+class PrunedInfo(ApiRecord):
     """A snapshot that loses, or lost, its files, and why."""
 
     snapshot: str
@@ -383,13 +339,9 @@ class PrunedInfo:
     created_at: str
     reason: str
 
-    @classmethod
-    def of(cls, data: Json) -> PrunedInfo:
-        return plain(cls, data)
-
 
 @dataclass(frozen=True, slots=True)
-class PruneInfo:
+class PruneInfo(ApiRecord):
     """The result of a prune, or with `dry_run` its plan."""
 
     dry_run: bool
@@ -399,13 +351,9 @@ class PruneInfo:
     evicted_layer_bytes: int
     repository_bytes: int
 
-    @classmethod
-    def of(cls, data: Json) -> PruneInfo:
-        return plain(cls, data, snapshots=tuple(PrunedInfo.of(item) for item in data["snapshots"]))
-
 
 @dataclass(frozen=True, slots=True)
-class DamageInfo:
+class DamageInfo(ApiRecord):
     """One thing that is wrong. `snapshot` and `path` (from the root, as in `ChangeInfo`) name the first that needs
     it."""
 
@@ -415,13 +363,9 @@ class DamageInfo:
     snapshot: str | None
     path: str | None
 
-    @classmethod
-    def of(cls, data: Json) -> DamageInfo:
-        return plain(cls, data, path=None if data["path"] is None else path_of(data))
-
 
 @dataclass(frozen=True, slots=True)
-class CheckInfo:
+class CheckInfo(ApiRecord):
     """The result of a check. `snapshots` are all that cannot be read in full."""
 
     objects: int
@@ -430,26 +374,13 @@ class CheckInfo:
     damages: tuple[DamageInfo, ...]
     snapshots: tuple[str, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> CheckInfo:
-        return plain(
-            cls,
-            data,
-            damages=tuple(DamageInfo.of(item) for item in data["damages"]),
-            snapshots=tuple(data["snapshots"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class RepairInfo:
+class RepairInfo(ApiRecord):
     """The result of a repair, and the snapshots that it could not bring back."""
 
     actions: tuple[str, ...]
     lost: tuple[str, ...]
-
-    @classmethod
-    def of(cls, data: Json) -> RepairInfo:
-        return cls(tuple(data["actions"]), tuple(data["lost"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,27 +392,18 @@ class ExportInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportInfo:
+class ImportInfo(ApiRecord):
     trajectories: tuple[TrajectoryInfo, ...]
     snapshots: int
     warnings: tuple[str, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> ImportInfo:
-        lines = tuple(TrajectoryInfo.of(item) for item in data["trajectories"])
-        return plain(cls, data, trajectories=lines, warnings=tuple(data["warnings"]))
-
 
 @dataclass(frozen=True, slots=True)
-class VersionInfo:
+class VersionInfo(ApiRecord):
     version: str
     api_version: str
     pid: int
     state_dir: str
-
-    @classmethod
-    def of(cls, data: Json) -> VersionInfo:
-        return plain(cls, data)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotd.client.results import ChangeInfo, Json, MessageInfo, TrajectoryInfo, plain
+from snapshotd.client.results import ApiRecord, ChangeInfo, Json, MessageInfo, TrajectoryInfo
 
 
 @dataclass(frozen=True, slots=True)
-class JournalInfo:
+class JournalInfo(ApiRecord):
     """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or
     irreversible; `status` done, failed, unknown (cut off), or None: no end is recorded. `snapshot` binds it; None while
     none does."""
@@ -30,13 +30,9 @@ class JournalInfo:
     after: str
     snapshot: str | None
 
-    @classmethod
-    def of(cls, data: Json) -> JournalInfo:
-        return plain(cls, data, facts=tuple(data["facts"]))
-
 
 @dataclass(frozen=True, slots=True)
-class TaskInfo:
+class TaskInfo(ApiRecord):
     """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first
     call."""
 
@@ -47,13 +43,9 @@ class TaskInfo:
     began: str | None
     ended: str | None
 
-    @classmethod
-    def of(cls, data: Json) -> TaskInfo:
-        return plain(cls, data, depends=tuple(data["depends"]))
-
 
 @dataclass(frozen=True, slots=True)
-class EffectInfo:
+class EffectInfo(ApiRecord):
     """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it;
     `compensated` is its outcome: None (not run), done, failed, interrupted (its sandbox was ended), or unknown (no end
     is recorded)."""
@@ -68,14 +60,9 @@ class EffectInfo:
     compensation: tuple[str, ...] | None
     compensated: str | None
 
-    @classmethod
-    def of(cls, data: Json) -> EffectInfo:
-        command = data["compensation"]
-        return plain(cls, data, compensation=None if command is None else tuple(command))
-
 
 @dataclass(frozen=True, slots=True)
-class RewindPreview:
+class RewindPreview(ApiRecord):
     """The effect that a rewind would have: `files` that change (at most as many as the caller asked for; `file_count`
     is the number of all), `messages` that go, `effects` that cannot be undone, newest first."""
 
@@ -87,19 +74,9 @@ class RewindPreview:
     messages: tuple[MessageInfo, ...]
     effects: tuple[EffectInfo, ...]
 
-    @classmethod
-    def of(cls, data: Json) -> RewindPreview:
-        return plain(
-            cls,
-            data,
-            files=tuple(ChangeInfo.of(item) for item in data["files"]),
-            messages=tuple(MessageInfo.of(item) for item in data["messages"]),
-            effects=tuple(EffectInfo.of(item) for item in data["effects"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class ApprovalInfo:
+class ApprovalInfo(ApiRecord):
     """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (it no longer
     fits the call or the files). `edited`: the arguments that the approver put in their place, as a tuple of one."""
 
@@ -120,13 +97,9 @@ class ApprovalInfo:
     reason: str | None
     edited: tuple[Any, ...] | None
 
-    @classmethod
-    def of(cls, data: Json) -> ApprovalInfo:
-        return plain(cls, data, edited=None if data["edited"] is None else tuple(data["edited"]))
-
 
 @dataclass(frozen=True, slots=True)
-class ApprovalView:
+class ApprovalView(ApiRecord):
     """An approval with the files that changed since the trajectory's last one (`since`); `more`: not all of them are
     listed."""
 
@@ -136,19 +109,9 @@ class ApprovalView:
     more: bool
     since: str | None
 
-    @classmethod
-    def of(cls, data: Json) -> ApprovalView:
-        return plain(
-            cls,
-            data,
-            approval=ApprovalInfo.of(data["approval"]),
-            trajectory=TrajectoryInfo.of(data["trajectory"]),
-            files=tuple(ChangeInfo.of(item) for item in data["files"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class ValueInfo:
+class ValueInfo(ApiRecord):
     """One version of a value of the key-value store."""
 
     tenant: str
@@ -159,7 +122,3 @@ class ValueInfo:
     created_at: str
     expires_at: str | None
     deleted: bool
-
-    @classmethod
-    def of(cls, data: Json) -> ValueInfo:
-        return plain(cls, data)

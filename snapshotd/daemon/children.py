@@ -24,7 +24,7 @@ from snapshotd.store.open import open_store
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class StatePlaces:
     """The places of one daemon's state. `store_url`: of the packs."""
 
     state_dir: Path
@@ -42,12 +42,12 @@ class Places:
         return [sys.executable, "-m", "snapshotd.daemon.children", role, *map(str, asdict(self).values())]
 
 
-def open_repository(places: Places) -> PackReader:
+def open_repository(places: StatePlaces) -> PackReader:
     """The repository for reading."""
     return PackReader(open_store(places.store_url), places.repo_dir / "index.db", load_key(places.repo_dir))
 
 
-def _archive(places: Places, _: list[str]) -> None:
+def _archive(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storing import archiver, child
     from snapshotd.kernel import memory
     from snapshotd.layers.store import LayerStore
@@ -59,27 +59,27 @@ def _archive(places: Places, _: list[str]) -> None:
     index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
     maintenance = PackMaintenance(open_store(places.store_url), index, key, places.command("pack"))
     store = LayerStore(places.layers_root, places.layers_kind)
-    child.serve(archiver.Service(maintenance, store, FileSpool(places.repo_dir, owner=False)))
+    child.serve(archiver.ArchiverService(maintenance, store, FileSpool(places.repo_dir, owner=False)))
 
 
-def _pack(places: Places, _: list[str]) -> None:
+def _pack(places: StatePlaces, _: list[str]) -> None:
     packer.serve(open_repository(places))
 
 
-def _cold(places: Places, _: list[str]) -> None:
+def _cold(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storing import child, cold_worker
     from snapshotd.layers.store import LayerStore
 
-    child.serve(cold_worker.Service(open_repository(places), LayerStore(places.layers_root, places.layers_kind)))
+    child.serve(cold_worker.ColdService(open_repository(places), LayerStore(places.layers_root, places.layers_kind)))
 
 
-def _lazy(places: Places, arguments: list[str]) -> None:
+def _lazy(places: StatePlaces, arguments: list[str]) -> None:
     from snapshotd.fuse.server import serve_lazy
 
     serve_lazy(open_repository(places), Path(arguments[0]))
 
 
-def _browse(places: Places, arguments: list[str]) -> None:
+def _browse(places: StatePlaces, arguments: list[str]) -> None:
     from snapshotd.catalog.sqlite import SqliteCatalog
     from snapshotd.fuse.server import serve_browse
 
@@ -89,7 +89,7 @@ def _browse(places: Places, arguments: list[str]) -> None:
     )
 
 
-_ROLES: dict[str, Callable[[Places, list[str]], None]] = {
+_ROLES: dict[str, Callable[[StatePlaces, list[str]], None]] = {
     "archive": _archive,
     "pack": _pack,
     "cold": _cold,
@@ -100,7 +100,7 @@ _ROLES: dict[str, Callable[[Places, list[str]], None]] = {
 
 def main(arguments: list[str]) -> None:
     role, state_dir, layers_root, layers_kind, store_url, *rest = arguments
-    _ROLES[role](Places(Path(state_dir), Path(layers_root), layers_kind, store_url), rest)
+    _ROLES[role](StatePlaces(Path(state_dir), Path(layers_root), layers_kind, store_url), rest)
 
 
 if __name__ == "__main__":

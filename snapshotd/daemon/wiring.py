@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import stat
@@ -15,13 +16,14 @@ from socket import socket
 from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.daemon.children import Places, open_repository
+from snapshotd.config import Config
+from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import host_mounts
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.events import EventLogs
-from snapshotd.engine.host.packages import CATATONIT
+from snapshotd.engine.host.system_packages import CATATONIT
 from snapshotd.engine.mind.gateways import GatewayMaker
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
@@ -52,8 +54,6 @@ SHARE_ROOT = Path("/var/lib/snapshotd-share")
 directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
-_GATEWAY_MEMORY = Budget()
-"""Memory budget that the gateways of all sandboxes share."""
 _STORE_URL, _LOCAL = "store_url", "local"
 """Default place of packs: the state directory itself."""
 _SWITCH_INTERVAL_S = 0.0005
@@ -62,12 +62,13 @@ pivot gives it up once."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
-def open_engine(state_dir: Path) -> Engine:
+def open_engine(config: Config) -> Engine:
     """The engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
 
     Raises Unsupported (something is missing on this machine), DataLoss, VersionMismatch, OutOfSpace.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    state_dir = Path(config.state_dir)
     reserve.adjust(state_dir)
     store = layer_store.prepare(state_dir)
     try:
@@ -78,14 +79,17 @@ def open_engine(state_dir: Path) -> Engine:
             catalog.set_meta("instance", instance)
         run_dir = _run_dir(instance)
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
-        starter = Starter()
+        starter = Starter(used=config.starts_with == "starter")
         runtimes: dict[str, Runtime] = {
             "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS, keeper=keeper, starter=starter),
-            "docker": DockerRuntime(instance, run_dir=run_dir / "docker", keeper=keeper, starter=starter),
+            "docker": DockerRuntime(
+                instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
+            ),
         }
         spool = FileSpool(state_dir / "repo")
-        places = Places(state_dir, store.root, store.kind, _store_url(state_dir, catalog))
+        places = StatePlaces(state_dir, store.root, store.kind, _store_url(config, catalog))
         context = Context(
+            config=config,
             state_dir=state_dir,
             run_dir=run_dir,
             share_dir=_share(SHARE_ROOT / instance),
@@ -96,30 +100,31 @@ def open_engine(state_dir: Path) -> Engine:
             store=store,
             images=ImageStore(store.root, catalog),
             runtimes=runtimes,
-            events=EventLogs(state_dir / "runs"),
+            events=EventLogs(state_dir / "runs", config.followed_bytes),
             pins=Pins(catalog.get_snapshot),
             secrecy=Secrecy(FileVault(state_dir), catalog),
             keeper=keeper,
             child=places.command,
         )
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None
-        return LocalEngine(context, lazy, _gateways(load_key(places.repo_dir)))
+        return LocalEngine(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
     except BaseException:
         layer_store.release(store)
         raise
 
 
-def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebuild.Report:
+def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuild.Report:
     """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
+    state_dir = Path(config.state_dir)
     store = layer_store.prepare(state_dir)
     try:
-        url = _known_store_url(state_dir)
+        url = _known_store_url(config)
         aside = f"catalog.damaged-{time.strftime('%Y%m%d-%H%M%S')}.db"
         sqlite.set_aside(state_dir / "catalog.db", state_dir / aside)
         progress(f"the old catalog, if there was one, is now {aside}")
-        places = Places(state_dir, store.root, store.kind, url)
+        places = StatePlaces(state_dir, store.root, store.kind, url)
         maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
         for action in maintenance.repair(progress).actions:
             progress(action)
@@ -138,28 +143,24 @@ def rebuild_catalog(state_dir: Path, progress: Callable[[str], object]) -> rebui
         layer_store.release(store)
 
 
-def _known_store_url(state_dir: Path) -> str:
-    """The store's URL: from the catalog if it can still tell, else from the environment, else the default."""
+def _known_store_url(config: Config) -> str:
+    """The store's URL: from the catalog if it can still tell, else from the settings, else the default."""
+    state_dir = Path(config.state_dir)
     try:
-        catalog = SqliteCatalog(state_dir / "catalog.db")
+        with contextlib.closing(SqliteCatalog(state_dir / "catalog.db")) as catalog:
+            return _store_url(config, catalog)
     except SnapshotdError:
-        return os.environ.get("SNAPSHOTD_STORE", "") or _local_url(state_dir)
-    try:
-        return _store_url(state_dir, catalog)
-    except SnapshotdError:
-        return os.environ.get("SNAPSHOTD_STORE", "") or _local_url(state_dir)
-    finally:
-        catalog.close()
+        return config.store or _local_url(state_dir)
 
 
 def _local_url(state_dir: Path) -> str:
     return (state_dir / "repo" / "store").as_uri()
 
 
-def _store_url(state_dir: Path, catalog: Catalog) -> str:
+def _store_url(config: Config, catalog: Catalog) -> str:
     """URL of the store that holds the packs. Decided once for a state directory: another place would not have its
     packs. UsageError."""
-    wanted, known = os.environ.get("SNAPSHOTD_STORE", ""), catalog.get_meta(_STORE_URL)
+    state_dir, wanted, known = Path(config.state_dir), config.store, catalog.get_meta(_STORE_URL)
     if known is None:
         known = wanted or _LOCAL
         catalog.set_meta(_STORE_URL, known)
@@ -170,11 +171,11 @@ def _store_url(state_dir: Path, catalog: Catalog) -> str:
     return _local_url(state_dir) if known == _LOCAL else known  # the state directory may move
 
 
-def _gateways(digest_key: bytes) -> GatewayMaker:
+def _gateways(digest_key: bytes, memory: Budget) -> GatewayMaker:
     def make(listener: socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream]) -> Gateway:
         from snapshotd.gateway.server import GatewayServer  # an HTTP client that most daemons never need
 
-        return GatewayServer(listener, handler, upstreams, budget=_GATEWAY_MEMORY, digest_key=digest_key)
+        return GatewayServer(listener, handler, upstreams, budget=memory, digest_key=digest_key)
 
     return make
 

@@ -28,9 +28,9 @@ from snapshotd.types import (
     Approval,
     ApprovalStatus,
     CallStatus,
-    Entry,
     ExperimentID,
     Image,
+    JournalEntry,
     Limits,
     Message,
     Network,
@@ -194,7 +194,7 @@ class Effect:
     it began, and its end was not recorded)."""
 
     trajectory: TrajectoryID
-    entry: Entry
+    entry: JournalEntry
     compensation: tuple[str, ...] | None
     compensated: CallStatus | None
 
@@ -527,7 +527,7 @@ class Engine(ABC):
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
-    def journal(self, ref: str) -> list[Entry]:
+    def journal(self, ref: str) -> list[JournalEntry]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
         program's beginning."""
 

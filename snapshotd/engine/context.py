@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotd.catalog.base import Catalog
+from snapshotd.config import Config
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
@@ -25,6 +26,7 @@ class Context:
     `share_dir` appears read-only in every sandbox: `init` and `lib/`.
     """
 
+    config: Config
     state_dir: Path
     run_dir: Path
     share_dir: Path

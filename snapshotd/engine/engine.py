@@ -36,14 +36,14 @@ from snapshotd.engine.base import (
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
-from snapshotd.engine.file_verbs import FileVerbs
+from snapshotd.engine.file_verbs import LocalFileVerbs
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
-from snapshotd.engine.runs import dependencies, inputs, ports, recover
+from snapshotd.engine.runs import inputs, ports, python_packages, recover
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, children
 from snapshotd.engine.runs.launch import Launcher
@@ -55,11 +55,11 @@ from snapshotd.engine.sandbox.idle import IdleWatch
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storing import evict, look, needed, reserve, retention
-from snapshotd.engine.storing.archive import Archive
+from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.browse import Browse
-from snapshotd.engine.storing.child import Child
-from snapshotd.engine.storing.cold import Cold, LazyLayers
+from snapshotd.engine.storing.child import EngineChild
+from snapshotd.engine.storing.cold import Cold, LazyServer
 from snapshotd.engine.storing.linkgroups import LinkGroups
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
@@ -94,10 +94,10 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(MindVerbs, FileVerbs):
+class LocalEngine(MindVerbs, LocalFileVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
-    def __init__(self, context: Context, lazy: LazyLayers | None, gateway: GatewayMaker) -> None:
+    def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
         """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a
         model endpoint."""
         self._context = context
@@ -108,7 +108,7 @@ class LocalEngine(MindVerbs, FileVerbs):
         self._cold = Cold(
             context,
             self._merger.apply,
-            Child(context.child("cold")),
+            EngineChild(context.child("cold")),
             lazy,
             lambda: self._archive.wait(),
             lambda: self._archive.layer_came_back(),
@@ -182,7 +182,7 @@ class LocalEngine(MindVerbs, FileVerbs):
             raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
-        requirements = dependencies.wanted(request)
+        requirements = python_packages.wanted(request)
         agent = inputs.agent_spec(request)
         trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
         try:
@@ -205,7 +205,7 @@ class LocalEngine(MindVerbs, FileVerbs):
         spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
         stack = Stack(image.id)
         if requirements:
-            stack = stack.push(dependencies.layer_for(self._context, spec, requirements, self._install))
+            stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
         layer = inputs.build(self._context.store, stack, request, agent_file)
         if layer is not None:
             stack = stack.push(layer)
@@ -262,7 +262,7 @@ class LocalEngine(MindVerbs, FileVerbs):
                 captured = sandbox.capture()
             if captured.method == "unchanged":
                 raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
-            return dependencies.keep_packages_only(self._context, captured.stack.layers[0])
+            return python_packages.keep_packages_only(self._context, captured.stack.layers[0])
 
     def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
         trajectory = self._catalog.resolve_trajectory(ref)
@@ -588,6 +588,7 @@ class LocalEngine(MindVerbs, FileVerbs):
             "policy": str(self._gate.policy.path),
             "images": len(context.images.list()),
             "durability": self._archive.failure.message if self._archive.failure else "ok",
+            "settings": context.config.shown(),
         }
 
     def flush(self, ref: TrajectoryID | None = None) -> None:

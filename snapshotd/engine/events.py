@@ -1,7 +1,7 @@
 """The events of runs: one append-only file of JSON lines per trajectory, which any number of readers can follow.
 
 A reader that comes late or comes back reads from the beginning; a slow reader holds up nothing else; memory does not
-grow with output. After `MAX_BYTES` of one run only snapshots, warnings and the end are recorded. The whole output stays
+grow with output. After `max_bytes` of one run only snapshots, warnings and the end are recorded. The whole output stays
 with the exit snapshot: an event `rest`, which no follower sees, names that snapshot, and `completed` takes the missing
 output from there.
 """
@@ -20,7 +20,6 @@ from snapshotd.engine.base import Stream, output_event
 from snapshotd.engine.watch import Event, Watch
 from snapshotd.types import TrajectoryID
 
-MAX_BYTES = 256 << 20
 _PIECE_BYTES = 64 << 10
 _FULL = {
     "event": "warning",
@@ -31,9 +30,9 @@ _FULL = {
 class EventLog:
     """The event log of one run. Thread-safe."""
 
-    def __init__(self, path: Path, watch: Watch | None = None) -> None:
+    def __init__(self, path: Path, max_bytes: int, watch: Watch) -> None:
         """`watch` is told of the end."""
-        self._path, self._watch = path, watch
+        self._path, self._max_bytes, self._watch = path, max_bytes, watch
         self._file: BinaryIO | None = open(path, "ab", buffering=0)  # noqa: SIM115 - closed by `finish`
         self._changed = threading.Condition()
         self._bytes = _without_half_a_line(path)
@@ -45,7 +44,7 @@ class EventLog:
     @property
     def full(self) -> bool:
         """True if the log has reached its size limit: no more output is recorded."""
-        return self._bytes >= MAX_BYTES
+        return self._bytes >= self._max_bytes
 
     def append(self, event: Event) -> None:
         """Record one event. Not an error after the end (a late line of output is dropped)."""
@@ -58,7 +57,7 @@ class EventLog:
                 return
             if event["event"] == "rest":
                 self.left_out["stdout"] = self.left_out["stderr"] = 0
-            elif event["event"] != "finished" and not self.full and self._bytes + len(line) >= MAX_BYTES:
+            elif event["event"] != "finished" and not self.full and self._bytes + len(line) >= self._max_bytes:
                 line += json.dumps(_FULL).encode() + b"\n"
             self._file.write(line)
             self._bytes += len(line)
@@ -66,8 +65,7 @@ class EventLog:
                 self.finished = True
                 self._file.close()
                 self._file = None
-                if self._watch is not None:
-                    self._watch.publish(event)
+                self._watch.publish(event)
             self._changed.notify_all()
 
     def follow(self, *, wait: bool) -> Iterator[Event]:
@@ -144,10 +142,11 @@ def _behind(pieces: Iterator[bytes], passed: int) -> Iterator[bytes]:
 
 
 class EventLogs:
-    """The logs of all runs of a state directory, and the watch over all of them. `directory` is made if missing."""
+    """The logs of all runs of a state directory, and the watch over all of them. `directory` is made if missing; after
+    `max_bytes` a log takes no more output."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory, self._max_bytes = directory, max_bytes
         self.watch = Watch()
         directory.mkdir(mode=0o700, exist_ok=True)
         self._live: dict[TrajectoryID, EventLog] = {}
@@ -160,7 +159,7 @@ class EventLogs:
             if log is None or log.finished or afresh:
                 if afresh:
                     self._path(trajectory).unlink(missing_ok=True)
-                log = self._live[trajectory] = EventLog(self._path(trajectory), self.watch)
+                log = self._live[trajectory] = EventLog(self._path(trajectory), self._max_bytes, self.watch)
             return log
 
     def tell(self, trajectory: TrajectoryID, event: Event) -> None:

@@ -9,7 +9,7 @@ from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.types import Snapshot
 
 
-class FileVerbs(Engine):
+class LocalFileVerbs(Engine):
     """The part of the engine that is about files. A class that inherits it sets `_files`."""
 
     _files: FileCalls

@@ -28,7 +28,7 @@ from snapshotd.trees.base import Change
 from snapshotd.types import (
     Approval,
     ApprovalStatus,
-    Entry,
+    JournalEntry,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -69,7 +69,7 @@ class Mind:
         self.context.events.watch.close()
         self.values.close()
 
-    def journal(self, ref: str) -> list[Entry]:
+    def journal(self, ref: str) -> list[JournalEntry]:
         """See `Engine.journal`."""
         catalog = self.context.catalog
         snapshot = catalog.resolve_snapshot(ref)
@@ -159,7 +159,7 @@ class MindVerbs(Engine):
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def journal(self, ref: str) -> list[Entry]:
+    def journal(self, ref: str) -> list[JournalEntry]:
         return self._mind.journal(ref)
 
     def state(self, ref: str) -> dict[str, Any]:

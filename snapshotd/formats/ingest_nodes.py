@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from snapshotd.errors import NO_ROOM, LimitExceeded, NotPermitted, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.kernel import files
+from snapshotd.trees.base import Warnings
 
 ID_LIMIT = 65536
 """Ids from here on do not exist inside a sandbox (its user namespace has 65,536); overlayfs would show them as the user
@@ -39,29 +40,20 @@ class Tally:
 
     def __init__(self) -> None:
         self.files = self.directories = self.bytes = 0
-        self._warnings: list[str] = []
+        self._warnings = Warnings(_WARNINGS_LIMIT)
         self._repeated: Counter[str] = Counter()
-        self._unlisted = 0
-
-    def warn(self, sentence: str) -> None:
-        """One particular thing; bounded, so that a hostile tree cannot fill memory with warnings."""
-        if len(self._warnings) < _WARNINGS_LIMIT:
-            self._warnings.append(sentence)
-        else:
-            self._unlisted += 1
+        self.warn = self._warnings.add
 
     def count(self, reason: str) -> None:
         """Something that may happen to every entry. `reason` reads well after "N entries: "."""
         if len(self._repeated) < _WARNINGS_LIMIT or reason in self._repeated:
             self._repeated[reason] += 1
         else:
-            self._unlisted += 1
+            self.warn(f"an entry: {reason}")
 
     def report(self) -> IngestReport:
-        warnings = [*self._warnings, *(f"{n} entries: {reason}" for reason, n in self._repeated.items())]
-        if self._unlisted:
-            warnings.append(f"{self._unlisted} more warnings are not listed")
-        return IngestReport(self.files, self.directories, self.bytes, tuple(warnings))
+        repeated = (f"{n} entries: {reason}" for reason, n in self._repeated.items())
+        return IngestReport(self.files, self.directories, self.bytes, (*self._warnings.all(), *repeated))
 
 
 def printable(path: bytes) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.formats import ingest_nodes as nodes
 from snapshotd.formats.ingest_nodes import IngestReport, printable
-from snapshotd.formats.tar_reader import MAX_PATH_BYTES, Member, MemberKind, Readable, TarReader
+from snapshotd.formats.tar_reader import MAX_PATH_BYTES, ByteSource, Member, MemberKind, TarReader
 from snapshotd.kernel import files, turns
 from snapshotd.trees.lookup import Handles, Node, make_whiteout, public_xattrs
 
@@ -43,7 +43,7 @@ class TarLimits:
 
 
 def ingest_tar(
-    stream: Readable,
+    stream: ByteSource,
     target_fd: int,
     *,
     oci_whiteouts: bool,

@@ -45,7 +45,7 @@ _SPARSE = b"GNU.sparse."
 _STAR_XATTR, _LIBARCHIVE_XATTR = b"SCHILY.xattr.", b"LIBARCHIVE.xattr."
 
 
-class Readable(Protocol):
+class ByteSource(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
@@ -103,7 +103,7 @@ class TarReader:
     MiB.
     """
 
-    def __init__(self, stream: Readable) -> None:
+    def __init__(self, stream: ByteSource) -> None:
         self._stream = stream
         self._offset = 0
         self._left = 0

@@ -24,13 +24,12 @@ from snapshotd.errors import DataLoss
 from snapshotd.formats.ingest_nodes import printable
 from snapshotd.formats.tar_reader import BLOCK, MAX_EXTENTS, MAX_HEADER_BYTES, MAX_PATH_BYTES
 from snapshotd.kernel import turns
-from snapshotd.trees.base import Child, Entry
+from snapshotd.trees.base import Child, Entry, Warnings
 from snapshotd.trees.gather import Gather
 from snapshotd.trees.view import Directory, View
 from snapshotd.types import Kind
 
 _PIECE_BYTES = 1 << 20
-_WARNINGS_LIMIT = 1000
 _NAME_BYTES = 100
 _OCTAL_8, _OCTAL_12 = 0o7777777, 0o77777777777
 _SECOND_NS = 10**9
@@ -78,7 +77,7 @@ def write_tree(
     """
     writer = _Writer(view, write, marks)
     writer.run(top)
-    return writer.warnings()
+    return writer.warnings.all()
 
 
 def file_header(name: bytes, size: int) -> bytes:
@@ -117,13 +116,8 @@ class _Writer:
         self._view, self._marks = view, marks
         self._out = Gather(write)
         self._links: dict[tuple[int, int], tuple[_Frame, bytes]] = {}
-        self._warnings: list[str] = []
-        self._unlisted = 0
+        self.warnings = Warnings()
         self._path_limit = _PATH_MAX if marks is Marks.OCI else MAX_PATH_BYTES
-
-    def warnings(self) -> tuple[str, ...]:
-        more = (f"{self._unlisted} more warnings are not listed",) if self._unlisted else ()
-        return (*self._warnings, *more)
 
     def run(self, top: bytes) -> None:
         child = self._view.child(top) if top else None
@@ -380,10 +374,7 @@ class _Writer:
     # -- warnings ------------------------------------------------------------------------------------------------------
 
     def _warn(self, path: bytes, what: str) -> None:
-        if len(self._warnings) < _WARNINGS_LIMIT:
-            self._warnings.append(f"{printable(path)} {what}")
-        else:
-            self._unlisted += 1
+        self.warnings.add(f"{printable(path)} {what}")
 
 
 def _extents(fd: int, size: int, gap: int) -> Iterator[tuple[int, int]]:

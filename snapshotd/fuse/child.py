@@ -25,7 +25,7 @@ _MOUNTED = b"mounted\n"
 _MAX_SAID_BYTES = 4096
 
 
-class Child:
+class MountProcess:
     """One process of `server.py`. It ends when this object is closed, when this process dies, or when its mount is
     unmounted.
 

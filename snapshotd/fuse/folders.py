@@ -21,7 +21,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TreePlace:
     """A place where a tree begins. `open_view` makes the view (the mount closes it); ids are shown shifted by `shift`.
     Places with one `key` show the same tree and share its view."""
 
@@ -45,7 +45,7 @@ class Folder(ABC):
         """All entries, in a stable order."""
 
 
-Item: TypeAlias = Folder | Link | Place
+Item: TypeAlias = Folder | Link | TreePlace
 
 
 class Fixed(Folder):

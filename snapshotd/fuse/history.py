@@ -17,7 +17,7 @@ from functools import partial
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.errors import Ambiguous, NotFound
-from snapshotd.fuse.folders import Fixed, Folder, Item, Link, Place
+from snapshotd.fuse.folders import Fixed, Folder, Item, Link, TreePlace
 from snapshotd.trees.view import View
 from snapshotd.types import NAME_PATTERN, Snapshot, SnapshotID, TrajectoryID, TreeID
 
@@ -34,7 +34,7 @@ def history(catalog: Catalog, open_view: OpenView) -> Folder:
         {
             b"trajectories": Trajectories(catalog, open_view),
             b"snapshots": Snapshots(catalog, open_view),
-            b"tags": Tags(catalog),
+            b"tags": TagsFolder(catalog),
         }
     )
 
@@ -121,7 +121,7 @@ class Snapshots(Folder):
                 yield snapshot.id.encode(), item
 
 
-class Tags(Folder):
+class TagsFolder(Folder):
     timeout_s = CURRENT_S
 
     def __init__(self, catalog: Catalog) -> None:
@@ -152,6 +152,6 @@ def _to(snapshot: Snapshot) -> Link:
     return Link(f"../snapshots/{snapshot.id}".encode())
 
 
-def _place(snapshot: Snapshot, open_view: OpenView) -> Place | None:
+def _place(snapshot: Snapshot, open_view: OpenView) -> TreePlace | None:
     """None: not stored (yet), or given up."""
-    return None if snapshot.tree is None else Place(snapshot.tree, partial(open_view, snapshot.tree))
+    return None if snapshot.tree is None else TreePlace(snapshot.tree, partial(open_view, snapshot.tree))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.fuse.child import Child
+from snapshotd.fuse.child import MountProcess
 from snapshotd.fuse.lazy_layers import layer_name
 from snapshotd.kernel import mounts
 from snapshotd.types import TreeID
@@ -30,7 +30,7 @@ class LazyMount:
     def __init__(self, command: Sequence[str], mount_point: Path) -> None:
         self._command = [*command, str(mount_point)]
         self._point = mount_point
-        self._child: Child | None = None
+        self._child: MountProcess | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class LazyMount:
         with self._lock:
             self._end()
 
-    def _open(self, child: Child, name: bytes) -> int:
+    def _open(self, child: MountProcess, name: bytes) -> int:
         guard = threading.Timer(OPEN_DEADLINE_S, child.kill)
         guard.start()
         try:
@@ -94,12 +94,12 @@ class LazyMount:
         finally:
             guard.cancel()
 
-    def _started(self) -> Child:
+    def _started(self) -> MountProcess:
         with self._lock:
             if self._child is None or not self._child.alive():
                 self._end()
                 self._point.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._child = Child(self._command)
+                self._child = MountProcess(self._command)
             return self._child
 
     def _end(self) -> None:

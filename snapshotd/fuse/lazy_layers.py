@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from snapshotd.fuse.folders import FOREVER_S, Folder, Item, Place
+from snapshotd.fuse.folders import FOREVER_S, Folder, Item, TreePlace
 from snapshotd.trees.view import View
 from snapshotd.types import TreeID
 
@@ -35,7 +35,7 @@ class LazyLayers(Folder):
         shift, tree, below = (part.decode() for part in match.groups())
         if int(shift) >= _NO_ID:
             return None
-        return Place((tree, below), partial(self._open_view, TreeID(tree), TreeID(below)), int(shift))
+        return TreePlace((tree, below), partial(self._open_view, TreeID(tree), TreeID(below)), int(shift))
 
     def entries(self) -> Iterable[tuple[bytes, Item]]:
         return ()

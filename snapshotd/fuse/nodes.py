@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from snapshotd.fuse.folders import Folder, Item, Place
+from snapshotd.fuse.folders import Folder, Item, TreePlace
 from snapshotd.trees.base import Child, Entry
 from snapshotd.trees.view import View
 from snapshotd.types import Kind
@@ -28,7 +28,7 @@ _NUMBER_BYTES = 7
 _DIGEST_BYTES = 16
 
 
-class Source:
+class SharedView:
     """A view, and how many trees of the mount show it.
 
     A view serves one thread at a time. The event loop's thread may use it right after `idle` has returned, until it
@@ -61,12 +61,12 @@ class Source:
             done.set()
 
 
-class Tree:
+class ShownTree:
     """A tree in use, and the number of nodes that come from it."""
 
     __slots__ = ("live", "root_number", "shift", "source", "view")
 
-    def __init__(self, source: Source, shift: int, root_number: int) -> None:
+    def __init__(self, source: SharedView, shift: int, root_number: int) -> None:
         self.source = source
         self.view = source.view
         self.shift = shift
@@ -74,18 +74,18 @@ class Tree:
         self.live = 0
 
 
-class Node:
+class ShownNode:
     """One file, directory or link. `item`: it belongs to no tree, or a tree begins here. `child`: None for those and a
     tree's root."""
 
     __slots__ = ("_entered", "child", "digest", "item", "lookups", "name", "number", "parent", "tree")
 
-    def __init__(self, number: int, digest: bytes, parent: Node | None, name: bytes) -> None:
+    def __init__(self, number: int, digest: bytes, parent: ShownNode | None, name: bytes) -> None:
         self.number = number
         self.digest = digest
         self.parent = parent
         self.name = name
-        self.tree: Tree | None = None
+        self.tree: ShownTree | None = None
         self.child: Child | None = None
         self.item: Item | None = None
         self.lookups = 0
@@ -122,39 +122,39 @@ class Nodes:
     """All nodes of a mount, by number. For one thread."""
 
     def __init__(self, top: Folder) -> None:
-        root = Node(ROOT_NUMBER, b"", None, b"")
+        root = ShownNode(ROOT_NUMBER, b"", None, b"")
         root.item = top
         root.lookups = 1  # the kernel never forgets it
         self._nodes = {ROOT_NUMBER: root}
-        self._sources: dict[object, Source] = {}
+        self._sources: dict[object, SharedView] = {}
 
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def get(self, number: int) -> Node:
+    def get(self, number: int) -> ShownNode:
         """KeyError: the kernel asks for a number that it never got, or has forgotten."""
         return self._nodes[number]
 
-    def of_item(self, parent: Node, name: bytes, item: Item) -> Node:
+    def of_item(self, parent: ShownNode, name: bytes, item: Item) -> ShownNode:
         """The node of a folder's entry. A tree that begins there is not opened yet."""
         node = self._at(_digest(parent.number, name), parent, name)
         if node.tree is None:
             node.item = item
         return node
 
-    def open_place(self, node: Node) -> None:
+    def open_place(self, node: ShownNode) -> None:
         """Open the tree that begins at a node which is `known`, if there is one and it is not open. Raises the errors
         of opening."""
-        if isinstance(node.item, Place) and node.tree is None:
+        if isinstance(node.item, TreePlace) and node.tree is None:
             key = node.item.key
             source = self._sources.get(key)
             if source is None:
-                source = self._sources[key] = Source(node.item.open_view(), key)
+                source = self._sources[key] = SharedView(node.item.open_view(), key)
             source.users += 1
-            node.tree = Tree(source, node.item.shift, node.number)
+            node.tree = ShownTree(source, node.item.shift, node.number)
             node.tree.live = 1
 
-    def of_child(self, parent: Node, child: Child) -> Node:
+    def of_child(self, parent: ShownNode, child: Child) -> ShownNode:
         """The node of an entry of a tree's directory."""
         tree, entry = parent.tree, child.entry
         assert tree is not None
@@ -167,7 +167,7 @@ class Nodes:
             node.tree, node.child = tree, child
         return node
 
-    def known(self, node: Node) -> None:
+    def known(self, node: ShownNode) -> None:
         """The kernel is being told of the node once more (`forget` undoes it). Await nothing between getting a node and
         this."""
         if node.lookups == 0:
@@ -191,20 +191,20 @@ class Nodes:
                     if node.tree.live == 0:
                         self._leave(node.tree.source)
 
-    def _leave(self, source: Source) -> None:
+    def _leave(self, source: SharedView) -> None:
         source.users -= 1
         if source.users == 0:
             del self._sources[source.key]
             source.view.close()
             _log.info("the kernel has forgotten all of tree %s", source.key)
 
-    def _at(self, digest: bytes, parent: Node, name: bytes) -> Node:
+    def _at(self, digest: bytes, parent: ShownNode, name: bytes) -> ShownNode:
         """The node of that digest, or a new one with the first free number from it on (collisions: 1 in 10^6 for
         400,000 files)."""
         number = int.from_bytes(digest[:_NUMBER_BYTES], "little")
         while number <= ROOT_NUMBER or ((found := self._nodes.get(number)) is not None and found.digest != digest):
             number = (number + 1) % (1 << 8 * _NUMBER_BYTES)
-        return found if found is not None else Node(number, digest, parent, name)
+        return found if found is not None else ShownNode(number, digest, parent, name)
 
 
 def _digest(number: int, name: bytes) -> bytes:

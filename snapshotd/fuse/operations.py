@@ -24,9 +24,9 @@ import trio
 from pyfuse3 import EntryAttributes, FUSEError
 
 from snapshotd.errors import DataLoss
-from snapshotd.fuse.folders import FOREVER_S, Folder, Link, Place
+from snapshotd.fuse.folders import FOREVER_S, Folder, Link, TreePlace
 from snapshotd.fuse.ids import PRIVATE_PREFIX, shifted_id, shifted_xattrs
-from snapshotd.fuse.nodes import Node, Nodes, Tree
+from snapshotd.fuse.nodes import Nodes, ShownNode, ShownTree
 from snapshotd.trees.base import Child, Entry
 from snapshotd.types import Kind
 
@@ -57,7 +57,7 @@ class _Listing:
     """An open directory. A folder is listed when it is opened. A tree's directory is listed when it is read first, and
     once for all its open descriptors: a sandbox may open the largest directory any number of times."""
 
-    node: Node
+    node: ShownNode
     names: Sequence[Any] | None = None
     """Children of a view, or (name, item) pairs of a folder."""
     handles: int = 0
@@ -217,7 +217,7 @@ class TreeOperations(pyfuse3.Operations):
                     return
 
     def _tell(
-        self, token: pyfuse3.ReaddirToken, name: bytes, node: Node, attributes: EntryAttributes, position: int
+        self, token: pyfuse3.ReaddirToken, name: bytes, node: ShownNode, attributes: EntryAttributes, position: int
     ) -> bool:
         """Add an entry to a listing, after which the kernel knows it; False when the listing's buffer is full."""
         if not pyfuse3.readdir_reply(token, name, attributes, position + 1):
@@ -269,7 +269,7 @@ class TreeOperations(pyfuse3.Operations):
     async def listxattr(self, inode: int, ctx: pyfuse3.RequestContext) -> list[bytes]:
         return list(await self._xattrs(self._nodes.get(inode)))
 
-    async def _xattrs(self, node: Node) -> dict[bytes, bytes]:
+    async def _xattrs(self, node: ShownNode) -> dict[bytes, bytes]:
         if isinstance(node.item, Folder | Link):
             return {}
         tree = self._tree(node)
@@ -294,25 +294,25 @@ class TreeOperations(pyfuse3.Operations):
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _tree(self, node: Node) -> Tree:
+    def _tree(self, node: ShownNode) -> ShownTree:
         self._nodes.open_place(node)
         if node.tree is None:
             raise FUSEError(errno.ENOTDIR)
         return node.tree
 
-    def _child(self, node: Node) -> Child:
+    def _child(self, node: ShownNode) -> Child:
         if node.child is None:
             raise FUSEError(errno.EISDIR)
         return node.child
 
-    async def _attributes(self, node: Node) -> EntryAttributes:
+    async def _attributes(self, node: ShownNode) -> EntryAttributes:
         if isinstance(node.item, Folder | Link):
             return self._of_item(node)
         tree = self._tree(node)
         await tree.source.idle()
         return self._of_entry(node, node.entry())
 
-    def _of_entry(self, node: Node, entry: Entry) -> EntryAttributes:
+    def _of_entry(self, node: ShownNode, entry: Entry) -> EntryAttributes:
         assert node.tree is not None
         shift = node.tree.shift
         result = EntryAttributes()
@@ -333,13 +333,13 @@ class TreeOperations(pyfuse3.Operations):
         result.st_ctime_ns = entry.ctime_ns
         return result
 
-    def _of_item(self, node: Node) -> EntryAttributes:
+    def _of_item(self, node: ShownNode) -> EntryAttributes:
         """Attributes of a folder or link; of a place provisional ones, for which the kernel will ask again."""
         result = self._provisional(node.number)
         if isinstance(node.item, Link):
             result.st_mode = stat.S_IFLNK | 0o777
             result.st_size = len(node.item.target)
-        if not isinstance(node.item, Place):
+        if not isinstance(node.item, TreePlace):
             result.attr_timeout = 1.0
         return result
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from snapshotd.errors import UsageError
-from snapshotd.gateway.base import Api, ModelCall, Provider, ReplyContent, TurnRequest, Usage
+from snapshotd.gateway.base import Api, ModelCall, ProviderKind, ReplyContent, TokenUsage, TurnRequest
 from snapshotd.gateway.dialect import (
     PART_LIMIT,
     Dialect,
@@ -33,7 +33,7 @@ class AnthropicMessages(Dialect):
     """See the module's text."""
 
     api = Api.MESSAGES
-    provider = Provider.ANTHROPIC
+    provider = ProviderKind.ANTHROPIC
     path = "/v1/messages"
     conversation_fields = frozenset({"messages", "system"})
 
@@ -81,12 +81,12 @@ class AnthropicMessages(Dialect):
         return _MessageStream()
 
 
-def _usage(usage: dict[str, Any]) -> Usage:
+def _usage(usage: dict[str, Any]) -> TokenUsage:
     """Their `input_tokens` leave out tokens that were read from, or written to, the cache."""
     plain, read, written = (
         tokens(usage.get(name)) for name in ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
     )
-    return Usage(
+    return TokenUsage(
         None if plain is None else plain + (read or 0) + (written or 0), tokens(usage.get("output_tokens")), read
     )
 

@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from socket import socket
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -41,9 +40,6 @@ from snapshotd.types import Message
 CONNECTION_LIMIT = 64
 BODY_LIMIT_BYTES = 64 << 20
 """Size limit of one request."""
-MEMORY_LIMIT_BYTES = 512 << 20
-"""Limit of all requests that are being read or answered, parsed values included. A gateway that is given a `Budget`
-shares its limit."""
 REPLAY_LIMIT_BYTES = 8 << 20
 """Size limit of one reply that is kept as it came. A longer one is passed on and read, but cannot be replayed."""
 NO_RETRY = ("x-should-retry", "false")
@@ -59,7 +55,7 @@ class Api(StrEnum):
     MESSAGES = "anthropic-messages"
 
 
-class Provider(StrEnum):
+class ProviderKind(StrEnum):
     """Key of `upstreams`: where requests of a family go."""
 
     OPENAI = "openai"
@@ -140,7 +136,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class TokenUsage:
     """Tokens as the provider counted them; None where it did not say. `input_tokens` includes the cached ones."""
 
     input_tokens: int | None = None
@@ -167,7 +163,7 @@ class ItemReader(Protocol):
     def from_model(self, item: dict[str, Any]) -> bool:
         """True if a model wrote the item."""
 
-    def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
+    def read_again(self, request: TurnRequest, recorded: RecordedReply) -> ReplyContent:
         """The content of a recorded reply of status 200 to a request: the same as when it came."""
 
 
@@ -281,7 +277,7 @@ class ReplyContent:
     calls: tuple[ModelCall, ...] = ()
     """Tool calls that the agent is asked to make (not the ones that the provider makes itself)."""
     stop_reason: str | None = None
-    usage: Usage = Usage()
+    usage: TokenUsage = TokenUsage()
     response_id: str | None = None
     model: str | None = None
     error: str | None = None
@@ -295,7 +291,7 @@ class TurnReply:
     `status`: the one that the agent got, which is the provider's, or 502 and 504 if the provider gave none.
     `complete`: everything that the provider meant to send has come, with any status. Otherwise `error` names the side
     that cut it, and `content` is the part until then.
-    `body` is every byte of the reply, for `Recorded`; None if it was longer than the replay limit (`body_bytes` says
+    `body` is every byte of the reply, for `RecordedReply`; None if it was longer than the replay limit (`body_bytes` says
     how long).
     """
 
@@ -320,7 +316,7 @@ class TurnReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedReply:
     """A reply to send instead of asking the provider. An incomplete one is cut where it was cut the first time.
 
     `error`: a sentence that is sent in place of a body, in the shape of the provider's errors.
@@ -340,7 +336,7 @@ class GatewayHandler(Protocol):
     Both may raise a SnapshotdError.
     """
 
-    def turn(self, request: TurnRequest) -> Recorded | None:
+    def turn(self, request: TurnRequest) -> RecordedReply | None:
         """A request was read and nothing forwarded yet. Returns a recorded reply to send, or None to go live.
 
         With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a
@@ -359,7 +355,7 @@ class GatewayHandler(Protocol):
 class Budget:
     """Bytes of memory that several may use together."""
 
-    def __init__(self, limit_bytes: int = MEMORY_LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int) -> None:
         self._left = limit_bytes
         self._lock = threading.Lock()
 
@@ -400,8 +396,3 @@ class Gateway(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-GatewayFactory = Callable[[socket, GatewayHandler], Gateway]
-"""Makes a gateway for the engine: the engine makes the listening socket, in the sandbox's network, and hands it over
-(`close` closes it)."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway import json_body
-from snapshotd.gateway.base import Api, ItemReader, Provider, Recorded, ReplyContent, TurnRequest
+from snapshotd.gateway.base import Api, ItemReader, ProviderKind, RecordedReply, ReplyContent, TurnRequest
 from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.sse import Event, EventReader
 
@@ -55,7 +55,7 @@ class Dialect(ItemReader, ABC):
     """One API. Stateless: one instance serves all threads."""
 
     api: Api
-    provider: Provider
+    provider: ProviderKind
     path: str
     """Path of its requests."""
     conversation_fields: frozenset[str]
@@ -115,7 +115,7 @@ class Dialect(ItemReader, ABC):
             messages, digests, calls, found.stop_reason, found.usage, found.response_id, found.model, found.error
         )
 
-    def read_again(self, request: TurnRequest, recorded: Recorded) -> ReplyContent:
+    def read_again(self, request: TurnRequest, recorded: RecordedReply) -> ReplyContent:
         if not recorded.content_type.startswith("text/event-stream"):
             return self.read_reply(json_body.parse_or_none(recorded.body), request)
         stream = self.stream_reader(request)
@@ -137,9 +137,9 @@ class Dialect(ItemReader, ABC):
         return f"{kind}: {message}"[:ERROR_LIMIT_CHARS]
 
 
-def error_body(provider: Provider, status: int, message: str) -> dict[str, Any]:
+def error_body(provider: ProviderKind, status: int, message: str) -> dict[str, Any]:
     """An error in the shape of the provider's API."""
-    if provider is Provider.ANTHROPIC:
+    if provider is ProviderKind.ANTHROPIC:
         return {
             "type": "error",
             "error": {"type": _ANTHROPIC_TYPES.get(status, _family(status)), "message": message},

@@ -12,8 +12,8 @@ from snapshotd.gateway import json_body, routes
 from snapshotd.gateway.base import (
     NO_RETRY,
     GatewayHandler,
-    Provider,
-    Recorded,
+    ProviderKind,
+    RecordedReply,
     ReplyContent,
     TurnReply,
     TurnRequest,
@@ -69,7 +69,7 @@ class Exchange:
             raise Gone
         self._peer.answer(error.http_status, error_body(self.provider, error.http_status, error.message))
 
-    def _pass_through(self, provider: Provider) -> None:
+    def _pass_through(self, provider: ProviderKind) -> None:
         try:
             with self._watched(), self._send(provider) as reply:
                 self._peer.start(reply.status, reply.headers, reply.length)
@@ -109,7 +109,7 @@ class Exchange:
         self._peer.reserve(values * json_body.NODE_BYTES)
         return dialect.read_request(json_body.parse_object(body), len(body), self._settings.memo)
 
-    def _replay(self, recorded: Recorded) -> None:
+    def _replay(self, recorded: RecordedReply) -> None:
         if recorded.error is not None:
             self._peer.answer(recorded.status, error_body(self.provider, recorded.status, recorded.error))
             return
@@ -127,7 +127,7 @@ class Exchange:
             raise Gone
         self._peer.end()
 
-    def _send(self, provider: Provider) -> AbstractContextManager[Reply]:
+    def _send(self, provider: ProviderKind) -> AbstractContextManager[Reply]:
         upstream = self._settings.upstreams.get(provider)
         if upstream is None:
             raise UpstreamFailed(

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from snapshotd.gateway.base import Provider, Timeouts, Upstream
+from snapshotd.gateway.base import ProviderKind, Timeouts, Upstream
 from snapshotd.gateway.keys import Header, KeyMask, incoming, outgoing
 
 if TYPE_CHECKING:
@@ -57,11 +57,11 @@ def _tls() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
-def target(provider: Provider, upstream: Upstream, path: str, query: str) -> str:
+def target(provider: ProviderKind, upstream: Upstream, path: str, query: str) -> str:
     """The provider's URL for a request for `path` (with `/v1`)."""
     base = upstream.base_url.rstrip("/")
     has_path = urlsplit(base).path != ""
-    if provider is Provider.ANTHROPIC:
+    if provider is ProviderKind.ANTHROPIC:
         base = base.removesuffix("/v1")
     elif has_path:
         path = path.removeprefix("/v1")  # an OpenAI base URL ends with its version, under any name
@@ -83,7 +83,7 @@ class Forwarder:
     @contextmanager
     def send(
         self,
-        provider: Provider,
+        provider: ProviderKind,
         upstream: Upstream,
         method: str,
         path: str,

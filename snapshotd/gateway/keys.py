@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from snapshotd.gateway.base import Provider, Upstream
+from snapshotd.gateway.base import ProviderKind, Upstream
 
 Header = tuple[bytes, bytes]
 
@@ -60,13 +60,13 @@ _SECRET_MIN_BYTES = 8
 """A shorter "key" (`none`, `local`) is a word that replies may hold, and protects nothing."""
 
 
-def outgoing(headers: Iterable[Header], provider: Provider, upstream: Upstream) -> list[Header]:
+def outgoing(headers: Iterable[Header], provider: ProviderKind, upstream: Upstream) -> list[Header]:
     """The headers of a request for the provider: the agent's without credentials and framing, and the daemon's own."""
     given = [(name.lower(), value) for name, value in headers]
     named = {token.strip().lower() for name, value in given if name == b"connection" for token in value.split(b",")}
     own = {name.lower().encode(): value.encode() for name, value in upstream.headers.items()}
     if upstream.api_key is not None:
-        name, prefix = (b"x-api-key", b"") if provider is Provider.ANTHROPIC else (b"authorization", b"Bearer ")
+        name, prefix = (b"x-api-key", b"") if provider is ProviderKind.ANTHROPIC else (b"authorization", b"Bearer ")
         own.setdefault(name, prefix + upstream.api_key.encode())
     dropped = _HOP_BY_HOP | _CREDENTIALS | named | own.keys()
     return [

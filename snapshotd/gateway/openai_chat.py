@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from snapshotd.errors import UsageError
-from snapshotd.gateway.base import Api, ModelCall, Provider, ReplyContent, TurnRequest, Usage
+from snapshotd.gateway.base import Api, ModelCall, ProviderKind, ReplyContent, TokenUsage, TurnRequest
 from snapshotd.gateway.dialect import (
     PART_LIMIT,
     Dialect,
@@ -44,7 +44,7 @@ class OpenAIChat(Dialect):
     catalog."""
 
     api = Api.CHAT
-    provider = Provider.OPENAI
+    provider = ProviderKind.OPENAI
     path = "/v1/chat/completions"
     conversation_fields = frozenset({"messages"})
 
@@ -116,10 +116,10 @@ class OpenAIChat(Dialect):
         return _ChatStream(tokens(request.params.get("n")) or 1)
 
 
-def read_usage(usage: dict[str, Any]) -> Usage:
+def read_usage(usage: dict[str, Any]) -> TokenUsage:
     """The `usage` of a chat reply."""
     cached = tokens(mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
-    return Usage(tokens(usage.get("prompt_tokens")), tokens(usage.get("completion_tokens")), cached)
+    return TokenUsage(tokens(usage.get("prompt_tokens")), tokens(usage.get("completion_tokens")), cached)
 
 
 class _Joined:

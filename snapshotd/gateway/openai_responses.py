@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from snapshotd.errors import UsageError
-from snapshotd.gateway.base import Api, ModelCall, Provider, ReplyContent, TurnRequest, Usage
+from snapshotd.gateway.base import Api, ModelCall, ProviderKind, ReplyContent, TokenUsage, TurnRequest
 from snapshotd.gateway.dialect import (
     PART_LIMIT,
     Dialect,
@@ -32,7 +32,7 @@ class OpenAIResponses(Dialect):
     entry by its author."""
 
     api = Api.RESPONSES
-    provider = Provider.OPENAI
+    provider = ProviderKind.OPENAI
     path = "/v1/responses"
     conversation_fields = frozenset({"input", "instructions", "previous_response_id", "conversation"})
 
@@ -110,7 +110,7 @@ class OpenAIResponses(Dialect):
         error = self.read_error(reply)
         return ReplyContent(
             stop_reason=reason or status,
-            usage=Usage(tokens(usage.get("input_tokens")), tokens(usage.get("output_tokens")), cached),
+            usage=TokenUsage(tokens(usage.get("input_tokens")), tokens(usage.get("output_tokens")), cached),
             response_id=text(reply.get("id")),
             model=text(reply.get("model")),
             error=error or ("the response failed" if status == "failed" else None),

@@ -18,7 +18,7 @@ from snapshotd.gateway.base import (
     Budget,
     Gateway,
     GatewayHandler,
-    Provider,
+    ProviderKind,
     Timeouts,
     Upstream,
 )
@@ -33,7 +33,7 @@ from snapshotd.gateway.watch import HangUpWatch
 _CLOSE_S = 10.0
 _LOG = logging.getLogger(__name__)
 _BUSY = json.dumps(
-    error_body(Provider.OPENAI, 503, f"More than {CONNECTION_LIMIT} connections are open; close some.")
+    error_body(ProviderKind.OPENAI, 503, f"More than {CONNECTION_LIMIT} connections are open; close some.")
 ).encode()
 _BUSY_ANSWER = (
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-type: application/json\r\n"
@@ -44,7 +44,7 @@ _BUSY_ANSWER = (
 class GatewayServer(Gateway):
     """Serves one sandbox from construction until `close`. See `base.py`.
 
-    `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `Provider`; a missing
+    `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `ProviderKind`; a missing
     one can be replayed only. `budget`: memory to share with other gateways. `digest_key`: secret that message digests
     depend on.
     """
@@ -58,7 +58,7 @@ class GatewayServer(Gateway):
         timeouts: Timeouts | None = None,
         body_limit_bytes: int = BODY_LIMIT_BYTES,
         replay_limit_bytes: int = REPLAY_LIMIT_BYTES,
-        budget: Budget | None = None,
+        budget: Budget,
         digest_key: bytes = b"",
     ) -> None:
         self._port = int(listener.getsockname()[1])
@@ -66,7 +66,7 @@ class GatewayServer(Gateway):
         self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups)
         self._timeouts = timeouts or Timeouts()
         self._body_limit = body_limit_bytes
-        self._budget = budget or Budget()
+        self._budget = budget
         self._lock = threading.Lock()
         self._connections: set[_Connection] = set()
         self._threads: list[threading.Thread] = []

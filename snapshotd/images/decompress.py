@@ -10,7 +10,7 @@ from typing import Any, cast
 import zstandard
 
 from snapshotd.errors import LimitExceeded, UsageError
-from snapshotd.formats.tar_reader import Readable
+from snapshotd.formats.tar_reader import ByteSource
 
 _XZ_MEMORY_BYTES = 256 << 20
 _ZSTD_WINDOW_BYTES = 128 << 20
@@ -20,7 +20,7 @@ _ZSTD_STEP_BYTES = 1 << 10
 """A block of 4 bytes can stand for 128 KiB, so this much can become 32 MiB in memory."""
 
 
-def plain(stream: Readable, what: str) -> Readable:
+def plain(stream: ByteSource, what: str) -> ByteSource:
     """The uncompressed content of `stream`. `what` names it in errors. UsageError on reading damaged or unknown
     data."""
     head = _exactly(stream, 6)
@@ -38,7 +38,7 @@ def plain(stream: Readable, what: str) -> Readable:
     return joined
 
 
-def drain(stream: Readable, limit: int, what: str) -> None:
+def drain(stream: ByteSource, limit: int, what: str) -> None:
     """Read the rest of a stream: a tar ends before its file does. LimitExceeded when the rest is longer than `limit`
     bytes."""
     while data := stream.read(_STEP_BYTES):
@@ -47,7 +47,7 @@ def drain(stream: Readable, limit: int, what: str) -> None:
             raise LimitExceeded(f"{what} does not stop after the end of its content; it is damaged or hostile")
 
 
-def _exactly(stream: Readable, size: int) -> bytes:
+def _exactly(stream: ByteSource, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = stream.read(size - len(data))
@@ -60,7 +60,7 @@ def _exactly(stream: Readable, size: int) -> bytes:
 class _Joined:
     """Bytes that were read already, then the rest of the stream."""
 
-    def __init__(self, head: bytes, stream: Readable) -> None:
+    def __init__(self, head: bytes, stream: ByteSource) -> None:
         self._head, self._stream = head, stream
 
     def read(self, size: int = -1, /) -> bytes:
@@ -72,7 +72,7 @@ class _Joined:
 
 
 class _Xz:
-    def __init__(self, stream: Readable) -> None:
+    def __init__(self, stream: ByteSource) -> None:
         self._stream = stream
         self._decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES)
 
@@ -91,7 +91,7 @@ class _Zstd:
     """Frame after frame. Not the library's own stream reader: that one takes a frame that is cut off for a complete
     one."""
 
-    def __init__(self, stream: Readable) -> None:
+    def __init__(self, stream: ByteSource) -> None:
         self._stream = stream
         self._decoder: zstandard.ZstdDecompressionObj | None = None
         self._packed = b""
@@ -123,7 +123,7 @@ class _Zstd:
 class _Checked:
     """Errors of the decoders as sentences."""
 
-    def __init__(self, stream: Readable, what: str) -> None:
+    def __init__(self, stream: ByteSource, what: str) -> None:
         self._stream, self._what = stream, what
 
     def read(self, size: int, /) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from snapshotd.formats.tar_reader import Readable
+from snapshotd.formats.tar_reader import ByteSource
 
 _PIECE_BYTES = 1 << 20
 
@@ -12,7 +12,7 @@ _PIECE_BYTES = 1 << 20
 class HashingReader:
     """A stream that knows the hash of the bytes read from it."""
 
-    def __init__(self, stream: Readable) -> None:
+    def __init__(self, stream: ByteSource) -> None:
         self._stream = stream
         self._hash = hashlib.sha256()
 

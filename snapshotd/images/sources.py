@@ -14,8 +14,8 @@ from typing import BinaryIO
 
 from snapshotd.errors import LimitExceeded, NotFound, NotPermitted, UsageError
 from snapshotd.formats.ingest import IngestReport, ingest_folder, ingest_tar
-from snapshotd.formats.tar_reader import Readable, TarReader
-from snapshotd.images.archive import FolderBlobs, ImageArchive, TarBlobs, looks_like_archive, open_archive
+from snapshotd.formats.tar_reader import ByteSource, TarReader
+from snapshotd.images.archive_file import FolderBlobs, ImageArchive, TarBlobs, looks_like_archive, open_archive
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.decompress import drain, plain
 from snapshotd.images.hashing import HashingReader
@@ -118,7 +118,7 @@ def _seekable(raw: BinaryIO, what: str, scratch: Path) -> Iterator[BinaryIO]:
         yield raw
         return
     with tempfile.TemporaryFile(dir=scratch, buffering=0) as file:
-        stream: Readable = plain(raw, what)
+        stream: ByteSource = plain(raw, what)
         left = MAX_ARCHIVE_BYTES
         while data := stream.read(_PIECE_BYTES):
             left -= len(data)

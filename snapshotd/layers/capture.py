@@ -43,7 +43,7 @@ def _signature(st: os.stat_result) -> Signature:
 
 
 @dataclass(slots=True)
-class Mirror:
+class FinishedCapture:
     """A finished capture: its layer, and the status of every entry of the upper when it was copied."""
 
     layer: LayerID
@@ -53,10 +53,10 @@ class Mirror:
 def capture(
     store: LayerStore,
     upper: LayerID,
-    previous: Mirror | None,
+    previous: FinishedCapture | None,
     frozen: AbstractContextManager[object],
     volatile: Callable[[], set[bytes]],
-) -> Mirror:
+) -> FinishedCapture:
     """Copy the live `upper` into a new layer. `frozen` stops the sandbox's processes while it is entered; `volatile` is
     called inside it.
 
@@ -78,7 +78,7 @@ def capture(
                     os.close(fd)
         store.drop_work(layer)
         hit("layers.capture.copied")
-        return Mirror(layer, copier.seen)
+        return FinishedCapture(layer, copier.seen)
     except BaseException:
         store.remove(layer)
         raise

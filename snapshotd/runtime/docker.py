@@ -21,7 +21,7 @@ import stat
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,33 +60,27 @@ _START_DEADLINE_S = 60.0
 _REMOVE_DEADLINE_S = 30.0
 _POOL_SIZE = 64
 
-ClientFactory = Callable[[], docker.DockerClient]
-
-
-def _from_env() -> docker.DockerClient:
-    return docker.from_env(version="auto", max_pool_size=_POOL_SIZE)
-
 
 class DockerRuntime(Runtime):
-    """Containers through the Docker engine that DOCKER_HOST names, else the local default one. See the module's
-    text."""
+    """Containers through one Docker engine. See the module's text."""
 
     name = "docker"
 
     def __init__(
         self,
         instance: str,
-        client: ClientFactory = _from_env,
+        host: str,
         run_dir: Path | None = None,
         keeper: KeeperClient | None = None,
         starter: Starter | None = None,
     ) -> None:
-        """Nothing is connected or made before the first use. `client` makes the SDK's client; `run_dir` is for
+        """Nothing is connected or made before the first use. `host` is the engine's address, as in
+        DOCKER_HOST; `run_dir` is for
         short-lived files; `keeper` is the parent of commands that are to outlive the daemon, `starter` starts the
         others where it can."""
         self._instance = instance
         self._run_dir = run_dir or Path("/run/snapshotd-docker") / instance
-        self._make_client = client
+        self._host = host
         self._keeper = keeper
         self._starter = starter
         self._client: docker.DockerClient | None = None
@@ -99,9 +93,9 @@ class DockerRuntime(Runtime):
     def unavailable(self) -> str | None:
         if os.geteuid() != 0:
             return "sandboxes in Docker containers need root: start the daemon as root (`sudo snapshotd daemon`)"
-        path = socket_path()
-        if path is None:
-            return f"DOCKER_HOST={os.environ.get('DOCKER_HOST')} is not a unix socket: snapshotd needs an engine on this machine"
+        path = self._host.removeprefix("unix://")
+        if path == self._host:
+            return f"DOCKER_HOST={self._host} is not a unix socket: snapshotd needs an engine on this machine"
         reason = _socket_problem(path)
         if reason is not None:
             return reason
@@ -191,7 +185,7 @@ class DockerRuntime(Runtime):
         """The SDK's low-level client; one for all threads (its connection pool is thread-safe)."""
         with self._lock:
             if self._client is None:
-                self._client = self._make_client()
+                self._client = docker.DockerClient(self._host, version="auto", max_pool_size=_POOL_SIZE)
             return self._client.api
 
     def _find(self, container_id: ContainerID) -> builtins.list[dict[str, Any]]:
@@ -325,12 +319,6 @@ def _engine(what: str) -> Iterator[None]:
         raise SandboxFailed(f"{what}: {failure.shorten(exc.explanation or str(exc))}") from exc
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as exc:
         raise SandboxFailed(f"{what}: the Docker engine does not answer ({failure.shorten(str(exc))})") from exc
-
-
-def socket_path() -> str | None:
-    """The engine's unix socket as DOCKER_HOST names it; None when it names something else."""
-    host = os.environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    return host.removeprefix("unix://") if host.startswith("unix://") else None
 
 
 def _socket_problem(path: str) -> str | None:

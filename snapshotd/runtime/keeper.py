@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.runtime import base, failure, keeper_main
 from snapshotd.runtime._process import Command, exit_code, poll_fd, reap, wait_for_execve
@@ -245,7 +246,7 @@ class KeeperClient(base.Keeper):
                     cwd="/",
                     pass_fds=descriptors,
                     start_new_session=True,
-                    env={"PATH": os.environ.get("PATH", base.DEFAULT_PATH)},
+                    env={"PATH": base.DEFAULT_PATH, **passed_on(["PATH"])},
                 )
         self._child_fd = os.pidfd_open(child.pid)
         child.returncode = 0  # the object has no further use: `_forget_lifeline` waits by descriptor

@@ -1,7 +1,7 @@
 """The daemon's side of the starter (starter_main.py), which starts commands without `runc exec`.
 
 A sandbox whose confinement the starter cannot copy in full (a security module's profile, a kernel that does not tell
-its system call filter) is left to runc, as is everything while `SNAPSHOTD_EXEC=runc` is set.
+its system call filter) is left to runc.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime import _cgroups, starter_main
@@ -51,7 +52,9 @@ class RefusedError(Exception):
 class Starter:
     """The starter's process, made with the first command. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, used: bool = True) -> None:
+        self.used = used
+        """False: runc starts every command."""
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._known: dict[ContainerID, _Sandbox | None] = {}
@@ -63,7 +66,7 @@ class Starter:
         `process` is the OCI specification of it, `standard` its standard input, output and error. None: this sandbox is
         not for the starter, and nothing was started. Raises RefusedError, and SandboxFailed when the sandbox is gone.
         """
-        if os.environ.get("SNAPSHOTD_EXEC") == "runc":
+        if not self.used:
             return None
         about = {"init": container.pid, "name": name}
         sandbox = self._sandbox(container, about)
@@ -162,7 +165,7 @@ def _spawn() -> socket.socket:
                 stdin=subprocess.DEVNULL,
                 cwd="/",
                 pass_fds=(theirs.fileno(), program),
-                env={"PATH": os.environ.get("PATH", "")},
+                env=passed_on(["PATH"]),
             )
         finally:
             os.close(program)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from snapshotd.kernel.files import fd_path, remove_tree
 from snapshotd.trees.base import Change, Child, RestoreReport
 from snapshotd.trees.lookup import public_xattrs
-from snapshotd.trees.materialise import Frame, Writer
+from snapshotd.trees.materialise import DirectoryFrame, Writer
 from snapshotd.trees.view import Directory, View, join
 from snapshotd.types import Kind
 
@@ -50,7 +50,7 @@ class _Place:
     is."""
 
     name: bytes
-    frame: Frame
+    frame: DirectoryFrame
     made: bool = False
     touched: bool = False
     default_acl: bytes | None = None

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -115,6 +116,25 @@ class Change:
     kind: ChangeKind
     before: Entry | None
     after: Entry | None
+
+
+class Warnings:
+    """Sentences about what was lost, at most `limit`, so that a hostile tree cannot fill the memory. Thread-safe."""
+
+    def __init__(self, limit: int = 1000) -> None:
+        self._limit, self._sentences, self._left_out, self._lock = limit, list[str](), 0, threading.Lock()
+
+    def add(self, sentence: str) -> None:
+        with self._lock:
+            if len(self._sentences) < self._limit:
+                self._sentences.append(sentence)
+            else:
+                self._left_out += 1
+
+    def all(self) -> tuple[str, ...]:
+        """The sentences, and one that counts the others."""
+        more = (f"{self._left_out} more warnings are not listed",) if self._left_out else ()
+        return (*self._sentences, *more)
 
 
 @dataclass(frozen=True, slots=True)

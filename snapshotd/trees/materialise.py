@@ -20,18 +20,16 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from threading import Lock
 from typing import TypeVar
 
 from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
-from snapshotd.trees.base import Child, Entry, RestoreReport
+from snapshotd.trees.base import Child, Entry, RestoreReport, Warnings
 from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
 from snapshotd.trees.view import Directory, View
 from snapshotd.types import Kind
 
-MAX_WARNINGS = 1000
 """More than these are counted, not listed."""
 
 _CANNOT_HOLD = (
@@ -97,7 +95,7 @@ class _Batch:
         self.bytes = 0
 
 
-class Frame:
+class DirectoryFrame:
     """A directory being written."""
 
     __slots__ = ("batch", "children", "source", "target")
@@ -115,15 +113,13 @@ class Writer:
         self._view, self._whiteouts, self._shift = view, whiteouts, shift
         self._out = Handles()
         self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
-        self._warnings: list[str] = []
-        self._unlisted = 0
-        self._warning = Lock()
+        self._warnings = Warnings()
         self._files = self._directories = self._bytes = 0
         self._stopped = False
         count = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
         self._pool = ThreadPoolExecutor(count, "materialise") if threads and view.parallel else None
         self._waiting: deque[Future[tuple[int, int]]] = deque()
-        self._ends: list[Frame] = []
+        self._ends: list[DirectoryFrame] = []
 
     def close(self) -> None:
         self._stopped = True  # batches close their descriptor, so they are not cancelled
@@ -157,45 +153,44 @@ class Writer:
 
     def report(self) -> RestoreReport:
         """The report of everything written so far."""
-        more = (f"{self._unlisted} more warnings are not listed.",) if self._unlisted else ()
-        return RestoreReport(self._files, self._directories, self._bytes, (*self._warnings, *more))
+        return RestoreReport(self._files, self._directories, self._bytes, self._warnings.all())
 
     # -- one by one, for who walks by himself (apply.py), without threads ----------------------------------------------
 
-    def root(self, source: Directory, target_fd: int) -> Frame:
+    def root(self, source: Directory, target_fd: int) -> DirectoryFrame:
         """The target's root, where the directory `source` of the view is written."""
-        return Frame(source, self._out.add_root(target_fd), iter(()))
+        return DirectoryFrame(source, self._out.add_root(target_fd), iter(()))
 
-    def fd(self, frame: Frame) -> int:
+    def fd(self, frame: DirectoryFrame) -> int:
         """The descriptor of a directory of the target, valid until the next call of any method here."""
         return self._out.fd(frame.target)
 
-    def enter(self, frame: Frame, name: bytes) -> Frame:
+    def enter(self, frame: DirectoryFrame, name: bytes) -> DirectoryFrame:
         """A directory that is there, in the view and in the target. OSError."""
         target = self._out.adopt(frame.target, name, open_dir(self._out.fd(frame.target), name))
-        return Frame(self._view.enter(frame.source, name), target, iter(()))
+        return DirectoryFrame(self._view.enter(frame.source, name), target, iter(()))
 
-    def warn(self, frame: Frame, name: bytes, what: str) -> None:
+    def warn(self, frame: DirectoryFrame, name: bytes, what: str) -> None:
         """Note something about an entry that could not be written."""
         self._warn(frame.target, name, what)
 
-    def make_directory(self, frame: Frame, child: Child) -> bool:
+    def make_directory(self, frame: DirectoryFrame, child: Child) -> bool:
         """Make an empty directory without its metadata. False, and a warning, if the target cannot hold it."""
         made = bool(self._attempt(frame.target, child.name, partial(self._make_dir, frame, child)))
         self._directories += made
         return made
 
-    def write_entry(self, frame: Frame, child: Child) -> bool:
+    def write_entry(self, frame: DirectoryFrame, child: Child) -> bool:
         """Make anything but a directory, where nothing is. False if it was left out."""
         made = bool(self._attempt(frame.target, child.name, partial(self._write_node, frame, child)))
         self._files += made
         return made
 
-    def finish_directory(self, frame: Frame) -> None:
+    def finish_directory(self, frame: DirectoryFrame) -> None:
         """Metadata of a directory in which everything is written."""
         self._finish_dir(frame)
 
-    def is_linked(self, frame: Frame, child: Child) -> bool:
+    def is_linked(self, frame: DirectoryFrame, child: Child) -> bool:
         """True if the name in the target is a link to the written name of its group."""
         first = self._links.get(child.entry.inode)
         if first is None:
@@ -211,16 +206,16 @@ class Writer:
 
     # -- directories ---------------------------------------------------------------------------------------------------
 
-    def _make_dir(self, frame: Frame, child: Child) -> bool:
+    def _make_dir(self, frame: DirectoryFrame, child: Child) -> bool:
         os.mkdir(child.name, 0o700, dir_fd=self._out.fd(frame.target))
         return True
 
-    def _open_dir(self, frame: Frame, child: Child) -> Frame:
+    def _open_dir(self, frame: DirectoryFrame, child: Child) -> DirectoryFrame:
         entered = self.enter(frame, child.name)
         entered.children = iter(self._view.children(entered.source))
         return entered
 
-    def _end(self, frame: Frame) -> None:
+    def _end(self, frame: DirectoryFrame) -> None:
         """All entries are written, or on their way. Metadata come last: writing into the directory changes its time."""
         if self._pool is None:
             self._finish_dir(frame)
@@ -230,19 +225,19 @@ class Writer:
         if len(self._ends) >= _OPEN_ENDS:
             self._settle()
 
-    def _finish_dir(self, frame: Frame) -> None:
+    def _finish_dir(self, frame: DirectoryFrame) -> None:
         xattrs = self._read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
         self._apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
-    def _add_to_batch(self, frame: Frame, child: Child) -> None:
+    def _add_to_batch(self, frame: DirectoryFrame, child: Child) -> None:
         frame.batch.children.append(child)
         frame.batch.bytes += child.entry.size
         if frame.batch.bytes >= _BATCH_BYTES or len(frame.batch.children) >= _BATCH_FILES:
             self._send_batch(frame)
 
-    def _send_batch(self, frame: Frame) -> None:
+    def _send_batch(self, frame: DirectoryFrame) -> None:
         children = frame.batch.children
         if not children:
             return
@@ -288,7 +283,7 @@ class Writer:
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
-    def _write_node(self, frame: Frame, child: Child) -> bool:
+    def _write_node(self, frame: DirectoryFrame, child: Child) -> bool:
         """Create anything but a directory. False if it was left out on purpose."""
         target, entry = frame.target, child.entry
         if entry.kind is Kind.SOCKET and not self._whiteouts:
@@ -308,7 +303,7 @@ class Writer:
             self._links[entry.inode] = (target, child.name)
         return True
 
-    def _link(self, frame: Frame, child: Child) -> bool:
+    def _link(self, frame: DirectoryFrame, child: Child) -> bool:
         """Make the name a link to the one written before. False if there is none, or no link can be made."""
         first = self._links.get(child.entry.inode)
         if first is None:
@@ -435,11 +430,7 @@ class Writer:
             return None
 
     def _warn(self, target: Node, name: bytes, what: str) -> None:
-        with self._warning:
-            if len(self._warnings) < MAX_WARNINGS:
-                self._warnings.append(f"{_shown(target, name)} {what}.")
-            else:
-                self._unlisted += 1
+        self._warnings.add(f"{_shown(target, name)} {what}.")
 
 
 def shifted_acl(value: bytes, shift: int) -> bytes:

@@ -432,7 +432,7 @@ def costs(catalog: SqliteCatalog, head: Snapshot) -> dict[str, int]:
     """What the everyday things cost there, in steps."""
     back = catalog.snapshots(head.trajectory, 3)[0]
     found: dict[str, int] = {}
-    fence = catalog.lease(head.trajectory)
+    fence = catalog.draw_fence(head.trajectory)
     intents = [make_entry(head) for _ in range(2)]
     ends = [Ended(entry.id, CallStatus.DONE, 5, "result") for entry in intents]
     made: list[Snapshot] = [head]
@@ -440,7 +440,7 @@ def costs(catalog: SqliteCatalog, head: Snapshot) -> dict[str, int]:
     def commit(*texts: str, **fields: Any) -> None:
         made.append(committed(catalog, made[-1], *texts, stack=head.stack, own_layers=0, **fields))
 
-    found["lease"] = steps(catalog, lambda: catalog.lease(head.trajectory))
+    found["draw_fence"] = steps(catalog, lambda: catalog.draw_fence(head.trajectory))
     fence += 1
     found["begin"] = steps(catalog, lambda: catalog.begin_entry(head.trajectory, intents[0], fence=fence))
     catalog.begin_entry(head.trajectory, intents[1])

@@ -12,8 +12,8 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     Ended,
-    Entry,
     EntryKind,
+    JournalEntry,
     Message,
     SnapshotID,
     SnapshotState,
@@ -30,11 +30,11 @@ def journal(catalog: Catalog, snapshot_id: SnapshotID, since: SnapshotID | None 
     return [entry.name for entry in catalog.journal(snapshot_id, since)]
 
 
-def names(entries: Sequence[Entry]) -> list[str]:
+def names(entries: Sequence[JournalEntry]) -> list[str]:
     return [entry.name for entry in entries]
 
 
-def done(entry: Entry, status: CallStatus = CallStatus.DONE) -> Ended:
+def done(entry: JournalEntry, status: CallStatus = CallStatus.DONE) -> Ended:
     return Ended(entry.id, status, entry.began_at_ns + 9, ["a result"], "a warning", {"cost": 1})
 
 
@@ -257,10 +257,10 @@ def the_state_is_shared_until_it_changes(catalog: Catalog) -> None:
 
 def an_older_fence_keeps_a_writer_out(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
-    old = catalog.lease(trajectory.id)
+    old = catalog.draw_fence(trajectory.id)
     entry = make_entry(first)
     catalog.begin_entry(trajectory.id, entry, fence=old)
-    new = catalog.lease(trajectory.id)
+    new = catalog.draw_fence(trajectory.id)
     assert new > old
     says = (first.id[:12],)
     refuses(Conflict, lambda: catalog.begin_entry(trajectory.id, make_entry(first), fence=old), says=says)
@@ -269,9 +269,9 @@ def an_older_fence_keeps_a_writer_out(catalog: Catalog) -> None:
     assert catalog.unbound(trajectory.id) == [entry]
     second = committed(catalog, first, fence=new, ended=done(entry))
     committed(catalog, second)  # whoever holds no token is not asked for it
-    refuses(NotFound, catalog.lease, TrajectoryID(new_id()))
+    refuses(NotFound, catalog.draw_fence, TrajectoryID(new_id()))
     other, _ = started(catalog)
-    assert catalog.lease(other.id) > 0
+    assert catalog.draw_fence(other.id) > 0
 
 
 def one_of_two_writers_wins_each_step(catalog: Catalog) -> None:

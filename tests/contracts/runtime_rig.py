@@ -18,6 +18,7 @@ from snapshotd.errors import SnapshotdError
 from snapshotd.kernel import files, mounts, namespaces
 from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec, Keeper, Process, Runtime
+from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, Limits, Network, new_id
 
 _NS_GET_OWNER_UID = 0xB704
@@ -40,9 +41,18 @@ class Rig:
     which mounts are its own."""
 
     def __init__(
-        self, runtime: Runtime, work: Path, tree: Path, init: Path, places: Sequence[Path] = (), *, keeper: Keeper
+        self,
+        runtime: Runtime,
+        work: Path,
+        tree: Path,
+        init: Path,
+        places: Sequence[Path] = (),
+        *,
+        keeper: Keeper,
+        starter: Starter,
     ) -> None:
-        """`keeper` is the driver's."""
+        """`keeper` and `starter` are the driver's."""
+        self._starter = starter
         self.runtime = runtime
         self.keeper = keeper
         self.places = tuple(os.fsencode(place) + b"/" for place in (work, *places))
@@ -53,6 +63,15 @@ class Rig:
         shutil.copy(init, self.share / "init")
         for directory in (work, self.share, self.share / "lib", self.share / "init"):
             directory.chmod(0o755)
+
+    @contextlib.contextmanager
+    def by_runc(self) -> Iterator[None]:
+        """Commands are started by `runc exec`."""
+        self._starter.used = False
+        try:
+            yield
+        finally:
+            self._starter.used = True
 
     def spec(self, *, limits: Limits = _LIMITS, network: Network = Network.NONE) -> ContainerSpec:
         """A spec with a fresh id and run directory."""

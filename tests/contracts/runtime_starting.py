@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.errors import CommandNotFound, CommandNotRunnable
@@ -28,19 +28,10 @@ for my $n (1..64) { my $old = POSIX::SigAction->new; POSIX::sigaction($n, undef,
 """
 
 
-@contextlib.contextmanager
-def _by_runc() -> Iterator[None]:
-    os.environ["SNAPSHOTD_EXEC"] = "runc"
-    try:
-        yield
-    finally:
-        del os.environ["SNAPSHOTD_EXEC"]
-
-
-def _twice(look: Callable[[], object]) -> tuple[object, object]:
+def _twice(rig: Rig, look: Callable[[], object]) -> tuple[object, object]:
     """What is seen of a command of the starter, and of runc."""
     here = look()
-    with _by_runc():
+    with rig.by_runc():
         return here, look()
 
 
@@ -67,7 +58,7 @@ def check_a_command_looks_as_by_runc(rig: Rig) -> None:
                 assert process.wait(DEADLINE_S) == 0, err
                 return out.decode().splitlines()
 
-            by_starter, by_runc = _twice(look)
+            by_starter, by_runc = _twice(rig, look)
             assert by_starter == by_runc, set(by_starter) ^ set(by_runc)  # type: ignore[call-overload]
             assert any("Seccomp:\t2" in line for line in by_starter)  # type: ignore[attr-defined]
 
@@ -97,7 +88,7 @@ def check_a_command_that_cannot_run_is_refused_as_by_runc(rig: Rig) -> None:
                 except (CommandNotFound, CommandNotRunnable) as exc:
                     return f"{type(exc).__name__}: {exc}"
 
-            by_starter, by_runc = _twice(look)
+            by_starter, by_runc = _twice(rig, look)
             assert by_starter == by_runc, argv
         with contextlib.suppress(CommandNotRunnable):
             rig.run(container, "/usr")

@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from snapshotd.engine.host.packages import PACKAGES
+from snapshotd.engine.host.system_packages import PACKAGES
 from snapshotd.images.build import build_root
 from snapshotd.images.recipes import load_recipe
 from tests.e2e.kept import cached

@@ -188,6 +188,28 @@ def test_no_docker_engine_is_said_with_the_fix(own_snap: Snap) -> None:
     snap.stop_daemon()
 
 
+def test_a_bad_setting_is_named_when_the_daemon_starts(own_snap: Snap) -> None:
+    """By the command that would start one, and good ones are shown."""
+    own_snap.stop_daemon()
+    bad = Snap(own_snap.state_dir, {**own_snap.env, "SNAPSHOTD_WARM": "two"})("ls", code=2)
+    assert bad.stderr == (
+        "snapshotd: SNAPSHOTD_WARM is 'two', but it takes a whole number from 0 to 64; set that, or unset it for the default\n"
+    )
+    snap = Snap(own_snap.state_dir, {**own_snap.env, "SNAPSHOTD_WARM": "1", "SNAPSHOTD_OUTPUT_LIMIT": str(2 << 20)})
+    trajectory, _ = snap.create("--runtime", "runc")
+    settings = snap.json("daemon", "--status")["settings"]
+    assert (settings["SNAPSHOTD_WARM"], settings["SNAPSHOTD_FORKS_AT_ONCE"]) == (1, 8)
+    assert settings["SNAPSHOTD_STATE_DIR"] == str(snap.state_dir)
+    lines = snap("daemon", "--status").stdout.splitlines()
+    assert "SNAPSHOTD_WARM             1" in lines
+    assert "SNAPSHOTD_LAYER_BUDGET     default" in lines
+    printed = snap("exec", trajectory, "--json", "--", "head", "-c", "3145728", "/dev/zero")
+    snapshot = json.loads(printed.stdout)["snapshot"]
+    assert 2 << 20 <= len(snap("show", "--output", "stdout", snapshot).stdout) < (2 << 20) + (1 << 17)
+    snap("rm", "--force", trajectory)
+    snap.stop_daemon()
+
+
 def test_a_full_disk_says_so_and_works_again_when_there_is_space(
     tmp_path: Path, root_tar: Path, engine_env: dict[str, str]
 ) -> None:

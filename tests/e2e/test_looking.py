@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Snapshotd
-from snapshotd.client.results import Files
+from snapshotd.client.results import FileCounts
 from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import nothing_left
 
@@ -56,5 +56,5 @@ def test_nobody_waits_for_changes_to_be_counted(place: Snap) -> None:
         for pid in counting:
             os.kill(pid, signal.SIGCONT)
     wait_until(lambda: client.snapshot(taken).files is not None, "it is counted")
-    assert client.snapshot(taken).files == Files(1, 0, 0, 7)
+    assert client.snapshot(taken).files == FileCounts(1, 0, 0, 7)
     place("rm", "--force", trajectory)

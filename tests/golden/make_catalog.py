@@ -34,7 +34,7 @@ def make(path: Path) -> None:
         catalog.set_state([world.all[1].id], SnapshotState.LOST)
         catalog.set_pruned([world.all[3].id])
         for trajectory in catalog.trajectories()[:2]:
-            catalog.lease(trajectory.id)
+            catalog.draw_fence(trajectory.id)
         _decisions(catalog, world)
         _values(catalog)
         content = read(catalog)

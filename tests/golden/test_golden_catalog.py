@@ -91,7 +91,7 @@ def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog, version: int) -> Non
         entry = make_entry(head, id=SnapshotID("e" + line.id[1:]))
         before = catalog.unbound(line.id)
         assert version > 2 or before == []
-        catalog.begin_entry(line.id, entry, fence=catalog.lease(line.id))
+        catalog.begin_entry(line.id, entry, fence=catalog.draw_fence(line.id))
         *others, began = catalog.unbound(line.id)
         assert others == before
         assert began == (entry if version < 3 else replace(entry, number=began.number))

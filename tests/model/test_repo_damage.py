@@ -16,7 +16,7 @@ from snapshotd.errors import DataLoss, NotFound, SnapshotdError, VersionMismatch
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import chunks, compress, pack
 from snapshotd.repo.format.ids import Identity
-from snapshotd.repo.format.index import Entry
+from snapshotd.repo.format.index import IndexEntry
 from snapshotd.store.local import LocalStore
 from snapshotd.types import BlobID
 from tests import long
@@ -49,7 +49,7 @@ class Template:
         reader = open_reader(directory)
         index = reader.open_index()
         assert index is not None
-        self.entries: dict[bytes, Entry] = {entry.id: entry for entry in index.objects()}
+        self.entries: dict[bytes, IndexEntry] = {entry.id: entry for entry in index.objects()}
         self.frames = {raw: reader.frame_bytes(entry) for raw, entry in self.entries.items()}
         self.parts = {
             raw: [part for part, _ in reader.chunk_list(raw).parts]

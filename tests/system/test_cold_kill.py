@@ -31,7 +31,7 @@ FILES, FILE_BYTES = 24, 1 << 20
 def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
     """One that keeps no layer it need not keep."""
     require("root", "fuse")
-    monkeypatch.setattr(evict, "BUDGET", "0")
+    monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
     with mind_rig.engine(small_root) as opened:
         yield opened
 

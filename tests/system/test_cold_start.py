@@ -19,7 +19,7 @@ pytestmark = pytest.mark.runc
 
 @pytest.fixture
 def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
-    monkeypatch.setattr(evict, "BUDGET", "0")
+    monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
     with mind_rig.engine(small_root) as opened:
         yield opened
 

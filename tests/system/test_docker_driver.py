@@ -76,12 +76,12 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig) -> None:
     with rig.container() as container:
         old = rig.runtime
         assert isinstance(old, DockerRuntime)
-        again = DockerRuntime(old._instance, run_dir=rig.work / "docker")
+        again = DockerRuntime(old._instance, old._host, run_dir=rig.work / "docker")
         assert again.list() == [container.id]
         again.log(container, b"unknown container: nothing is written\n")
         process = again.exec(container, ExecSpec(["echo", "ok"], cwd="/", env={"PATH": DEFAULT_PATH}))
         assert os.read(process.stdout_fd, 10) == b"ok\n"
-        assert DockerRuntime(old._instance, run_dir=rig.work / "docker").attach(container.id) == container
+        assert DockerRuntime(old._instance, old._host, run_dir=rig.work / "docker").attach(container.id) == container
         assert process.wait(10) == 0
         os.close(process.stdout_fd)
         os.close(process.stderr_fd)
@@ -89,26 +89,26 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig) -> None:
         assert again.list() == []
 
 
-def test_containers_of_others_are_not_listed(rig: Rig) -> None:
+def test_containers_of_others_are_not_listed(rig: Rig, docker_daemon: Engine) -> None:
     with rig.container() as container:
-        other = DockerRuntime(f"test-{new_id()[:8]}", run_dir=rig.work / "other")
+        other = DockerRuntime(f"test-{new_id()[:8]}", docker_daemon.host, run_dir=rig.work / "other")
         assert other.list() == []
         other.destroy(container.id)
         assert rig.runtime.list() == [container.id]
 
 
-def test_missing_and_dead_sockets_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    runtime = DockerRuntime("test", run_dir=tmp_path / "run")
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
-    assert "does not exist" in (runtime.unavailable() or "")
+def test_missing_and_dead_sockets_are_named(tmp_path: Path) -> None:
+    def runtime(host: str) -> DockerRuntime:
+        return DockerRuntime("test", host, run_dir=tmp_path / "run")
+
+    assert "does not exist" in (runtime(f"unix://{tmp_path}/none.sock").unavailable() or "")
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(f"{tmp_path}/dead.sock")
-    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/dead.sock")
-    assert "nothing answers" in (runtime.unavailable() or "")
-    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
-    assert "not a unix socket" in (runtime.unavailable() or "")
+    assert "nothing answers" in (runtime(f"unix://{tmp_path}/dead.sock").unavailable() or "")
+    elsewhere = runtime("tcp://127.0.0.1:1")
+    assert "not a unix socket" in (elsewhere.unavailable() or "")
     with pytest.raises(Unsupported, match="not a unix socket"):
-        runtime.create(None)  # type: ignore[arg-type]
+        elsewhere.create(None)  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 
@@ -119,9 +119,7 @@ def test_missing_and_dead_sockets_are_named(monkeypatch: pytest.MonkeyPatch, tmp
         (None, "does not answer"),
     ],
 )
-def test_old_and_broken_engines_are_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answer: bytes | None, words: str
-) -> None:
+def test_old_and_broken_engines_are_named(tmp_path: Path, answer: bytes | None, words: str) -> None:
     """A server on the socket that says what an old engine says, or hangs up."""
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{tmp_path}/old.sock")
@@ -141,9 +139,10 @@ def test_old_and_broken_engines_are_named(
 
         thread = threading.Thread(target=serve)
         thread.start()
-        monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/old.sock")
         try:
-            assert words in (DockerRuntime("test", run_dir=tmp_path / "run").unavailable() or "")
+            assert words in (
+                DockerRuntime("test", f"unix://{tmp_path}/old.sock", run_dir=tmp_path / "run").unavailable() or ""
+            )
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join(10)

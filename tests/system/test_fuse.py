@@ -27,7 +27,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing.browse import Browse
 from snapshotd.errors import NotFound, SandboxFailed, Unsupported, UsageError
-from snapshotd.fuse.child import Child
+from snapshotd.fuse.child import MountProcess
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.kernel import mounts, namespaces
 from snapshotd.repo.writing.writer import PackRepository
@@ -440,8 +440,8 @@ class Browsed:
     def store(self, snapshot: Snapshot, tree: TreeID) -> None:
         self.catalog.set_stored(snapshot.id, tree, RecordID("e" * 64))
 
-    def mount(self, *more: str) -> Child:
-        child = Child([*CHILD, "browse", str(self.rig.saved()), str(self.catalog_path), str(self.point), *more])
+    def mount(self, *more: str) -> MountProcess:
+        child = MountProcess([*CHILD, "browse", str(self.rig.saved()), str(self.catalog_path), str(self.point), *more])
         self.rig.opened.callback(child.close)
         return child
 
@@ -638,7 +638,7 @@ def test_what_a_dead_server_left_goes(browsed: Browsed, monkeypatch: pytest.Monk
         def there() -> int:
             return sum(m.point == os.fsencode(browsed.point) for m in mounts.read_mountinfo(pid))
 
-        def mounted(browse: Browse) -> Child:
+        def mounted(browse: Browse) -> MountProcess:
             browse.mount(browsed.point, pid)
             (child,) = browse._mounts.values()
             assert there() == 1

@@ -68,7 +68,7 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(
     """Storing one snapshot ends the archive's process each time, also at the last try: what was stored with it was not
     durable yet."""
     agent = mind_rig.agent(engine)
-    monkeypatch.setattr("snapshotd.engine.storing.archive._RETRY_S", (0.05,))
+    monkeypatch.setattr("snapshotd.engine.storing.archive_queue._RETRY_S", (0.05,))
     archiver = engine._archive._archiver
     store_tree = archiver.tree
     poisonous: list[BlobID] = []

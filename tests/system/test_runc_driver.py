@@ -101,9 +101,8 @@ def test_a_sandbox_cannot_hold_a_command_for_ever(rig: Rig, monkeypatch: pytest.
         rig.shell(container, "rm /etc/passwd; mknod /etc/passwd p")
         assert (rig.work / "layers" / container.id / "upper/etc/passwd").is_fifo()
         assert rig.run(container, "true").code == 0  # the starter reads no file of the sandbox
-        monkeypatch.setenv("SNAPSHOTD_EXEC", "runc")
         begin = time.monotonic()
-        with pytest.raises(SandboxFailed, match="could not enter"):
+        with rig.by_runc(), pytest.raises(SandboxFailed, match="could not enter"):
             rig.start(container, "true")
         assert time.monotonic() - begin < 10
         rig.runtime.destroy(container.id)

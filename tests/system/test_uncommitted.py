@@ -75,7 +75,7 @@ def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
 
 def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a cold snapshot is removed before its layer is written, and nothing else happens after that."""
-    monkeypatch.setattr(evict, "BUDGET", "0")
+    monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
     agent = mind_rig.agent(engine)
     agent.tool("write", {}, "echo 0 > file")
     engine.stop(agent.id)

@@ -14,7 +14,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import DataLoss
 from snapshotd.repo.base import ObjectKind
-from snapshotd.repo.format.index import Entry, Index, PackRow, create_index
+from snapshotd.repo.format.index import Index, IndexEntry, PackRow, create_index
 from snapshotd.sqlite import remove
 from tests.golden import make_catalog
 
@@ -43,7 +43,7 @@ def _index(path: Path) -> None:
         (pack,) = index.packs()
         kinds = [ObjectKind.RECORD, *list(ObjectKind)]
         index.add_objects(
-            Entry(rng.randbytes(32), kinds[n % len(kinds)], pack.id, n * 10, 10, 20, None, 0) for n in range(900)
+            IndexEntry(rng.randbytes(32), kinds[n % len(kinds)], pack.id, n * 10, 10, 20, None, 0) for n in range(900)
         )
 
 

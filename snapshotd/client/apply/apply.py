@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from snapshotd.client.apply.git import Worktree
 from snapshotd.client.apply.host_change import HostChange, left_over, repair
 from snapshotd.client.apply.host_tree import HostTree
-from snapshotd.client.apply.plan import Item, Plan, Side, Source
+from snapshotd.client.apply.plan import ApplyPlan, Item, Side, TreeSource
 from snapshotd.client.results import AppliedInfo, ApplyInfo, ChangeInfo, SnapshotInfo
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, UsageError
 from snapshotd.types import short
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 WORKSPACE = b"workspace"
 
 
-class Snapshots:
-    """Two snapshots of `client`'s daemon below the directory `path`: a `Source`. UsageError, NotFound."""
+class SnapshotReader:
+    """Two snapshots of `client`'s daemon below the directory `path`: a `TreeSource`. UsageError, NotFound."""
 
     def __init__(self, client: Snapshotd, base: str, snapshot: str, path: bytes) -> None:
         parts = [part for part in path.split(b"/") if part not in (b"", b".")]
@@ -77,7 +77,7 @@ def commit_message(message: str, snapshot: SnapshotInfo) -> str:
     return f"{text}\n\nSnapshotd-Trajectory: {snapshot.trajectory}\nSnapshotd-Snapshot: {snapshot.id}\n"
 
 
-def apply(source: Source, to: Path, *, dry_run: bool, message: str | None = None) -> ApplyInfo:
+def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = None) -> ApplyInfo:
     """Everything but the ids in the answer. With `message`, a git commit is made of it. Errors leave the folder as it
     was."""
     with HostTree(to) as tree:
@@ -88,7 +88,7 @@ def apply(source: Source, to: Path, *, dry_run: bool, message: str | None = None
         undone = None if dry_run else repair(tree)
         worktree = None if message is None else Worktree(to)
         try:
-            plan = Plan(source, tree)
+            plan = ApplyPlan(source, tree)
         except OSError as exc:
             raise UsageError(f"{to} cannot be compared with a snapshot: {exc.strerror}; nothing was changed") from exc
         if undone is not None:
@@ -103,7 +103,7 @@ def apply(source: Source, to: Path, *, dry_run: bool, message: str | None = None
         return ApplyInfo("", "", dry_run, changes, tuple(plan.conflicts), plan.same, tuple(plan.warnings), commit)
 
 
-def _write(source: Source, tree: HostTree, plan: Plan) -> None:
+def _write(source: TreeSource, tree: HostTree, plan: ApplyPlan) -> None:
     root = os.fstat(tree.fd)
     owner = (root.st_uid, root.st_gid)
     with HostChange(tree) as change:
@@ -132,7 +132,7 @@ def _write(source: Source, tree: HostTree, plan: Plan) -> None:
         change.run()
 
 
-def _whole(source: Source, item: Item) -> Iterator[bytes]:
+def _whole(source: TreeSource, item: Item) -> Iterator[bytes]:
     """The snapshot's content, and DaemonUnavailable if it ended early."""
     count = 0
     for piece in source.content("snapshot", item.path):

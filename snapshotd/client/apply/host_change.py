@@ -39,7 +39,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ApplyStep:
     """`take`: rename `path` to `name` in the staging directory. `place`: the reverse. `mode`: give `path` the
     permissions `mode`. `stamp` is the entry before the step."""
 
@@ -53,8 +53,8 @@ class Step:
         return {**dataclasses.asdict(self), "path": base64.b64encode(self.path).decode()}
 
     @staticmethod
-    def of(data: dict[str, Any]) -> Step:
-        return Step(
+    def of(data: dict[str, Any]) -> ApplyStep:
+        return ApplyStep(
             data["op"], base64.b64decode(data["path"]), Stamp(**data["stamp"]), str(data["name"]), int(data["mode"])
         )
 
@@ -65,7 +65,7 @@ class HostChange:
 
     def __init__(self, tree: HostTree) -> None:
         self.tree = tree
-        self._steps: list[Step] = []
+        self._steps: list[ApplyStep] = []
         self._fd = -1
 
     def __enter__(self) -> HostChange:
@@ -87,7 +87,7 @@ class HostChange:
 
     def take(self, path: bytes, stamp: Stamp) -> None:
         """Take away what lies at `path`, and looked like this when it was decided."""
-        self._steps.append(Step("take", path, stamp, f"o{len(self._steps)}"))
+        self._steps.append(ApplyStep("take", path, stamp, f"o{len(self._steps)}"))
 
     def put_file(self, path: bytes, pieces: Iterable[bytes], permissions: int, owner: tuple[int, int]) -> None:
         name = f"n{len(self._steps)}"
@@ -128,11 +128,11 @@ class HostChange:
 
     def _placed(self, path: bytes, name: str) -> None:
         stamp = Stamp.of(os.lstat(name, dir_fd=self._fd))
-        self._steps.append(Step("place", path, stamp, name))
+        self._steps.append(ApplyStep("place", path, stamp, name))
 
     def change_mode(self, path: bytes, stamp: Stamp, permissions: int) -> None:
         special = stat.S_IMODE(stamp.mode) & ~0o777  # bits of the folder's own entry beyond the nine stay
-        self._steps.append(Step("mode", path, stamp, mode=special | permissions))
+        self._steps.append(ApplyStep("mode", path, stamp, mode=special | permissions))
 
     # -- doing it -------------------------------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ def repair(tree: HostTree) -> str | None:
 # -- steps, done and undone -------------------------------------------------------------------------------------------
 
 
-def _do(tree: HostTree, staging: int, step: Step) -> None:
+def _do(tree: HostTree, staging: int, step: ApplyStep) -> None:
     try:
         with tree.parent(step.path) as parent:
             name = base_name(step.path)
@@ -201,7 +201,7 @@ def _do(tree: HostTree, staging: int, step: Step) -> None:
         raise _changed(tree, step.path) from exc
 
 
-def _undo(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
+def _undo(tree: HostTree, staging: int, steps: Sequence[ApplyStep]) -> None:
     """Undo what was done of `steps`, the last first, and remove the journal. Conflict, with the journal left, when
     something stands in the way."""
     if _exists(staging, _DONE):
@@ -223,14 +223,14 @@ def _undo(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
     os.fsync(staging)
 
 
-def _flush(tree: HostTree, steps: Sequence[Step]) -> None:
+def _flush(tree: HostTree, steps: Sequence[ApplyStep]) -> None:
     """Make the renames durable."""
     for folder in {step.path.rpartition(b"/")[0] for step in steps}:
         with contextlib.suppress(FileNotFoundError, InTheWay), tree.parent(folder + b"/x" if folder else b"x") as fd:
             os.fsync(fd)
 
 
-def _undo_step(parent: int, staging: int, step: Step) -> None:
+def _undo_step(parent: int, staging: int, step: ApplyStep) -> None:
     name = base_name(step.path)
     if step.op == "take":
         if _exists(staging, step.name):
@@ -248,7 +248,7 @@ def _undo_step(parent: int, staging: int, step: Step) -> None:
         _chmod(parent, name, done, stat.S_IMODE(step.stamp.mode))
 
 
-def _check_undoable(tree: HostTree, staging: int, steps: Sequence[Step]) -> None:
+def _check_undoable(tree: HostTree, staging: int, steps: Sequence[ApplyStep]) -> None:
     """Conflict when an entry that was put, or the place of one that was taken away, is somebody else's by now."""
     known: dict[bytes, list[Stamp]] = {}
     for step in steps:
@@ -308,7 +308,7 @@ def _open_staging(tree: HostTree) -> int:
     return fd
 
 
-def _read_journal(tree: HostTree, staging: int) -> list[Step] | None:
+def _read_journal(tree: HostTree, staging: int) -> list[ApplyStep] | None:
     """The steps that are to be undone; None without a journal."""
     try:
         fd = os.open(_JOURNAL, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
@@ -317,7 +317,7 @@ def _read_journal(tree: HostTree, staging: int) -> list[Step] | None:
     with open(fd, "rb") as file:
         data = file.read(_JOURNAL_MAX_BYTES)
     try:
-        steps = [Step.of(item) for item in json.loads(data)]
+        steps = [ApplyStep.of(item) for item in json.loads(data)]
         well_formed = all(_is_path(step.path) and _NAME.fullmatch(step.name) for step in steps)
     except (ValueError, TypeError, KeyError):
         well_formed = False

@@ -37,7 +37,7 @@ MAX_PLAN_BYTES = 512 << 20
 """All merged texts together: they wait in memory until everything is decided."""
 
 
-class Source(Protocol):
+class TreeSource(Protocol):
     """Two snapshots, below one of their directories. Paths are relative to it."""
 
     def changes(self) -> Iterable[tuple[bytes, ChangeInfo]]:
@@ -75,10 +75,10 @@ class Unmergeable(Exception):  # noqa: N818 - a finding about one path
     """Why one path is a conflict."""
 
 
-class Plan:
+class ApplyPlan:
     """The changes to make, decided in the constructor. `items` in the order of the changes."""
 
-    def __init__(self, source: Source, tree: HostTree) -> None:
+    def __init__(self, source: TreeSource, tree: HostTree) -> None:
         self._source, self._tree = source, tree
         self._umask = _umask()
         self.items: list[Item] = []

@@ -24,7 +24,7 @@ from starlette.responses import Response
 import snapshotd
 from snapshotd.daemon.http import models
 from snapshotd.daemon.http.failures import failure_of
-from snapshotd.daemon.http.gate import Gate
+from snapshotd.daemon.http.gate import VersionGate
 from snapshotd.daemon.http.routes import approvals, files, images, mind, runs, snapshots, storage, values
 from snapshotd.daemon.http.routes import service as service_routes
 from snapshotd.daemon.http.routes.shared import Service
@@ -54,7 +54,7 @@ def create_app(service: Service) -> FastAPI:
         app.include_router(module.router, prefix=API_PREFIX)
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(Gate, pid=service.pid)
+    app.add_middleware(VersionGate, pid=service.pid)
     return app
 
 

@@ -31,7 +31,7 @@ class _BodyTooLarge(Exception):  # noqa: N818 - never leaves this module
     pass
 
 
-class Gate:
+class VersionGate:
     """ASGI middleware. A request without a version header is let through (curl); one of another version is not."""
 
     def __init__(self, app: ASGIApp, pid: int) -> None:

@@ -34,7 +34,7 @@ def time_or_none(at_ns: int | None) -> str | None:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def entry_json(entry: t.Entry) -> Json:
+def entry_json(entry: t.JournalEntry) -> Json:
     """One entry of a journal. `status` null: no end is recorded; `snapshot` null: no snapshot binds it yet."""
     return {
         "id": entry.id,

@@ -9,11 +9,10 @@ from pydantic import Field
 from snapshotd.daemon.http.models import Answer, Request, Trajectory, iso_time, path_json
 from snapshotd.daemon.http.wire import PRUNE_GRACE_S
 from snapshotd.engine import base
-from snapshotd.types import SnapshotState
+from snapshotd.types import SECONDS_MOST, SnapshotState
 
 _COUNT_MAX = 1 << 53
 """Largest integer that every reader of JSON keeps exactly."""
-_SECONDS_MAX = 10_000 * 366 * 86400
 
 
 class Policy(Request):
@@ -22,7 +21,7 @@ class Policy(Request):
 
     keep_last: int | None = Field(None, ge=0, le=_COUNT_MAX, description="The newest of each trajectory.")
     keep_within_s: float | None = Field(
-        None, gt=0, le=_SECONDS_MAX, allow_inf_nan=False, description="Those younger than this, in seconds."
+        None, gt=0, le=SECONDS_MOST, allow_inf_nan=False, description="Those younger than this, in seconds."
     )
     keep_every: int | None = Field(None, ge=1, le=_COUNT_MAX, description="Milestones: those whose seq it divides.")
     keep_failed: int | None = Field(None, ge=1, le=_COUNT_MAX, description="The newest whose tool call failed.")
@@ -56,7 +55,7 @@ class PruneRequest(Request):
     grace_s: float = Field(
         PRUNE_GRACE_S,
         ge=0,
-        le=_SECONDS_MAX,
+        le=SECONDS_MOST,
         allow_inf_nan=False,
         description="Packs younger than this stay as they are.",
     )

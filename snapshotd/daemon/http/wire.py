@@ -17,10 +17,6 @@ API_VERSION = "1.2"
 VERSION_HEADER = "X-Snapshotd-Version"
 API_PREFIX = "/v1"
 
-DEFAULT_STATE_DIR = Path("/var/lib/snapshotd")
-STATE_DIR_VARIABLE = "SNAPSHOTD_STATE_DIR"
-SOCKET_VARIABLE = "SNAPSHOTD_SOCKET"
-
 SOCKET_PATH_MAX_BYTES = 107
 """sockaddr_un has 108 bytes for the path and its closing zero (unix(7))."""
 BODY_MAX_BYTES = 8 << 20
@@ -93,7 +89,7 @@ def check_socket_path(path: Path) -> None:
     if length > SOCKET_PATH_MAX_BYTES:
         raise UsageError(
             f"the socket path {path} has {length} bytes, but the kernel allows {SOCKET_PATH_MAX_BYTES}; "
-            f"choose a shorter one, in {SOCKET_VARIABLE} for instance"
+            "choose a shorter one, in SNAPSHOTD_SOCKET for instance"
         )
 
 

@@ -18,13 +18,13 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from snapshotd.engine.host import packages
+from snapshotd.config import read
+from snapshotd.engine.host import system_packages
 from snapshotd.engine.mind import policy
 from snapshotd.errors import UsageError
 from snapshotd.kernel import features
 
 _FREE_BYTES_WANTED = 5 << 30
-_DOCKER_SOCKET = "/var/run/docker.sock"
 _DOCKER_TIMEOUT_S = 0.5
 _DOCKER_NEEDED = (20, 10)
 _RUNC_NEEDED = (1, 1)
@@ -60,8 +60,8 @@ def diagnose(state_dir: Path) -> list[Check]:
 def setup(progress: Callable[[str], None]) -> list[Check]:
     """Install the missing packages (Debian and Ubuntu, as root). One check per package that was missing; empty when
     none was."""
-    wanted = packages.missing("run")
-    reason = packages.install(wanted, progress)
+    wanted = system_packages.missing("run")
+    reason = system_packages.install(wanted, progress)
     checks = []
     for package in wanted:
         if package.missing():
@@ -141,7 +141,7 @@ def _cgroups() -> Check:
 
 def _programs() -> list[Check]:
     checks = []
-    for package in packages.PACKAGES:
+    for package in system_packages.PACKAGES:
         if package.level != "run":
             continue
         if package.missing():
@@ -171,7 +171,7 @@ def _docker() -> Check:
         "Docker engine",
         "only for `--runtime docker`: `apt-get install docker.io`, then start it; the runc driver needs none",
     )
-    address = os.environ.get("DOCKER_HOST", f"unix://{_DOCKER_SOCKET}")
+    address = read(only=("docker_host",)).docker_host
     if not address.startswith("unix://"):
         return Check(
             name, None, f"DOCKER_HOST is {urlsplit(address).scheme}://…; snapshotd needs an engine on this machine", fix
@@ -229,7 +229,9 @@ def _reflink(place: Path) -> Check:
     reason = features.reflink(place)
     if reason is None:
         return Check("reflink", True, f"{place} shares extents")
-    if not any(p.name == "xfsprogs" and p.missing() for p in packages.PACKAGES) and os.path.exists("/dev/loop-control"):
+    if not any(p.name == "xfsprogs" and p.missing() for p in system_packages.PACKAGES) and os.path.exists(
+        "/dev/loop-control"
+    ):
         return Check(
             "reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers"
         )

@@ -19,7 +19,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.secrecy import PROVIDER
 from snapshotd.errors import SandboxFailed
 from snapshotd.gateway.base import Gateway, GatewayHandler, Upstream
-from snapshotd.gateway.base import Provider as Family
+from snapshotd.gateway.base import ProviderKind as Family
 from snapshotd.kernel import network
 from snapshotd.kernel.namespaces import in_network_namespace
 from snapshotd.types import Network, short

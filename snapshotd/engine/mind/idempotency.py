@@ -11,7 +11,7 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.mind.replay import canonical
-from snapshotd.types import CallStatus, Entry, SideEffect, Trajectory
+from snapshotd.types import CallStatus, JournalEntry, SideEffect, Trajectory
 
 
 class Keys:
@@ -34,7 +34,7 @@ class Keys:
 def cut_off(catalog: Catalog, trajectory: Trajectory) -> Keys:
     """The keys of the trajectory's own calls that were cut off. A fork draws its own keys, because a call of its source
     may have ended there."""
-    unknown: dict[str, Entry] = {}
+    unknown: dict[str, JournalEntry] = {}
     used: set[str] = set()
     for entries in (catalog.journal(trajectory.head, since=trajectory.began), catalog.unbound(trajectory.id)):
         for entry in entries:

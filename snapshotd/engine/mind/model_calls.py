@@ -32,13 +32,13 @@ from snapshotd.errors import Denied, SnapshotdError, Unsupported
 from snapshotd.gateway.base import (
     REPLAY_LIMIT_BYTES,
     ModelCall,
-    Recorded,
+    RecordedReply,
     ReplyContent,
     ToolResult,
     TurnReply,
     TurnRequest,
 )
-from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolCall, new_id
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, ToolCall, new_id
 
 MAX_DIALOGS = 16
 """Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is
@@ -82,7 +82,7 @@ class ModelCalls:
         self._turns: dict[int, _Turn] = {}
         self._lock = threading.Lock()
 
-    def turn(self, request: TurnRequest) -> Recorded | None:
+    def turn(self, request: TurnRequest) -> RecordedReply | None:
         """See `GatewayHandler.turn`."""
         dialog, known = self._dialog(request)
         replaying = self._recorder.replaying
@@ -137,7 +137,7 @@ class ModelCalls:
 
     # -- tools ---------------------------------------------------------------------------------------------------------
 
-    def _open_tool(self, call: ModelCall, model: Entry) -> None:
+    def _open_tool(self, call: ModelCall, model: JournalEntry) -> None:
         """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
         with self._lock:
             if call.id in self._tools:
@@ -220,7 +220,7 @@ class ModelCalls:
             self._tools.pop(result.id, None)
         return True
 
-    def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: Entry) -> Recorded:
+    def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: JournalEntry) -> RecordedReply:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
         recorded runs for real."""
         recorded = _recorded(entry)
@@ -247,7 +247,9 @@ class ModelCalls:
             self._recorder.message(message, rid=_rid(dialog, at, number, message))
         self._heard(dialog, at, content.digests)
 
-    def _unheard(self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]) -> Recorded | None:
+    def _unheard(
+        self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]
+    ) -> RecordedReply | None:
         """Returns a recorded reply that the agent never received: the daemon was killed in between, and the agent
         repeats its request. The rest of the reply's recording is completed here, as far as it is missing."""
         self._resumed.discard(dialog.number)
@@ -365,18 +367,18 @@ def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
     }
 
 
-def _recorded(entry: Entry) -> Recorded:
+def _recorded(entry: JournalEntry) -> RecordedReply:
     """The reply of an entry, to be sent again. Unsupported: it was not kept."""
     result = entry.result
     if "body_b64" in result:
-        return Recorded(
+        return RecordedReply(
             result["status"], result["content_type"], base64.b64decode(result["body_b64"]), result["complete"]
         )
     if "body" in result:
-        return Recorded(result["status"], result["content_type"], result["body"].encode(), result["complete"])
+        return RecordedReply(result["status"], result["content_type"], result["body"].encode(), result["complete"])
     if entry.status is CallStatus.DONE:
         raise Unsupported(
             f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot "
             "without resuming, and start an agent there"
         )
-    return Recorded(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")
+    return RecordedReply(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")

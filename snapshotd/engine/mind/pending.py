@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
-from snapshotd.types import CallID, Entry, EntryKind, Message, SideEffect, SnapshotID
+from snapshotd.types import CallID, EntryKind, JournalEntry, Message, SideEffect, SnapshotID
 
 T = TypeVar("T")
 MAX_OPEN_CALLS = 1024
@@ -34,7 +34,7 @@ _REMEMBERED = 64
 class Open:
     """A call that has begun. `entry` of a task is recorded when it ends."""
 
-    entry: Entry
+    entry: JournalEntry
     clock_ns: int
     said: int = 0
     """Messages that were appended from within it."""
@@ -62,7 +62,7 @@ class Pending:
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
-    def begin(self, entry: Entry, record: Callable[[Entry], None]) -> Open:
+    def begin(self, entry: JournalEntry, record: Callable[[JournalEntry], None]) -> Open:
         """Open a call: `record` writes the intent, with the values that were waiting. A task is recorded when it ends:
         events inside it have entries of their own, and the first of them takes the values. LimitExceeded, Conflict;
         errors of `record`: the values then wait on."""
@@ -81,12 +81,12 @@ class Pending:
             opened = self._open[entry.id] = Open(entry, time.perf_counter_ns())
         return opened
 
-    def taking(self, entry: Entry, record: Callable[[Entry], T]) -> T:
+    def taking(self, entry: JournalEntry, record: Callable[[JournalEntry], T]) -> T:
         """Record an entry, with the values that were waiting. If `record` raises, the values go on waiting."""
         with self._sandbox.lock:
             return self._taking(entry, record)[1]
 
-    def _taking(self, entry: Entry, record: Callable[[Entry], T]) -> tuple[Entry, T]:
+    def _taking(self, entry: JournalEntry, record: Callable[[JournalEntry], T]) -> tuple[JournalEntry, T]:
         facts, self._facts = self._facts, []
         entry = replace(entry, facts=(*({"kind": fact.kind, "value": fact.value} for fact in facts), *entry.facts))
         self._note({"begun": entry.id})
@@ -144,7 +144,7 @@ class Pending:
         with self._sandbox.lock:
             return next(((fact.value,) for fact in self._facts if rid is not None and fact.rid == rid), None)
 
-    def reopen(self, entry: Entry) -> Open:
+    def reopen(self, entry: JournalEntry) -> Open:
         """Go on with a call that is open in the catalog alone."""
         with self._sandbox.lock:
             return self._open.get(entry.id) or self._reopen(entry, 0)
@@ -192,7 +192,7 @@ class Pending:
         return {key: value for key, value in residue.items() if value}
 
     def restore(
-        self, record: live.LiveRecord, head: SnapshotID, entries: Iterable[Entry], known: Callable[[str], bool]
+        self, record: live.LiveRecord, head: SnapshotID, entries: Iterable[JournalEntry], known: Callable[[str], bool]
     ) -> None:
         """Go on with the notes of an earlier daemon since `head`. `entries`: the catalog's open ones. `known`: tells if
         the catalog has an entry of that id."""
@@ -228,13 +228,13 @@ class Pending:
                 elif call_id in self._open:
                     self._open[call_id].said = what["said"]
 
-    def _reopen(self, entry: Entry, said: int) -> Open:
+    def _reopen(self, entry: JournalEntry, said: int) -> Open:
         opened = Open(entry, time.perf_counter_ns() - max(0, time.time_ns() - entry.began_at_ns), said)
         self._open[entry.id] = opened
         return opened
 
 
-def _of_task(entry: Entry) -> dict[str, Any]:
+def _of_task(entry: JournalEntry) -> dict[str, Any]:
     return {
         "name": entry.name,
         "arguments": entry.arguments,
@@ -246,8 +246,8 @@ def _of_task(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _as_task(call_id: str, fields: dict[str, Any]) -> Entry:
-    return Entry(
+def _as_task(call_id: str, fields: dict[str, Any]) -> JournalEntry:
+    return JournalEntry(
         CallID(call_id),
         EntryKind.TASK,
         fields["name"],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.errors import UsageError
-from snapshotd.types import SideEffect
+from snapshotd.types import SECONDS, SideEffect
 
 FILE_NAME = "policy.toml"
 MAX_BYTES = 1 << 20
@@ -30,7 +30,6 @@ MAX_PATTERN_CHARS = 1000
 
 Action = Literal["approve", "allow", "deny"]
 _ACTIONS = ("approve", "allow", "deny")
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _RULE_KEYS = {"tool", "arguments", "side_effect", "action", "expires", "reason"}
 
 
@@ -78,7 +77,7 @@ class Ruling:
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class ApprovalPolicy:
     rules: tuple[Rule, ...] = ()
     expires_s: float | None = None
     """Time for which an approval waits if no rule gives one; None: for ever."""
@@ -99,17 +98,17 @@ class PolicyFile:
     """The file of one state directory. Thread-safe."""
 
     path: Path
-    _known: tuple[tuple[int, int, int], Policy | UsageError] | None = None
+    _known: tuple[tuple[int, int, int], ApprovalPolicy | UsageError] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def read(self) -> Policy:
+    def read(self) -> ApprovalPolicy:
         """The policy in the file now; without a file, no call is gated. UsageError, naming file and line."""
         with self._lock:
             try:
                 st = os.stat(self.path)
             except FileNotFoundError:
                 self._known = None
-                return Policy()
+                return ApprovalPolicy()
             except OSError as exc:
                 raise UsageError(
                     f"the policy {self.path} cannot be read: {exc.strerror}; no call that it may gate can run"
@@ -122,7 +121,7 @@ class PolicyFile:
             raise UsageError(known.message)
         return known
 
-    def _load(self) -> Policy | UsageError:
+    def _load(self) -> ApprovalPolicy | UsageError:
         try:
             with open(self.path, "rb") as f:
                 data = f.read(MAX_BYTES + 1)
@@ -135,7 +134,7 @@ class PolicyFile:
             return UsageError(f"the policy {self.path} cannot be read: {exc}; no call that it may gate can run")
 
 
-def parse(text: str, source: str) -> Policy:
+def parse(text: str, source: str) -> ApprovalPolicy:
     """A policy from its TOML. UsageError naming `source` and the line."""
     try:
         document = tomllib.loads(text)
@@ -153,7 +152,9 @@ def parse(text: str, source: str) -> Policy:
         where = f", [[rule]] number {index + 1}" + (f" in line {lines[index]}" if index < len(lines) else "")
         parsed.append(_rule(rule, source, where))
     defaults = _table(document, "defaults", {"expires"}, source)
-    return Policy(tuple(parsed), _duration(defaults.get("expires"), source, ", [defaults]"), _webhook(document, source))
+    return ApprovalPolicy(
+        tuple(parsed), _duration(defaults.get("expires"), source, ", [defaults]"), _webhook(document, source)
+    )
 
 
 def _rule_lines(text: str) -> list[int]:
@@ -228,7 +229,7 @@ def _duration(value: Any, source: str, where: str) -> float | None:
     found = re.fullmatch(r"(\d{1,6})([smhdw])", value) if isinstance(value, str) else None
     if found is None or int(found[1]) == 0:
         raise _wrong(source, where, 'must have `expires` as a number with a unit, as in "90s", "30m", "2h" or "7d"')
-    return float(int(found[1]) * _UNITS_S[found[2]])
+    return float(int(found[1]) * SECONDS[found[2]])
 
 
 def _wrong(source: str, where: str, what: str) -> UsageError:

@@ -39,8 +39,8 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     Ended,
-    Entry,
     EntryKind,
+    JournalEntry,
     Message,
     SideEffect,
     Snapshot,
@@ -85,7 +85,7 @@ class Recorder:
         self._retelling = None if resumption is None else Retelling(context.catalog, resumption.began, resumption.head)
         self._reached = None if resumption is None else resumption.began
         """The newest snapshot whose call has been replayed."""
-        self._replayed_models: list[Entry] = []
+        self._replayed_models: list[JournalEntry] = []
         """Model calls that were replayed since then."""
         self._went_live = False
         """The next answer has to say so."""
@@ -145,7 +145,7 @@ class Recorder:
                 self._retelling.reach(recorded.snapshot.messages)
             return recorded
 
-    def _met(self, entry: Entry) -> Recorded:
+    def _met(self, entry: JournalEntry) -> Recorded:
         own = None
         if entry.snapshot is not None:
             snapshot = self._catalog.get_snapshot(entry.snapshot)
@@ -161,7 +161,7 @@ class Recorder:
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(self._revealed(entry), own)
 
-    def _met_kept(self, entry: Entry) -> Recorded:
+    def _met_kept(self, entry: JournalEntry) -> Recorded:
         """The answer for a task that stayed completed when another task was retried: its files and values are in the
         sandbox already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
@@ -170,7 +170,7 @@ class Recorder:
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(self._revealed(entry), None)
 
-    def _revealed(self, entry: Entry) -> Entry:
+    def _revealed(self, entry: JournalEntry) -> JournalEntry:
         """An entry as the program knows it."""
         error = None if entry.error is None else self.funnel.reveal_text(entry.error)
         return replace(entry, result=self.funnel.reveal(entry.result), error=error)
@@ -214,7 +214,7 @@ class Recorder:
         if self.diverged is not None:
             raise self.diverged
 
-    def _other_than(self, recorded: Entry | None, actual: str) -> None:
+    def _other_than(self, recorded: JournalEntry | None, actual: str) -> None:
         """A fork goes live from the last snapshot that matched; a resume is refused."""
         assert self._resumption is not None
         assert self._reached is not None
@@ -280,7 +280,7 @@ class Recorder:
         if intent.task is not None:
             details["task"] = conceal(intent.task)
         call_id = CallID(intent.call_id)
-        entry = Entry(
+        entry = JournalEntry(
             id=call_id,
             kind=intent.kind,
             name=conceal(intent.name),
@@ -297,7 +297,7 @@ class Recorder:
             hit("engine.journal.begun")
         return opened
 
-    def _record(self, entry: Entry) -> None:
+    def _record(self, entry: JournalEntry) -> None:
         self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
 
     def restore(self, record: LiveRecord) -> None:
@@ -320,7 +320,7 @@ class Recorder:
             )
             self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
 
-    def known(self, call_id: str) -> Entry | None:
+    def known(self, call_id: str) -> JournalEntry | None:
         """The trajectory's entry of this id; None if it has none."""
         try:
             trajectory, entry = self._catalog.find_entry(call_id)
@@ -328,7 +328,7 @@ class Recorder:
             return None
         return entry if trajectory == self.sandbox.trajectory.id and entry.id == call_id else None
 
-    def reply(self, name: str, arguments: Any) -> Entry | None:
+    def reply(self, name: str, arguments: Any) -> JournalEntry | None:
         """The newest reply to such a model call that no snapshot binds yet; None if there is none."""
         asked = (EntryKind.MODEL, self.funnel.conceal_text(name), self.funnel.conceal(arguments), CallStatus.DONE)
         for entry in reversed(self._catalog.unbound(self.sandbox.trajectory.id)):
@@ -414,7 +414,7 @@ class Recorder:
         """Something that is recorded when it has ended (a task, a named snapshot), with its snapshot. `call.id` becomes
         the entry's."""
         self._check_diverged()
-        entry = Entry(
+        entry = JournalEntry(
             id=call.id,
             kind=kind,
             name=name,
@@ -457,7 +457,7 @@ class Recorder:
 
     def answered(self, call_id: CallID, name: str, arguments: Any, result: Any, *, began_at_ns: int) -> None:
         """A question that was asked and answered."""
-        entry = Entry(
+        entry = JournalEntry(
             id=call_id,
             kind=EntryKind.QUESTION,
             name=name,
@@ -477,7 +477,7 @@ class Recorder:
 
     def unrecorded(self, name: str, arguments: Any) -> Open:
         """A call that a replayed program makes by itself; its end is recorded already."""
-        entry = Entry(CallID(new_id()), EntryKind.TOOL, name, arguments, self.sandbox.head, time.time_ns())
+        entry = JournalEntry(CallID(new_id()), EntryKind.TOOL, name, arguments, self.sandbox.head, time.time_ns())
         return Open(entry, time.perf_counter_ns())
 
     def live_if_exhausted(self) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Snapshot
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Snapshot
 
 _OUTCOMES = (CallStatus.DONE, CallStatus.FAILED)
 
@@ -35,7 +35,7 @@ first."""
 class Recorded:
     """An entry that was answered from the journal. `snapshot`: its own, if it ended with one."""
 
-    entry: Entry
+    entry: JournalEntry
     snapshot: Snapshot | None
 
 
@@ -46,14 +46,14 @@ class Resumption:
 
     began: Snapshot
     head: Snapshot
-    entries: tuple[Entry, ...]
+    entries: tuple[JournalEntry, ...]
     branching: bool = False
 
 
 class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to turn into an error or a new branch
     """The program asks for something else than the recorded entry that comes next."""
 
-    def __init__(self, recorded: Entry) -> None:
+    def __init__(self, recorded: JournalEntry) -> None:
         super().__init__(recorded.name)
         self.recorded = recorded
 
@@ -61,7 +61,7 @@ class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to tu
 class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[JournalEntry]) -> None:
         left = (
             entry for entry in _with_denials(list(entries)) if entry.status in _OUTCOMES and not _passed_over(entry)
         )
@@ -81,11 +81,11 @@ class Replay:
         return all(entry.snapshot is None for entry in self._left)
 
     @property
-    def next(self) -> Entry | None:
+    def next(self) -> JournalEntry | None:
         """The recorded entry that comes next."""
         return self._left[0] if self._left else None
 
-    def match(self, kind: EntryKind, name: str, arguments: Any) -> Entry | None:
+    def match(self, kind: EntryKind, name: str, arguments: Any) -> JournalEntry | None:
         """Take the entry that this is; None when all have been met. Raises Mismatch."""
         if not self._left:
             return None
@@ -96,7 +96,7 @@ class Replay:
                 return self._take(index)
         raise Mismatch(self._left[0])
 
-    def skip_task(self, name: str) -> Entry | None:
+    def skip_task(self, name: str) -> JournalEntry | None:
         """Take the end of a task that begins now, with all that was recorded inside of it; None if it is not recorded
         that it completed."""
         found = (index for index, entry in enumerate(self._left) if entry.kind is EntryKind.TASK and entry.name == name)
@@ -124,12 +124,12 @@ class Replay:
                 return
             yield index
 
-    def _take(self, index: int) -> Entry:
+    def _take(self, index: int) -> JournalEntry:
         self.matched += 1
         return self._left.pop(index)
 
 
-def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
+def _with_denials(entries: list[JournalEntry]) -> Iterable[JournalEntry]:
     """The entries; a model's entry carries the denials of its reply."""
     why = {
         entry.details[OF_MODEL]: entry.error
@@ -141,17 +141,17 @@ def _with_denials(entries: list[Entry]) -> Iterable[Entry]:
         yield replace(entry, details={**entry.details, REPLY_DENIED: why[entry.id]}) if denied else entry
 
 
-def _passed_over(entry: Entry) -> bool:
+def _passed_over(entry: JournalEntry) -> bool:
     """True if the entry is matched by other means, or not at all: an agent behind the gateway never learns of a denied
     call."""
     return KEPT in entry.details or (DENIED in entry.details and "gateway" in entry.details)
 
 
-def _without_repeated(entries: Iterable[Entry]) -> list[Entry]:
+def _without_repeated(entries: Iterable[JournalEntry]) -> list[JournalEntry]:
     """Without the failed requests on the wire that their sender repeated until they were answered, and without those at
     the end: a program that runs again asks once. A request that failed for good fails again, if the program went on
     after it."""
-    left: list[Entry] = []
+    left: list[JournalEntry] = []
     answered: set[tuple[str, str]] = set()
     for entry in reversed(list(entries)):
         if entry.kind is EntryKind.MODEL and entry.details.get("gateway"):
@@ -168,8 +168,8 @@ class Kept:
     """The entries of tasks that stayed completed when another was retried: met whenever the program comes to them, also
     after the end of the journal. Not thread-safe."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
-        self._of: dict[str, list[Entry]] = {}
+    def __init__(self, entries: Iterable[JournalEntry]) -> None:
+        self._of: dict[str, list[JournalEntry]] = {}
         for entry in entries:
             if entry.status in _OUTCOMES and KEPT in entry.details:
                 task = entry.name if entry.kind is EntryKind.TASK else entry.details.get("task")
@@ -180,7 +180,7 @@ class Kept:
         """True if nothing is left to be met."""
         return not any(self._of.values())
 
-    def take(self, kind: EntryKind, name: str, arguments: Any, task: str | None) -> Entry | None:
+    def take(self, kind: EntryKind, name: str, arguments: Any, task: str | None) -> JournalEntry | None:
         """Take the recorded entry of a call in this task; for the end of a task, the entry of that name."""
         left = self._of.get(name if kind is EntryKind.TASK else task or "", [])
         wanted = canonical(arguments)
@@ -189,7 +189,7 @@ class Kept:
                 return left.pop(index)
         return None
 
-    def skip_task(self, name: str) -> Entry | None:
+    def skip_task(self, name: str) -> JournalEntry | None:
         """Take the end of a task with all that happened in it."""
         found = [entry for entry in self._of.get(name, ()) if entry.kind is EntryKind.TASK]
         if found:
@@ -197,7 +197,7 @@ class Kept:
         return found[0] if found else None
 
 
-def _runs(entries: Iterable[Entry]) -> dict[CallID, int]:
+def _runs(entries: Iterable[JournalEntry]) -> dict[CallID, int]:
     """Numbers of the runs of calls that overlapped, one after the other. A task counts as its end: its inside has an
     order of its own."""
     runs: dict[CallID, int] = {}
@@ -211,11 +211,11 @@ def _runs(entries: Iterable[Entry]) -> dict[CallID, int]:
     return runs
 
 
-def _ended(entry: Entry) -> int:
+def _ended(entry: JournalEntry) -> int:
     return entry.began_at_ns if entry.ended_at_ns is None else entry.ended_at_ns
 
 
-def _within(entry: Entry, task: Entry) -> bool:
+def _within(entry: JournalEntry, task: JournalEntry) -> bool:
     named = entry.details.get("task")
     if named is not None:
         return bool(named == task.name)

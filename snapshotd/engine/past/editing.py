@@ -28,7 +28,7 @@ from snapshotd.errors import LimitExceeded, NotFound, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.amend import amend
-from snapshotd.types import CallID, CallStatus, Entry, Message, Snapshot, Trajectory, TrajectoryID, new_id, short
+from snapshotd.types import CallID, CallStatus, JournalEntry, Message, Snapshot, Trajectory, TrajectoryID, new_id, short
 
 MAX_MODE = 0o7777
 
@@ -81,7 +81,7 @@ class Editing:
         *,
         follows: Snapshot,
         kept: int,
-        entries: list[Entry] | None,
+        entries: list[JournalEntry] | None,
     ) -> None:
         """Make the edits in the fork, in one step; or remove the fork."""
         try:
@@ -112,7 +112,9 @@ class Editing:
 
     # -- mind ----------------------------------------------------------------------------------------------------------
 
-    def _entries(self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]) -> list[Entry] | None:
+    def _entries(
+        self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]
+    ) -> list[JournalEntry] | None:
         """The snapshot's entries with the call's new result; None: the entries stay."""
         if request.result is None:
             return None

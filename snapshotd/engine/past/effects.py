@@ -29,8 +29,8 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     Compensation,
-    Entry,
     EntryKind,
+    JournalEntry,
     SideEffect,
     Snapshot,
     ToolCall,
@@ -71,12 +71,14 @@ class Effects:
         present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
         return self._effects(trajectory.id, self._abandoned(trajectory.id), present)
 
-    def _abandoned(self, trajectory: TrajectoryID) -> Iterable[Entry]:
+    def _abandoned(self, trajectory: TrajectoryID) -> Iterable[JournalEntry]:
         for snapshot in self._catalog.snapshots(trajectory):
             if snapshot.follows is not None and snapshot.parent is not None:
                 yield from self._catalog.journal(snapshot.parent, since=snapshot.follows)
 
-    def _effects(self, trajectory: TrajectoryID, entries: Iterable[Entry], held: Iterable[Entry]) -> list[Effect]:
+    def _effects(
+        self, trajectory: TrajectoryID, entries: Iterable[JournalEntry], held: Iterable[JournalEntry]
+    ) -> list[Effect]:
         """A call that `retry` has kept counts as the call that was recorded first, on any line."""
         known = {_origin(entry) for entry in held}
         found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
@@ -118,7 +120,7 @@ class Effects:
             self._run(sandbox, effect.entry, effect.compensation)
         return [replace(effect, compensated=self._became(effect.entry.id)) for effect in effects]
 
-    def _run(self, sandbox: Sandbox, entry: Entry, argv: tuple[str, ...]) -> None:
+    def _run(self, sandbox: Sandbox, entry: JournalEntry, argv: tuple[str, ...]) -> None:
         arguments = {"call": entry.id, "tool": entry.name, "argv": list(argv)}
         self._gate.admit(
             sandbox,
@@ -135,7 +137,7 @@ class Effects:
         with sandbox.command():
             self._make_up(sandbox, entry, argv, arguments)
 
-    def _make_up(self, sandbox: Sandbox, entry: Entry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:
+    def _make_up(self, sandbox: Sandbox, entry: JournalEntry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:
         reveal = self._context.secrecy.of(sandbox.trajectory).reveal
         environment = (("SNAPSHOTD_CALL", self._describe(entry, reveal)),)
         compensations = self._catalog.compensations
@@ -173,7 +175,7 @@ class Effects:
     def _step(self, sandbox: Sandbox, call: ToolCall) -> Snapshot:
         return commit_step(self._catalog, sandbox, call, self._listener)
 
-    def _describe(self, entry: Entry, reveal: Callable[[Any], Any]) -> str:
+    def _describe(self, entry: JournalEntry, reveal: Callable[[Any], Any]) -> str:
         """The call as JSON, in the size that a variable can have: without the result, and without the arguments too, if
         need be."""
         call = {
@@ -192,7 +194,7 @@ class Effects:
             {**call, "arguments": None, "arguments_omitted": True, "result": None, "result_omitted": True}
         )
 
-    def result(self, entry: Entry, limit_bytes: int) -> tuple[Any, bool]:
+    def result(self, entry: JournalEntry, limit_bytes: int) -> tuple[Any, bool]:
         """A call's result, and True if it is known. It is unknown if it is longer than `limit_bytes`, no JSON, or
         damaged."""
         if entry.snapshot is None:
@@ -213,7 +215,7 @@ class Effects:
             return None, False
 
 
-def compensation_of(entry: Entry) -> tuple[str, ...] | None:
+def compensation_of(entry: JournalEntry) -> tuple[str, ...] | None:
     """The command that was registered for a call; None if there is none that could be run."""
     registered = entry.details.get("compensate")
     argv = registered.get("argv") if isinstance(registered, dict) else None
@@ -228,18 +230,18 @@ def compensation_of(entry: Entry) -> tuple[str, ...] | None:
     return tuple(argv)
 
 
-def task_of(entry: Entry) -> str | None:
+def task_of(entry: JournalEntry) -> str | None:
     """The subtask that a call belongs to."""
     named = entry.details.get("task")
     return named if isinstance(named, str) else None
 
 
-def _origin(entry: Entry) -> CallID:
+def _origin(entry: JournalEntry) -> CallID:
     """The id under which a call was recorded first."""
     return CallID(entry.details.get(KEPT, entry.id))
 
 
-def _happened(entry: Entry) -> bool:
+def _happened(entry: JournalEntry) -> bool:
     """True if the call happened or may have happened: a call that was cut off counts, until a person decides to skip
     it."""
     return entry.kind is EntryKind.TOOL and entry.details.get("decided") != "skip" and DENIED not in entry.details

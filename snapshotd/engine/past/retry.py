@@ -26,7 +26,18 @@ from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.layers.amend import amend
 from snapshotd.trees import apply, diff
 from snapshotd.trees.base import Change
-from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Kind, Snapshot, SnapshotID, Trajectory, new_id, short
+from snapshotd.types import (
+    CallID,
+    CallStatus,
+    EntryKind,
+    JournalEntry,
+    Kind,
+    Snapshot,
+    SnapshotID,
+    Trajectory,
+    new_id,
+    short,
+)
 
 MAX_PATHS = 250_000
 """Paths in one comparison; more would take too much memory."""
@@ -192,7 +203,7 @@ class Retry:
 
     # -- the journal ---------------------------------------------------------------------------------------------------
 
-    def _again(self, kept: _Kept) -> list[Entry]:
+    def _again(self, kept: _Kept) -> list[JournalEntry]:
         """The recorded entries of a kept task, for the new line of the journal."""
         recorded = self._catalog.journal(kept.ended.id, since=kept.began.id)
         own = [
@@ -202,7 +213,7 @@ class Retry:
         ]
         return [self._as_kept(entry, kept) for entry in own]
 
-    def _as_kept(self, entry: Entry, kept: _Kept) -> Entry:
+    def _as_kept(self, entry: JournalEntry, kept: _Kept) -> JournalEntry:
         result, known = self._effects.result(entry, MAX_RESULT_BYTES)
         if not known:
             raise LimitExceeded(
@@ -215,7 +226,7 @@ class Retry:
         )
 
 
-def _is_end(entry: Entry, task: str) -> bool:
+def _is_end(entry: JournalEntry, task: str) -> bool:
     return entry.kind is EntryKind.TASK and entry.name == task and entry.status is CallStatus.DONE
 
 

@@ -30,7 +30,7 @@ from snapshotd.trees.view import View
 from snapshotd.types import (
     CallStatus,
     Ended,
-    Entry,
+    JournalEntry,
     LayerID,
     Message,
     Snapshot,
@@ -133,7 +133,7 @@ class Rewinding:
         if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
-    def _cut_off(self, sandbox: Sandbox) -> list[Entry]:
+    def _cut_off(self, sandbox: Sandbox) -> list[JournalEntry]:
         unbound = self._catalog.unbound(sandbox.trajectory.id)
         for entry in unbound:
             if entry.status is None:
@@ -148,7 +148,7 @@ class Rewinding:
         *,
         files: Snapshot | None,
         follows: Snapshot | None,
-        entries: Sequence[Entry] = (),
+        entries: Sequence[JournalEntry] = (),
         state: dict[str, Any] | None = None,
         change: LayerMaker | None = None,
     ) -> Snapshot:

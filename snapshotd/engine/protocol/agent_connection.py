@@ -29,7 +29,7 @@ from snapshotd.engine.protocol.agent_handler import (
     Intent,
     Outcome,
 )
-from snapshotd.engine.protocol.agent_wire import Disconnected, Malformed, Request, Wire
+from snapshotd.engine.protocol.agent_wire import AgentRequest, Disconnected, Malformed, Wire
 from snapshotd.errors import (
     Conflict,
     InternalError,
@@ -68,7 +68,7 @@ class Server(Protocol):
     def parking(self, pid: int, parked: bool, reason: str | None = None) -> AbstractContextManager[None]: ...
 
 
-class Connection:
+class AgentConnection:
     """One peer."""
 
     def __init__(self, server: Server, connected: socket.socket) -> None:
@@ -92,7 +92,7 @@ class Connection:
         except Malformed as malformed:
             self.fail(malformed.error)
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: AgentRequest) -> None:
         action = _ACTIONS.get(request.op)
         if action is None:
             raise Malformed(
@@ -122,13 +122,13 @@ class Connection:
         self.wire.skip_body()
         self.wire.send({"id": request.id, **answer}, body)
 
-    def _parked(self, request: Request) -> AbstractContextManager[None]:
+    def _parked(self, request: AgentRequest) -> AbstractContextManager[None]:
         fields = request.fields
         return self._server.parking(
             self.pid, wire.boolean(fields, "parked"), wire.optional_text(fields, "unparked_because")
         )
 
-    def _value(self, request: Request, key: str) -> tuple[Any] | None:
+    def _value(self, request: AgentRequest, key: str) -> tuple[Any] | None:
         """The value of a field, or of the body; None where there is neither."""
         if request.body_bytes is not None:
             return (wire.parse_json(b"".join(self.wire.body())),)
@@ -136,7 +136,7 @@ class Connection:
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
-    def _hello(self, request: Request) -> Answer:
+    def _hello(self, request: AgentRequest) -> Answer:
         version = request.fields.get("version")
         if version != VERSION or isinstance(version, bool):
             raise Malformed(
@@ -155,7 +155,7 @@ class Connection:
         self._greeted = True
         return {**facts, "version": VERSION, "body_limit_bytes": self._server.body_limit_bytes}
 
-    def _call_begin(self, request: Request) -> Answer:
+    def _call_begin(self, request: AgentRequest) -> Answer:
         intent = self._intent(request)
         again = wire.boolean(request.fields, "again")
         if intent.call_id in self.open_calls and not again:
@@ -168,7 +168,7 @@ class Connection:
             self.open_calls.add(intent.call_id)
         return answer
 
-    def _intent(self, request: Request) -> Intent:
+    def _intent(self, request: AgentRequest) -> Intent:
         fields = request.fields
         kind = wire.one_of(fields, "kind", [str(kind) for kind in _KINDS], default="tool")
         side_effect = wire.one_of(fields, "side_effect", [str(effect) for effect in SideEffect], default="local")
@@ -190,7 +190,7 @@ class Connection:
             wire.boolean(fields, "skippable"),
         )
 
-    def _call_end(self, request: Request) -> Answer:
+    def _call_end(self, request: AgentRequest) -> Answer:
         fields = request.fields
         call_id = wire.call_id(fields)
         status = CallStatus(wire.one_of(fields, "status", ["done", "failed"]))
@@ -220,7 +220,7 @@ class Connection:
             if writer is not None:
                 writer.discard()
 
-    def _output(self, request: Request) -> Answer:
+    def _output(self, request: AgentRequest) -> Answer:
         fields = request.fields
         call_id = wire.call_id(fields)
         stream = wire.one_of(fields, "stream", ["stdout", "stderr"])
@@ -233,14 +233,14 @@ class Connection:
         self._handler.output(call_id, "stdout" if stream == "stdout" else "stderr", data, _rid(request))
         return {}
 
-    def _fact(self, request: Request) -> Answer:
+    def _fact(self, request: AgentRequest) -> Answer:
         return {
             "value": self._handler.fact(
                 wire.label(request.fields, "kind", 64), request.fields.get("value"), _rid(request)
             )
         }
 
-    def _message(self, request: Request) -> Answer:
+    def _message(self, request: AgentRequest) -> Answer:
         role = wire.label(request.fields, "role", 64)
         content = self._value(request, "content")
         if content is None:
@@ -248,7 +248,7 @@ class Connection:
         self._handler.message(role, content[0], _within(request), _rid(request))
         return {}
 
-    def _messages(self, request: Request) -> Answer:
+    def _messages(self, request: AgentRequest) -> Answer:
         offset = wire.integer(request.fields, "offset", 0, 1 << 53, default=0)
         with self._server.messages_lock:
             found = self._handler.messages(offset, PAGE_MESSAGES)
@@ -262,14 +262,14 @@ class Connection:
             answer["next"] = offset + len(encoded)
         return answer
 
-    def _state(self, _: Request) -> Answer:
+    def _state(self, _: AgentRequest) -> Answer:
         return {"body": _encode(self._handler.state())}
 
-    def _state_set(self, request: Request) -> Answer:
+    def _state_set(self, request: AgentRequest) -> Answer:
         self._handler.state_set(wire.label(request.fields, "key", 200), self._value(request, "value"))
         return {}
 
-    def _task(self, request: Request) -> Answer:
+    def _task(self, request: AgentRequest) -> Answer:
         fields = request.fields
         depends = fields.get("depends") or []
         if not isinstance(depends, list) or len(depends) > _DEPENDS_LIMIT:
@@ -281,10 +281,10 @@ class Connection:
         note = wire.optional_text(fields, "note")
         return self._handler.task(wire.label(fields, "name", 200), status, names, note[:1000] if note else note)
 
-    def _tasks(self, _: Request) -> Answer:
+    def _tasks(self, _: AgentRequest) -> Answer:
         return {"body": _encode(self._handler.tasks())}
 
-    def _checkpoint(self, request: Request) -> Answer:
+    def _checkpoint(self, request: AgentRequest) -> Answer:
         name = wire.label(request.fields, "name", 200)
         call_id = wire.call_id(request.fields)
         with self._parked(request):
@@ -292,7 +292,7 @@ class Connection:
                 self.pid, call_id, name, _within(request), again=wire.boolean(request.fields, "again")
             )
 
-    def _approve(self, request: Request) -> Answer:
+    def _approve(self, request: AgentRequest) -> Answer:
         fields = request.fields
         expires = fields.get("expires_s")
         if expires is not None and (type(expires) not in (int, float) or not 0 < expires <= _EXPIRES_LIMIT_S):
@@ -312,11 +312,11 @@ class Connection:
                 again=wire.boolean(fields, "again"),
             )
 
-    def _store_get(self, request: Request) -> Answer:
+    def _store_get(self, request: AgentRequest) -> Answer:
         fields = {**_place(request), "version": _version(request.fields, "version")}
         return self._handler.store("get", fields, _within(request), _rid(request))
 
-    def _store_put(self, request: Request) -> Answer:
+    def _store_put(self, request: AgentRequest) -> Answer:
         value = self._value(request, "value")
         if value is None:
             raise Malformed(UsageError("A store_put has neither value nor a body; send one of them."))
@@ -329,11 +329,11 @@ class Connection:
         fields = {**_place(request), "value": value[0], "ttl_s": ttl, "expected_version": expected}
         return self._handler.store("put", fields, _within(request), _rid(request))
 
-    def _store_delete(self, request: Request) -> Answer:
+    def _store_delete(self, request: AgentRequest) -> Answer:
         fields = {**_place(request), "expected_version": _version(request.fields, "expected_version")}
         return self._handler.store("delete", fields, _within(request), _rid(request))
 
-    def _store_search(self, request: Request) -> Answer:
+    def _store_search(self, request: AgentRequest) -> Answer:
         fields = request.fields
         where = fields.get("where")
         if where is not None and not isinstance(where, dict):
@@ -352,18 +352,18 @@ class Connection:
         )
 
 
-def _within(request: Request) -> str | None:
+def _within(request: AgentRequest) -> str | None:
     """The running call in whose body a request was made: its effects belong to that call, and a replay does not repeat
     them."""
     return wire.call_id({"call": request.fields["within"]}) if request.fields.get("within") is not None else None
 
 
-def _rid(request: Request) -> str | None:
+def _rid(request: AgentRequest) -> str | None:
     """The request's own name: the same when the agent sends it again."""
     return wire.request_name(request.fields)
 
 
-def _place(request: Request) -> dict[str, Any]:
+def _place(request: AgentRequest) -> dict[str, Any]:
     return {"namespace": wire.label(request.fields, "namespace", 200), "key": wire.label(request.fields, "key", 200)}
 
 
@@ -409,23 +409,23 @@ def _encode(value: Any) -> bytes:
     )  # lone surrogates, as JSON has it
 
 
-_Action = Callable[[Connection, Request], Answer]
+_Action = Callable[[AgentConnection, AgentRequest], Answer]
 _ACTIONS: dict[str, _Action] = {
-    "hello": Connection._hello,
-    "call_begin": Connection._call_begin,
-    "call_end": Connection._call_end,
-    "output": Connection._output,
-    "fact": Connection._fact,
-    "message": Connection._message,
-    "messages": Connection._messages,
-    "state": Connection._state,
-    "state_set": Connection._state_set,
-    "task": Connection._task,
-    "tasks": Connection._tasks,
-    "checkpoint": Connection._checkpoint,
-    "approve": Connection._approve,
-    "store_get": Connection._store_get,
-    "store_put": Connection._store_put,
-    "store_delete": Connection._store_delete,
-    "store_search": Connection._store_search,
+    "hello": AgentConnection._hello,
+    "call_begin": AgentConnection._call_begin,
+    "call_end": AgentConnection._call_end,
+    "output": AgentConnection._output,
+    "fact": AgentConnection._fact,
+    "message": AgentConnection._message,
+    "messages": AgentConnection._messages,
+    "state": AgentConnection._state,
+    "state_set": AgentConnection._state_set,
+    "task": AgentConnection._task,
+    "tasks": AgentConnection._tasks,
+    "checkpoint": AgentConnection._checkpoint,
+    "approve": AgentConnection._approve,
+    "store_get": AgentConnection._store_get,
+    "store_put": AgentConnection._store_put,
+    "store_delete": AgentConnection._store_delete,
+    "store_search": AgentConnection._store_search,
 }

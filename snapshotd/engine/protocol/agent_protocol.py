@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from snapshotd.engine.protocol.agent_connection import Connection
+from snapshotd.engine.protocol.agent_connection import AgentConnection
 from snapshotd.engine.protocol.agent_handler import BODY_LIMIT_BYTES, AgentHandler
 from snapshotd.engine.protocol.agent_wire import Disconnected
 from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError
@@ -60,7 +60,7 @@ class AgentServer:
         self._admit = admit
         self._lost = lost
         self._lock = threading.Lock()
-        self._connections: set[Connection] = set()
+        self._connections: set[AgentConnection] = set()
         self._threads: list[threading.Thread] = []
         """Every thread that may still run, for `close`; ended ones are dropped when the next one starts."""
         self._parked: Counter[int] = Counter()
@@ -145,7 +145,7 @@ class AgentServer:
 
     def _start(self, connected: socket.socket) -> None:
         try:
-            connection = Connection(self, connected)
+            connection = AgentConnection(self, connected)
         except OSError:
             connected.close()
             return
@@ -174,7 +174,7 @@ class AgentServer:
             pass  # the client is turned away, and may not hear why
         connected.close()
 
-    def _serve(self, connection: Connection) -> None:
+    def _serve(self, connection: AgentConnection) -> None:
         try:
             if not self._admit(connection.pid):
                 connection.fail(

@@ -42,7 +42,7 @@ class Disconnected(Exception):  # noqa: N818 - the ordinary end of a connection
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AgentRequest:
     """One request line. `body_bytes` raw bytes follow it if that is not None."""
 
     id: int
@@ -59,7 +59,7 @@ class Wire:
         self._buffer = bytearray()
         self._body_left = 0
 
-    def read_request(self) -> Request | None:
+    def read_request(self) -> AgentRequest | None:
         """The next request, or None when the peer closed between requests. Waits without limit for its first byte."""
         line = self._read_line()
         if line is None:
@@ -192,7 +192,7 @@ def _check_text(text: str) -> None:
         ) from None
 
 
-def parse_request(line: bytes) -> Request:
+def parse_request(line: bytes) -> AgentRequest:
     """One line as a request. Raises Malformed."""
     fields = parse_json(line)
     if not isinstance(fields, dict):
@@ -210,7 +210,7 @@ def parse_request(line: bytes) -> Request:
         raise Malformed(
             UsageError("A request's body_bytes is not a number of bytes; leave it out when there is no body.")
         )
-    return Request(request_id, op, fields, body_bytes)
+    return AgentRequest(request_id, op, fields, body_bytes)
 
 
 # -- fields ------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.runs.launch import alive
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox import placing, users
-from snapshotd.engine.sandbox.sandbox import Command, Sandbox
+from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.sandbox.unpacking import Unpacked, Unpacker
 from snapshotd.engine.storing import look
@@ -47,7 +47,7 @@ class _Call:
     """One that is being made: the sandbox, and what will be recorded of it."""
 
     sandbox: Sandbox
-    command: Command
+    command: ClientCommand
     name: str
     arguments: dict[str, Any]
     opened: contextlib.ExitStack

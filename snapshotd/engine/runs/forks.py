@@ -13,15 +13,12 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
-from snapshotd.engine.sandbox import idle
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
 from snapshotd.types import ExperimentID, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus, new_id, short
 
 _PLACE = re.compile(r"\{(index|variant)\}")
-FORKS_AT_ONCE = 8
-"""Containers made in parallel; more only queue for processors."""
 
 
 def children(
@@ -68,7 +65,7 @@ class Forks:
     """`forget`: takes a trajectory back that was recorded a moment ago."""
 
     def __init__(self, context: Context, sessions: Sessions, forget: Callable[[TrajectoryID], None]) -> None:
-        self._catalog, self._secrecy = context.catalog, context.secrecy
+        self._catalog, self._secrecy, self._config = context.catalog, context.secrecy, context.config
         self._sessions, self._forget = sessions, forget
 
     def fork(
@@ -90,7 +87,7 @@ class Forks:
             forks = [replace(fork, began=resumption.began.id) for fork in forks]
         launched: list[tuple[Sandbox, AgentCalls]] = []
         try:
-            with ThreadPoolExecutor(min(len(forks), FORKS_AT_ONCE)) as pool:
+            with ThreadPoolExecutor(min(len(forks), self._config.forks_at_once)) as pool:
                 place = source if resumption is None else resumption.began
                 futures = [pool.submit(self._sessions.launch, fork, place, source) for fork in forks]
                 failures = [f.exception() for f in futures]
@@ -110,7 +107,7 @@ class Forks:
             raise
         try:
             for (sandbox, calls), fork, one in zip(launched, forks, forked, strict=True):
-                sandbox.idle_timeout_s = idle.DEFAULT_S if idle_timeout_s is None else idle_timeout_s
+                sandbox.idle_timeout_s = self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
                 self._sessions.adopt(sandbox, calls, resumption)
                 if fork.agent is not None and (one.args is not None or resume):
                     self._sessions.start_agent(sandbox, fork.agent)

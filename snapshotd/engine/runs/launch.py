@@ -28,8 +28,6 @@ from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
 
-WARM_CONTAINERS = int(os.environ.get("SNAPSHOTD_WARM", "2"))
-"""Number of spare containers for each kind of sandbox lately used."""
 REFILL_DELAY_S = 0.25
 """Making a spare takes a processor for some 50 ms; the caller that took the last one is about to start a command."""
 WARM_KINDS = 2
@@ -194,7 +192,7 @@ class Launcher:
 
     def _refill_later(self, spec: SandboxSpec) -> None:
         with self._lock:
-            if self._closed or WARM_CONTAINERS == 0 or spec in self._refilling:
+            if self._closed or self._context.config.warm_containers == 0 or spec in self._refilling:
                 return
             self._refilling.add(spec)
             thread = threading.Thread(target=self._refill, args=(spec,), name="prepare-container")
@@ -207,7 +205,7 @@ class Launcher:
             self._closing.wait(REFILL_DELAY_S)
             while True:
                 with self._lock:
-                    if self._closed or len(self._spares.get(spec, ())) >= WARM_CONTAINERS:
+                    if self._closed or len(self._spares.get(spec, ())) >= self._context.config.warm_containers:
                         return
                 prepared = self.prepare(spec)
                 with self._lock:

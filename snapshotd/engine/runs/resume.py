@@ -21,7 +21,7 @@ from snapshotd.types import (
     MIN_PREFIX_CHARS,
     CallStatus,
     Ended,
-    Entry,
+    JournalEntry,
     SideEffect,
     Snapshot,
     Trajectory,
@@ -69,7 +69,7 @@ class Resumes:
             self._catalog.set_status(trajectory.id, TrajectoryStatus.INTERRUPTED)
             raise
 
-    def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[Entry, ...]:
+    def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[JournalEntry, ...]:
         """The entries that a restarted program has to meet: the journal from its beginning, and the calls that ended
         since the head."""
         bound = self._catalog.journal(head.id, since=trajectory.began)
@@ -108,7 +108,7 @@ class Resumes:
             self._catalog.end_entry(trajectory.id, ended)
 
 
-def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
+def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:
     found = [entry for entry in cut_off if entry.id.startswith(ref)] if ref else []
     if len(found) > 1 or (found and len(ref) < MIN_PREFIX_CHARS):
         raise Ambiguous(
@@ -120,7 +120,7 @@ def _named(ref: str, cut_off: Sequence[Entry], trajectory: Trajectory) -> Entry:
     return found[0]
 
 
-def _question(trajectory: Trajectory, entries: Sequence[Entry]) -> str:
+def _question(trajectory: Trajectory, entries: Sequence[JournalEntry]) -> str:
     calls = "; ".join(f"{short(entry.id)} {entry.name} with {shown(entry.arguments, 200)}" for entry in entries[:5])
     more = f" and {len(entries) - 5} more" if len(entries) > 5 else ""
     return (

@@ -26,13 +26,13 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.launch import Launcher, alive
-from snapshotd.engine.sandbox import idle, users
+from snapshotd.engine.sandbox import users
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.intake import Intake, memory
 from snapshotd.engine.sandbox.places import Places
-from snapshotd.engine.sandbox.pump import Outcome, Printed, Shown, pump
-from snapshotd.engine.sandbox.sandbox import Captured, Command, Sandbox
+from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown, pump
+from snapshotd.engine.sandbox.sandbox import Captured, ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
 from snapshotd.engine.sandbox.timeout import Timeout
@@ -134,7 +134,7 @@ class Sessions:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program
         is replayed first; `keys`: of calls that it makes again."""
         catalog, trajectory = self._context.catalog, sandbox.trajectory.id
-        sandbox.fence = catalog.lease(trajectory)
+        sandbox.fence = catalog.draw_fence(trajectory)
         sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
         if sandbox.trajectory.agent is not None:
             sandbox.live = record_of(self._context, sandbox.container.id)
@@ -164,7 +164,7 @@ class Sessions:
         head = catalog.get_snapshot(trajectory.head)
         sandbox, calls = self._launcher.attach(survivor, head)
         try:
-            sandbox.fence = catalog.lease(trajectory.id)
+            sandbox.fence = catalog.draw_fence(trajectory.id)
             sandbox.state = catalog.state(head.id)
             recorder = Recorder(self._context, sandbox, self._stepped, self._places, keys=cut_off(catalog, trajectory))
             recorder.restore(survivor.record)
@@ -240,7 +240,7 @@ class Sessions:
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
             try:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-                sandbox.idle_timeout_s = idle.DEFAULT_S
+                sandbox.idle_timeout_s = self._context.config.idle_timeout_s
                 self.adopt(sandbox, calls)
             except BaseException:
                 self.discard(sandbox)  # the disk may be full
@@ -366,7 +366,7 @@ class Sessions:
     def _exec(
         self,
         sandbox: Sandbox,
-        command: Command,
+        command: ClientCommand,
         argv: tuple[str, ...],
         *,
         cwd: str | None,
@@ -388,7 +388,15 @@ class Sessions:
         timeout = Timeout(sandbox, command, timeout_s)
         process = self._start(sandbox, spec, command=command)
         with timeout.over(process):
-            outcome = pump(process, self._context.spool, funnel, show, caller=caller, abandon=not record)
+            outcome = pump(
+                process,
+                funnel,
+                show,
+                spool=self._context.spool,
+                max_bytes=self._context.config.output_bytes,
+                caller=caller,
+                abandon=not record,
+            )
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = _status(outcome)
@@ -420,7 +428,7 @@ class Sessions:
         return ExecResult(exit_code, snapshot, call)
 
     def _start(
-        self, sandbox: Sandbox, spec: ExecSpec, *, command: Command | None = None, keep: str | None = None
+        self, sandbox: Sandbox, spec: ExecSpec, *, command: ClientCommand | None = None, keep: str | None = None
     ) -> Process:
         """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may
         come in. `command`: a client's; `keep`: as `Runtime.exec`."""
@@ -581,7 +589,13 @@ class Sessions:
         try:
             funnel = self._context.secrecy.of(trajectory)
             outcome = pump(
-                process, self._context.spool, funnel, self._logging(sandbox, show), intakes=intakes, earlier=printed
+                process,
+                funnel,
+                self._logging(sandbox, show),
+                spool=self._context.spool,
+                max_bytes=self._context.config.output_bytes,
+                intakes=intakes,
+                earlier=printed,
             )
             exit_code = outcome.exit_code
             reached = _reached(sandbox, Hits()) if exit_code == _KILLED else None  # the sandbox is this program's
@@ -599,7 +613,7 @@ class Sessions:
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 
     def _ended(
-        self, sandbox: Sandbox, outcome: Outcome, began_at_ns: int, log: EventLog, reached: str | None
+        self, sandbox: Sandbox, outcome: CommandOutcome, began_at_ns: int, log: EventLog, reached: str | None
     ) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
         message about a limit that was reached."""
@@ -727,7 +741,7 @@ def _reached(sandbox: Sandbox, before: Hits) -> str | None:
     return None
 
 
-def _status(outcome: Outcome) -> CallStatus:
+def _status(outcome: CommandOutcome) -> CallStatus:
     if outcome.exit_code is None:
         return CallStatus.UNKNOWN
     return CallStatus.DONE if outcome.exit_code == 0 else CallStatus.FAILED

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox.sandbox import Captured
-from snapshotd.engine.storing.archive import Archive
+from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.linkgroups import LinkGroups
 from snapshotd.engine.storing.look import shared_stacks
 from snapshotd.engine.storing.merging import Merger

@@ -7,7 +7,6 @@ Background processes do not count. `exec` starts such a sandbox again.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import ContainerID, SnapshotID, short
 
-DEFAULT_S = float(os.environ.get("SNAPSHOTD_IDLE_TIMEOUT", "1800"))
-"""Idle timeout of forks, and of sandboxes that a command started again. 0: never."""
 _EVERY_S = 1.0
 _log = logging.getLogger(__name__)
 

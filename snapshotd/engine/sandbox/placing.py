@@ -37,7 +37,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LivePlace:
     """A name in a directory that is held (`dir_fd`), and what is there, links not followed. None: nothing."""
 
     dir_fd: int
@@ -146,7 +146,7 @@ def rename(root_fd: int, path: bytes, to: bytes) -> None:
 
 
 @contextlib.contextmanager
-def _place(root_fd: int, path: bytes, *, follow: bool = False, make: Owner | None = None) -> Iterator[Place]:
+def _place(root_fd: int, path: bytes, *, follow: bool = False, make: Owner | None = None) -> Iterator[LivePlace]:
     """Where `path` leads. With `follow` a link at its end is followed; with `make` the directories above are made.
     OSError: EXDEV (something is mounted there), EISDIR (no name in a directory)."""
     for _ in range(_MOST_LINKS):
@@ -159,7 +159,7 @@ def _place(root_fd: int, path: bytes, *, follow: bool = False, make: Owner | Non
         try:
             there, target = _look(dir_fd, name)
             if target is None or not follow:
-                yield Place(dir_fd, name, there)
+                yield LivePlace(dir_fd, name, there)
                 return
         finally:
             os.close(dir_fd)
@@ -180,12 +180,12 @@ def _look(dir_fd: int, name: bytes) -> tuple[os.stat_result | None, bytes | None
         os.close(held)
 
 
-def _check_replaceable(place: Place) -> None:
+def _check_replaceable(place: LivePlace) -> None:
     if place.there is not None and stat.S_ISDIR(place.there.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
-def _name(place: Place, make: Callable[[bytes], None]) -> None:
+def _name(place: LivePlace, make: Callable[[bytes], None]) -> None:
     """Make something under another name and rename it into its place."""
     name = b".snapshotd-new-" + os.urandom(8).hex().encode()
     make(name)

@@ -22,10 +22,6 @@ from snapshotd.types import BlobID
 _PIECE_BYTES = 64 << 10
 _LATE_BYTES = 1 << 20
 """A pipe holds at most this much: bytes beyond it that are read after a command's end come from another process."""
-MAX_OUTPUT_BYTES = 4 << 30
-"""Output limit of one stream of one command. Bytes beyond it are read and dropped, so that the command is neither
-stopped nor able to fill the disk."""
-
 
 Shown = Callable[[Stream, bytes, int], None]
 """Like `OutputSink`. The number: raw bytes of the stream that are shown so far, this piece included."""
@@ -41,7 +37,7 @@ class Printed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CommandOutcome:
     exit_code: int | None
     """None: it is lost."""
     stdout: BlobID | None
@@ -52,19 +48,21 @@ class Outcome:
 
 def pump(
     process: Process,
-    spool: Spool,
     funnel: Funnel,
     show: Shown,
     *,
+    spool: Spool,
+    max_bytes: int,
     intakes: Mapping[Stream, Intake] | None = None,
     earlier: Iterable[Printed] = (),
     caller: Caller | None = None,
     abandon: bool = False,
-) -> Outcome:
+) -> CommandOutcome:
     """Read both streams until the command has ended, then save them. Saved and shown output has gone through `funnel`.
-    `intakes`: hold the output on its way to `show`, if another daemon may have to go on. `earlier`: the output that an
-    earlier daemon has shown. `caller` gives the command its input, and may stop reading its output; with `abandon` the
-    command is killed when the caller is gone.
+    `max_bytes`: output limit of one stream; bytes beyond it are read and dropped, so that the command is neither stopped
+    nor able to fill the disk. `intakes`: hold the output on its way to `show`, if another daemon may have to go on.
+    `earlier`: the output that an earlier daemon has shown. `caller` gives the command its input, and may stop reading its
+    output; with `abandon` the command is killed when the caller is gone.
 
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that
     they never meet a broken pipe.
@@ -96,7 +94,7 @@ def pump(
                 (out if piece.stream == "stdout" else err).write(piece.data)
                 shown[piece.stream] = piece.shown_bytes
             streams = {
-                fd: _Stream(fd, name, writer, funnel, show, None if intakes is None else intakes[name], shown[name])
+                fd: _Stream(fd, name, writer, max_bytes, funnel, show, intakes[name] if intakes else None, shown[name])
                 for (fd, name), writer in zip(names.items(), (out, err), strict=True)
             }
             _read(process, streams, open_fds, done_r, attended)
@@ -105,7 +103,7 @@ def pump(
             waiter.join()
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
-            return Outcome(
+            return CommandOutcome(
                 exit_code[0], saved[0], saved[1], {s.name: s.lost_bytes for s in streams.values() if s.lost_bytes}
             )
     except BaseException:
@@ -127,9 +125,18 @@ class _Stream:
     shown."""
 
     def __init__(
-        self, fd: int, name: Stream, writer: BlobWriter, funnel: Funnel, show: Shown, intake: Intake | None, shown: int
+        self,
+        fd: int,
+        name: Stream,
+        writer: BlobWriter,
+        max_bytes: int,
+        funnel: Funnel,
+        show: Shown,
+        intake: Intake | None,
+        shown: int,
     ) -> None:
         self._fd, self.name, self._writer, self._show, self._intake, self._shown = fd, name, writer, show, intake, shown
+        self._max_bytes = max_bytes
         self._concealer = funnel.concealer(self._pass_on)
         self.lost_bytes = 0
         if intake is not None:
@@ -151,7 +158,7 @@ class _Stream:
         self._concealer.finish()
 
     def _pass_on(self, data: bytes) -> None:
-        if self._writer.size_bytes < MAX_OUTPUT_BYTES:
+        if self._writer.size_bytes < self._max_bytes:
             self._writer.write(data)
         else:
             self.lost_bytes += len(data)

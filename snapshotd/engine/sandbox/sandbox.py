@@ -62,7 +62,7 @@ class Captured:
 
 
 @dataclass(eq=False, slots=True)
-class Command:
+class ClientCommand:
     """One that a client runs."""
 
     process: Process | None = None
@@ -113,7 +113,7 @@ class Sandbox:
     under `lock`."""
     state_changed: bool = False
     """The next snapshot has to save it."""
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ClientCommand] = field(default_factory=list)
     """Clients' commands that run, or that have ended and are not committed yet."""
     ending: bool = False
     """No more commands."""
@@ -122,7 +122,7 @@ class Sandbox:
     claimed: SnapshotID | None = None
     """The head from which a writer that named it is taking the next step."""
     fence: int | None = None
-    """The token of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
+    """The fence of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
     connections: dict[socket.socket, Callable[[], object]] = field(default_factory=dict)
     """Clients' connections to servers inside (engine/runs/ports.py), each with what to call when the sandbox ends."""
     gateway: Gateway | None = None
@@ -133,7 +133,7 @@ class Sandbox:
     """Names of the descriptors that the keeper holds for it."""
     residue: Callable[[], dict[str, Any]] = dict
     """Returns the records that stay pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
-    mirror: copying.Mirror | None = None
+    mirror: copying.FinishedCapture | None = None
     own_layers: list[LayerID] = field(default_factory=list)
     """Layers pinned for it: the live upper, and layers made from it that no snapshot has yet."""
     agent_running: bool = False
@@ -164,10 +164,10 @@ class Sandbox:
         return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
 
     @contextlib.contextmanager
-    def command(self) -> Iterator[Command]:
+    def command(self) -> Iterator[ClientCommand]:
         """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox
         is about to end."""
-        command = Command()
+        command = ClientCommand()
         with self.lock:
             if self.ending:
                 raise Conflict(

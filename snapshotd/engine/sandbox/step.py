@@ -26,7 +26,7 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     Ended,
-    Entry,
+    JournalEntry,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -45,7 +45,7 @@ def commit_step(
     listener: StepListener,
     *,
     ended: Ended | None = None,
-    entries: Sequence[Entry] = (),
+    entries: Sequence[JournalEntry] = (),
     follows: Snapshot | None = None,
     keep_messages: int | None = None,
 ) -> Snapshot:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator
 
 from snapshotd.engine.sandbox.quiesce import is_zombie
-from snapshotd.engine.sandbox.sandbox import Command, Sandbox
+from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.processes import stat_fields
 from snapshotd.runtime.base import Process
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 class Timeout:
     """The timeout of one command. To be made before the command starts; without `timeout_s` it does nothing."""
 
-    def __init__(self, sandbox: Sandbox, command: Command, timeout_s: float | None) -> None:
+    def __init__(self, sandbox: Sandbox, command: ClientCommand, timeout_s: float | None) -> None:
         self._sandbox, self._command, self._timeout_s = sandbox, command, timeout_s
         self._empty = timeout_s is not None and not _alive(sandbox)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from snapshotd.engine.storing.child import NICE, Child, Progress
+from snapshotd.engine.storing.child import NICE, EngineChild, Progress
 from snapshotd.errors import InternalError, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.layers.store import LayerStore
@@ -38,7 +38,7 @@ class Archiver:
     since then must be archived again. Thread-safe."""
 
     def __init__(self, command: list[str]) -> None:
-        self._child = Child(command)
+        self._child = EngineChild(command)
         self._epochs: set[str] = set()
         """Epochs of the child that archived data for the next flush."""
 
@@ -127,7 +127,7 @@ def _roots(value: dict[str, Any]) -> Roots:
 _ARCHIVING = ("image", "tree", "record")
 
 
-class Service:
+class ArchiverService:
     """The child's end."""
 
     def __init__(self, maintenance: Maintenance, store: LayerStore, spool: Spool) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.errors import Conflict, NotFound, UsageError
-from snapshotd.fuse.child import Child, detach_dead
+from snapshotd.fuse.child import MountProcess, detach_dead
 from snapshotd.kernel import namespaces
 
 _log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Browse:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._lock = threading.Lock()
-        self._mounts: dict[_Place, Child] = {}
+        self._mounts: dict[_Place, MountProcess] = {}
 
     def mount(self, directory: Path, namespace_pid: int) -> None:
         """Show all snapshots below `directory`, by the paths of the process `namespace_pid`. UsageError, Conflict,
@@ -47,7 +47,7 @@ class Browse:
                 raise UsageError(
                     f"mount point {str(directory)!r} cannot be used: {exc.strerror}; name an empty directory"
                 ) from exc
-            self._mounts[key] = Child([*self._context.child("browse"), str(directory), str(namespace_pid)])
+            self._mounts[key] = MountProcess([*self._context.child("browse"), str(directory), str(namespace_pid)])
 
     def unmount(self, directory: Path, namespace_pid: int) -> None:
         """End it, also where its process has died. NotFound when nothing is mounted there, or another daemon's that

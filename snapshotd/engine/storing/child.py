@@ -27,13 +27,13 @@ _log = logging.getLogger(__name__)
 Progress = Callable[[str], None]
 Serve = Callable[[dict[str, Any], Progress], dict[str, Any]]
 NICE = 10
-"""Priority of a child's work; a caller that waits for it can raise it (`Child.prioritise`)."""
+"""Priority of a child's work; a caller that waits for it can raise it (`EngineChild.prioritise`)."""
 REST_AFTER_S = 10.0
 """Idle time before a child process frees its unused memory (the archive process, after an image and a step of 78 MiB:
 119 of 180 MiB)."""
 
 
-class Child:
+class EngineChild:
     """The daemon's end. Starts the process at the first request, and again if it died. Thread-safe; requests are served
     one by one."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.storing.child import Child
+from snapshotd.engine.storing.child import EngineChild
 from snapshotd.errors import DataLoss, InternalError, NotFound, SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.trees.base import RestoreReport
@@ -31,7 +31,7 @@ command, which would wait for processors and disk (at load 14, of 2 processors: 
 instead of the hot 54)."""
 
 
-class LazyLayers(Protocol):
+class LazyServer(Protocol):
     """The FUSE mount that serves layers that are not there yet (fuse/lazy.py)."""
 
     def start(self) -> None:
@@ -71,8 +71,8 @@ class Cold:
         self,
         context: Context,
         merged: Callable[[Stack], Stack],
-        rebuilder: Child,
-        lazy: LazyLayers | None,
+        rebuilder: EngineChild,
+        lazy: LazyServer | None,
         store_all: Callable[[], None],
         came_back: Callable[[], None],
     ) -> None:

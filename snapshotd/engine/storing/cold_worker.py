@@ -17,7 +17,7 @@ from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import LayerID, TreeID
 
 
-class Service:
+class ColdService:
     """The child's end."""
 
     def __init__(self, repository: Repository, store: LayerStore) -> None:

@@ -15,9 +15,8 @@ from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.needed import cached_layers, referenced_layers
 from snapshotd.types import LayerID
 
-BUDGET = os.environ.get("SNAPSHOTD_LAYER_BUDGET", "")
-"""In bytes; empty: this part of the file system that holds the layers."""
 BUDGET_SHARE = 0.5
+"""Part of the layers' file system that they may take, unless the settings name a number of bytes."""
 ROOM_SHARE = 0.1
 """Share of the budget that an eviction frees beyond the excess."""
 _log = logging.getLogger(__name__)
@@ -25,8 +24,8 @@ _log = logging.getLogger(__name__)
 
 def budget_bytes(context: Context) -> int:
     """Space that the layers may take."""
-    if BUDGET:
-        return int(BUDGET)
+    if context.config.layer_budget_bytes is not None:
+        return context.config.layer_budget_bytes
     st = os.statvfs(context.store.root)
     return int(st.f_blocks * st.f_frsize * BUDGET_SHARE)
 

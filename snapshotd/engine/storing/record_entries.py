@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 from snapshotd.engine.storing.record_fields import ANY_TIME, ID, Fields, shallow
-from snapshotd.types import CallID, CallStatus, Entry, EntryKind, SideEffect, Snapshot, SnapshotID, ToolCall
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, SideEffect, Snapshot, SnapshotID, ToolCall
 
 _MAX_NUMBER = 1 << 53
 """Greatest place in a line: every reader of JSON keeps it exactly, and it is far below the catalog's limit."""
 
 
-def entry_document(entry: Entry, call: ToolCall) -> dict[str, Any]:
+def entry_document(entry: JournalEntry, call: ToolCall) -> dict[str, Any]:
     """An entry as a record has it; `call` is the call of the snapshot that binds it."""
     document = {
         "id": entry.id,
@@ -35,7 +35,7 @@ def entry_document(entry: Entry, call: ToolCall) -> dict[str, Any]:
     return document
 
 
-def read_entries(items: list[Any], snapshot: Snapshot) -> tuple[Entry, ...]:
+def read_entries(items: list[Any], snapshot: Snapshot) -> tuple[JournalEntry, ...]:
     """The entries that a snapshot binds, in the order in which they began."""
     entries = tuple([_read(Fields(item, "entries"), snapshot) for item in items])
     numbers = [entry.number for entry in entries]
@@ -44,14 +44,14 @@ def read_entries(items: list[Any], snapshot: Snapshot) -> tuple[Entry, ...]:
     return entries
 
 
-def _read(fields: Fields, snapshot: Snapshot) -> Entry:
+def _read(fields: Fields, snapshot: Snapshot) -> JournalEntry:
     entry_id, number = CallID(fields.text("id", ID)), fields.integer("number")
     if number > _MAX_NUMBER:
         raise ValueError("entries.number is too large")
     if not fields.has("arguments") and entry_id != snapshot.call.id:
         raise ValueError("entries.arguments is missing")
     arguments = shallow(fields.value("arguments")) if fields.has("arguments") else snapshot.call.arguments
-    return Entry(
+    return JournalEntry(
         entry_id,
         fields.one_of("kind", EntryKind),
         fields.text("name"),

@@ -48,11 +48,11 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     DamagedOutput,
-    Entry,
     ExperimentID,
     FileChanges,
     Image,
     ImageID,
+    JournalEntry,
     LayerID,
     Limits,
     Message,
@@ -87,7 +87,7 @@ class Record:
     trajectory: Trajectory
     image: Image
     messages: tuple[Message, ...]
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[JournalEntry, ...] = ()
     state: dict[str, Any] | None = None
     unknown: Mapping[str, Any] = field(default_factory=dict)
 
@@ -108,7 +108,7 @@ def encode(
     messages: Sequence[Message],
     unknown: Mapping[str, Any] | None = None,
     *,
-    entries: Sequence[Entry] = (),
+    entries: Sequence[JournalEntry] = (),
     state: dict[str, Any] | None = None,
 ) -> bytes:
     """The record of a snapshot that is stored, pruned or lost. `image`: its stack's; `messages`: the ones it added;

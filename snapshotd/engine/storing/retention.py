@@ -19,20 +19,28 @@ from dataclasses import asdict, dataclass, fields, replace
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import RetentionPolicy
 from snapshotd.errors import UsageError
-from snapshotd.types import ApprovalStatus, CallStatus, Snapshot, SnapshotID, SnapshotState, TrajectoryID, short
+from snapshotd.types import (
+    SECONDS_MOST,
+    ApprovalStatus,
+    CallStatus,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    TrajectoryID,
+    duration,
+    short,
+)
 
 META_KEY = "retention"
 """The catalog's fact with the global policy; a trajectory's own is under `retention.<its id>`."""
 COUNT_MAX = 1 << 53
 """Largest number in a policy: every reader of JSON keeps it exactly."""
-SECONDS_MAX = 10_000 * 366 * 86400.0
 
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _HOLDS_FILES = frozenset((SnapshotState.STORED, SnapshotState.CAPTURED))
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class RetentionDecision:
     """The fate of one snapshot. `rule`: it is kept by a rule of the policy alone, so `trim` may still drop it."""
 
     snapshot: Snapshot
@@ -83,7 +91,7 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
 
 def plan(
     snapshots: Sequence[Snapshot], policy: RetentionPolicy, *, protected: Mapping[SnapshotID, str], now_ns: int
-) -> list[Decision]:
+) -> list[RetentionDecision]:
     """A decision for each of `snapshots`, in their order. They may come from several trajectories, each with all its
     snapshots; the newest are counted for each apart. `max_bytes` does not count here: see `trim`.
 
@@ -128,18 +136,18 @@ def _kept_by_rules(newest: Sequence[Snapshot], policy: RetentionPolicy, now_ns: 
 
 def _decide(
     item: Snapshot, protected: Mapping[SnapshotID, str], kept: Mapping[SnapshotID, str], unmet: str
-) -> Decision:
+) -> RetentionDecision:
     if item.state is SnapshotState.PRUNED:
-        return Decision(item, keep=True, reason="pruned before: it has no files to give up")
+        return RetentionDecision(item, keep=True, reason="pruned before: it has no files to give up")
     if item.state is SnapshotState.LOST:
-        return Decision(item, keep=True, reason="lost: it has no files to give up")
+        return RetentionDecision(item, keep=True, reason="lost: it has no files to give up")
     if item.id in protected:
-        return Decision(item, keep=True, reason=protected[item.id])
+        return RetentionDecision(item, keep=True, reason=protected[item.id])
     if item.state is not SnapshotState.STORED:
-        return Decision(item, keep=True, reason="not stored yet")
+        return RetentionDecision(item, keep=True, reason="not stored yet")
     if item.id in kept:
-        return Decision(item, keep=True, reason=kept[item.id], rule=True)
-    return Decision(item, keep=False, reason=unmet)
+        return RetentionDecision(item, keep=True, reason=kept[item.id], rule=True)
+    return RetentionDecision(item, keep=False, reason=unmet)
 
 
 def _unmet(policy: RetentionPolicy) -> str:
@@ -157,8 +165,8 @@ def _unmet(policy: RetentionPolicy) -> str:
 
 
 def trim(
-    decisions: Sequence[Decision], sizes: Callable[[set[SnapshotID]], int], max_bytes: int | None
-) -> list[Decision]:
+    decisions: Sequence[RetentionDecision], sizes: Callable[[set[SnapshotID]], int], max_bytes: int | None
+) -> list[RetentionDecision]:
     """Drop the oldest snapshots that only rules keep, as few as make the repository fit into `max_bytes` (None: any
     size fits).
 
@@ -192,14 +200,6 @@ def trim(
 
 def _has_rules(policy: RetentionPolicy) -> bool:
     return (policy.keep_last, policy.keep_within_s, policy.keep_every, policy.keep_failed) != (None, None, None, None)
-
-
-def duration(seconds: float) -> str:
-    """`7 d`, `1.5 h`, `30 s`."""
-    for length, unit in _UNITS:
-        if seconds >= length:
-            return f"{round(seconds / length, 2):g} {unit}"
-    return f"{seconds:g} s"
 
 
 # -- policies as the catalog keeps them --------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def _check(policy: RetentionPolicy) -> None:
     if within is None:
         return
     if (
-        isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= SECONDS_MAX
+        isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= SECONDS_MOST
     ):  # false for nan, too
         raise UsageError(
             f"{within!r} cannot be keep_within_s of a retention policy: give a duration above zero, such as 7d"

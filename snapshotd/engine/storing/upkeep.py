@@ -26,10 +26,10 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing import records, retention
-from snapshotd.engine.storing.archive import TAGS_RECORD, Archive
+from snapshotd.engine.storing.archive_queue import TAGS_RECORD, Archive
 from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.cold import Cold
-from snapshotd.engine.storing.retention import Decision
+from snapshotd.engine.storing.retention import RetentionDecision
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import CheckResult, Roots
@@ -90,10 +90,10 @@ class Upkeep:
             kept = sum(d.keep and d.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED) for d in decisions)
             return PruneReport(dry_run, lines, kept, reclaimed.freed_bytes, evicted, reclaimed.packs_bytes)
 
-    def _decide(self, policy: RetentionPolicy | None, progress: ProgressSink) -> list[Decision]:
+    def _decide(self, policy: RetentionPolicy | None, progress: ProgressSink) -> list[RetentionDecision]:
         with self._pins.frozen() as pinned:
             protected = retention.protected(self._context.catalog, self._running() | pinned)
-        decisions: list[Decision] = []
+        decisions: list[RetentionDecision] = []
         now = time.time_ns()
         for trajectory in self._context.catalog.trajectories():
             rules = policy or retention.get_policy(self._context.catalog, trajectory.id)
@@ -111,7 +111,7 @@ class Upkeep:
 
         return retention.trim(decisions, size, limit)
 
-    def _record(self, decisions: list[Decision]) -> list[Decision]:
+    def _record(self, decisions: list[RetentionDecision]) -> list[RetentionDecision]:
         """Make the decisions true in the catalog. Snapshots that came into use since then stay after all."""
         catalog = self._context.catalog
         with self._pins.frozen() as pinned:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from snapshotd.engine.storing.child import Child, serve
+from snapshotd.engine.storing.child import EngineChild, serve
 from snapshotd.layers import links, merge
 from snapshotd.layers.store import LayerStore
 from snapshotd.trees import diff
@@ -30,7 +30,7 @@ class Worker:
     """The daemon's end. Thread-safe; requests are served one by one."""
 
     def __init__(self, layers_root: Path, kind: str) -> None:
-        self._child = Child([sys.executable, "-m", "snapshotd.engine.storing.worker", str(layers_root), kind])
+        self._child = EngineChild([sys.executable, "-m", "snapshotd.engine.storing.worker", str(layers_root), kind])
 
     def count(self, before: Stack, after: Stack) -> FileChanges:
         """Number of files that differ. NotFound when a layer was removed meanwhile."""

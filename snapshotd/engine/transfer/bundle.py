@@ -33,7 +33,7 @@ from snapshotd.repo.base import Reader, Repository
 from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
-from snapshotd.types import NAME_PATTERN, BlobID, Entry, Image, Message, Snapshot, SnapshotID, Trajectory, short
+from snapshotd.types import NAME_PATTERN, BlobID, Image, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, short
 
 FORMAT = "snapshotd bundle"
 VERSION = 2
@@ -63,11 +63,11 @@ class Facts:
     trajectory: Trajectory
     image: Image
     messages: Sequence[Message]
-    entries: Sequence[Entry] = ()
+    entries: Sequence[JournalEntry] = ()
     state: dict[str, Any] | None = None
 
 
-class Source(Protocol):
+class BundleSource(Protocol):
     """The source of the snapshots to export. Everything it gives must stay there until the export is over."""
 
     def facts(self, snapshot: Snapshot, *, whole: bool) -> Facts:
@@ -111,7 +111,7 @@ class StoredSource:
 
 def export_bundle(
     snapshots: Sequence[Snapshot],
-    source: Source,
+    source: BundleSource,
     write: Callable[[bytes], object],
     *,
     since: Snapshot | None = None,

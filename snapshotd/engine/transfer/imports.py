@@ -37,6 +37,7 @@ from snapshotd.formats.ingest import TarLimits, ingest_tar
 from snapshotd.formats.tar_reader import BLOCK
 from snapshotd.layers.merge import merge
 from snapshotd.repo.base import Reader
+from snapshotd.trees.base import Warnings
 from snapshotd.types import (
     NAME_PATTERN,
     BlobID,
@@ -157,8 +158,7 @@ class _Importer:
         self._before: dict[SnapshotID, int] = {}
         """Lengths of the conversations that the next snapshot may continue: the bundle's, and the ones on the way to
         it."""
-        self._warnings: list[str] = []
-        self._unlisted = 0
+        self._warnings = Warnings(_WARNINGS_LIMIT)
         self._bytes = self._entries = 0
         self._unpin: Callable[[], None] = lambda: None
         self._committed = False
@@ -184,9 +184,7 @@ class _Importer:
         return self._report(trajectories)
 
     def _report(self, trajectories: tuple[Trajectory, ...]) -> Imported:
-        if self._unlisted:
-            self._warnings.append(f"{self._unlisted} more warnings are not listed")
-        return Imported(trajectories, len(self._taken), tuple(self._warnings))
+        return Imported(trajectories, len(self._taken), self._warnings.all())
 
     def end(self) -> None:
         """Let go of everything. Layers that no row needs are removed: all of them after a failure, else the ones that
@@ -254,7 +252,7 @@ class _Importer:
             catalog.get_trajectory(one) for one in dict.fromkeys(snapshot.trajectory for snapshot in known)
         )
         if name is not None and name != trajectories[-1].name:
-            self._warn(f"the trajectory {short(trajectories[-1].id)} is here already and keeps its name")
+            self._warnings.add(f"the trajectory {short(trajectories[-1].id)} is here already and keeps its name")
         for tag, snapshot_id in self._free_tags(reader, {one.name for one in catalog.trajectories()}):
             catalog.tag(snapshot_id, tag)
         return self._report(trajectories)
@@ -264,11 +262,11 @@ class _Importer:
         here = self._context.catalog.tags()
         for name, snapshot_id in reader.tags.items():
             if name in names:
-                self._warn(
+                self._warnings.add(
                     f"the tag {name} was not taken, because a trajectory has that name here; give {short(snapshot_id)} another one"
                 )
             elif here.get(name, snapshot_id) != snapshot_id:
-                self._warn(
+                self._warnings.add(
                     f"the tag {name} was not taken, because snapshot {short(here[name])} has it here; "
                     f"`snapshotd tag --move {short(snapshot_id)} {name}` moves it"
                 )
@@ -413,7 +411,7 @@ class _Importer:
         self._entries += report.files + report.directories
         self._bytes += report.bytes
         for warning in report.warnings:
-            self._warn(f"snapshot {number + 1}: {warning}")
+            self._warnings.add(f"snapshot {number + 1}: {warning}")
         line.stack = line.stack.push(layer)
         if not line.whole:
             line.levels.insert(0, 0)
@@ -446,12 +444,6 @@ class _Importer:
         self._made.append(layer)
         return layer
 
-    def _warn(self, sentence: str) -> None:
-        if len(self._warnings) < _WARNINGS_LIMIT:
-            self._warnings.append(sentence)
-        else:
-            self._unlisted += 1
-
     # -- the rows ------------------------------------------------------------------------------------------------------
 
     def _commit(self, reader: BundleReader, name: str | None) -> tuple[Trajectory, ...]:
@@ -469,7 +461,7 @@ class _Importer:
             if made is next(reversed(self._trajectories.values())) and name is not None:
                 own = name
             elif own is not None and (own in names or own in here):
-                self._warn(f"the trajectory {own} was imported without its name, which is taken here")
+                self._warnings.add(f"the trajectory {own} was imported without its name, which is taken here")
                 own = None
             names.add(own)
             spec = replace(self._policy, image=self._image)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from snapshotd.errors import DataLoss, SnapshotdError
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import compress, pack
-from snapshotd.repo.format.index import Entry
+from snapshotd.repo.format.index import IndexEntry
 
 if TYPE_CHECKING:
     from snapshotd.repo.reading.reader import PackReader
@@ -56,7 +56,7 @@ def load_many(reader: PackReader, raws: Sequence[bytes]) -> dict[bytes, bytes | 
     return result
 
 
-def _fitting(entries: Iterable[Entry]) -> list[Entry]:
+def _fitting(entries: Iterable[IndexEntry]) -> list[IndexEntry]:
     """Whole contents, as many as are allowed, in the order in which they lie in the packs."""
     chunks = [entry for entry in entries if entry.kind == ObjectKind.CHUNK and entry.base is None]
     total = 0
@@ -68,8 +68,8 @@ def _fitting(entries: Iterable[Entry]) -> list[Entry]:
     return sorted(chunks, key=lambda entry: (entry.pack, entry.offset))
 
 
-def _runs(entries: list[Entry]) -> Iterator[list[Entry]]:
-    run: list[Entry] = []
+def _runs(entries: list[IndexEntry]) -> Iterator[list[IndexEntry]]:
+    run: list[IndexEntry] = []
     for entry in entries:
         if run and (
             entry.pack != run[0].pack
@@ -83,7 +83,7 @@ def _runs(entries: list[Entry]) -> Iterator[list[Entry]]:
         yield run
 
 
-def _frame(data: memoryview, entry: Entry, start: int) -> pack.Frame | None:
+def _frame(data: memoryview, entry: IndexEntry, start: int) -> pack.Frame | None:
     """The frame that the index says lies there; None if none or another does."""
     try:
         frame = pack.decode_frame(data, entry.offset - start)

@@ -18,7 +18,7 @@ from snapshotd.repo.base import ObjectKind, Repository, Tree
 from snapshotd.repo.format import chunks, compress, pack, tree
 from snapshotd.repo.format.chunks import ChunkList
 from snapshotd.repo.format.ids import Identity, raw_id
-from snapshotd.repo.format.index import Entry, Index, missing
+from snapshotd.repo.format.index import Index, IndexEntry, missing
 from snapshotd.repo.format.record import decode_record
 from snapshotd.repo.reading import bulk
 from snapshotd.store.base import Store
@@ -251,7 +251,7 @@ class PackReader(Repository):
             return []  # only a hint
         return [part for one in level for part in one.parts]
 
-    def find(self, raw: bytes) -> Entry | None:
+    def find(self, raw: bytes) -> IndexEntry | None:
         """The place of an object; None if there is none."""
         index = self.open_index()
         entry = index.find(raw) if index is not None else None
@@ -275,7 +275,7 @@ class PackReader(Repository):
         assert entry is not None
         return self.plain_at(entry, keep)
 
-    def plain_at(self, entry: Entry, keep: bool = True) -> bytes:
+    def plain_at(self, entry: IndexEntry, keep: bool = True) -> bytes:
         """The plain bytes of an object that was just looked up, verified."""
         cached = self._plain_cache.get(entry.id)
         if cached is not None:
@@ -290,7 +290,7 @@ class PackReader(Repository):
                     raise
                 entry = again
 
-    def chain(self, wanted: Entry, until_cached: bool = False) -> list[Entry]:
+    def chain(self, wanted: IndexEntry, until_cached: bool = False) -> list[IndexEntry]:
         """The object, the base of its delta, and so on, to the first that is no delta (or, if wanted, whose base is in
         memory). DataLoss when a part is missing or the index is wrong."""
         chain = [wanted]
@@ -305,7 +305,7 @@ class PackReader(Repository):
             chain.append(below)
         return chain
 
-    def _undelta(self, wanted: Entry, keep: bool) -> bytes:
+    def _undelta(self, wanted: IndexEntry, keep: bool) -> bytes:
         """Apply one delta after the other."""
         chain = self.chain(wanted, until_cached=True)
         first = chain[-1].base
@@ -321,7 +321,7 @@ class PackReader(Repository):
         assert data is not None
         return data
 
-    def _decode(self, entry: Entry, base: bytes | None) -> bytes:
+    def _decode(self, entry: IndexEntry, base: bytes | None) -> bytes:
         try:
             frame = pack.decode_frame(self.frame_bytes(entry))
             if not matches(entry, frame):
@@ -330,7 +330,7 @@ class PackReader(Repository):
         except pack.BadFrame as exc:
             raise self._damaged(entry.id, str(exc), entry) from None
 
-    def frame_bytes(self, entry: Entry) -> bytes:
+    def frame_bytes(self, entry: IndexEntry) -> bytes:
         """The bytes of an object's frame. A pack that has vanished was rewritten by the garbage collection: look up
         again, once."""
         try:
@@ -349,15 +349,15 @@ class PackReader(Repository):
                     entry = again
             raise self._damaged(entry.id, "the pack is missing", entry) from None
 
-    def _get(self, entry: Entry) -> bytes:
+    def _get(self, entry: IndexEntry) -> bytes:
         return self.store.get(pack.pack_key(entry.pack), entry.offset, entry.stored)
 
-    def verify(self, entry: Entry, data: bytes) -> bool:
+    def verify(self, entry: IndexEntry, data: bytes) -> bool:
         """True if the plain bytes are the object's. A content's list has the id of the content that it lists: only its
         form can be checked."""
         return verify(self.identity, entry.kind, entry.id, data)
 
-    def _content(self, raw: bytes) -> Entry:
+    def _content(self, raw: bytes) -> IndexEntry:
         entry = self.find(raw)
         if entry is None or entry.kind not in _CONTENT:
             raise NotFound(f"there is no content {raw.hex()} in the repository")
@@ -395,7 +395,7 @@ class PackReader(Repository):
             raise self._damaged(whole, f"the chunk {raw.hex()} has another length than the list says")
         return data
 
-    def _load_chunk(self, entry: Entry) -> Iterator[bytes]:
+    def _load_chunk(self, entry: IndexEntry) -> Iterator[bytes]:
         data = self.plain_at(entry)
         for start in range(0, len(data), _PIECE_BYTES):
             yield data[start : start + _PIECE_BYTES]
@@ -430,14 +430,14 @@ class PackReader(Repository):
                 return self._chunk(part, raw, size, keep=True)[offset : offset + length]
             layout = self._part(part, raw, layout.chunks.level - 1, size)
 
-    def _damaged(self, raw: bytes, why: str, entry: Entry | None = None) -> DataLoss:
+    def _damaged(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss:
         if entry is None:
             entry = self.find(raw)
         what = f"{entry.kind.name.lower()} {raw.hex()} in pack {entry.pack.hex()}" if entry else f"object {raw.hex()}"
         return DataLoss(f"the {what} cannot be read because {why}: run `snapshotd check`, then `snapshotd repair`")
 
 
-def matches(entry: Entry, frame: pack.Frame) -> bool:
+def matches(entry: IndexEntry, frame: pack.Frame) -> bool:
     """True if a frame is the one in the index, going by its header. (Its place is not checked.)"""
     base = entry.base[: pack.BASE_BYTES] if entry.base is not None else None
     same = (entry.kind, entry.stored, entry.plain, base) == (frame.kind, frame.stored, frame.plain, frame.base)

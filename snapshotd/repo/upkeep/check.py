@@ -19,7 +19,7 @@ from collections.abc import Callable
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.base import CheckResult, Fault, ObjectKind, Roots
 from snapshotd.repo.format import compress, pack
-from snapshotd.repo.format.index import Entry, Index
+from snapshotd.repo.format.index import Index, IndexEntry
 from snapshotd.repo.reading.reader import PackReader, object_id
 from snapshotd.repo.upkeep.needs import name_needs
 from snapshotd.repo.upkeep.reach import batches
@@ -184,7 +184,7 @@ class _Intact:
         self._headers.append(hash((int(frame.kind), frame.stored, frame.plain, frame.base, frame.id)))
         self._proofs.append(_NOT_READ if proof is None else _number(proof))
 
-    def problem(self, entry: Entry) -> str | None:
+    def problem(self, entry: IndexEntry) -> str | None:
         """The fault of an object that the index has in this pack; None if there is none."""
         place = bisect_left(self._offsets, entry.offset)
         if place == len(self._offsets) or self._offsets[place] != entry.offset:
@@ -207,7 +207,7 @@ def _number(raw: bytes) -> int:
 def _check_index(index: Index, intact: dict[bytes, _Intact], damages: Damages) -> int:
     """Every object of the index: its frame is there, and so is its base. Returns the number of objects."""
     count = 0
-    deltas: list[Entry] = []
+    deltas: list[IndexEntry] = []
     for entry in index.objects():
         count += 1
         problem = intact[entry.pack].problem(entry) if entry.pack in intact else _MISSING
@@ -224,7 +224,7 @@ def _check_index(index: Index, intact: dict[bytes, _Intact], damages: Damages) -
     return count
 
 
-def _check_bases(index: Index, deltas: list[Entry], damages: Damages) -> None:
+def _check_bases(index: Index, deltas: list[IndexEntry], damages: Damages) -> None:
     bases = index.find_many([entry.base for entry in deltas if entry.base is not None])
     for entry in deltas:
         base = bases.get(entry.base or b"")

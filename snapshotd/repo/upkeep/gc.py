@@ -26,7 +26,7 @@ from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import ObjectKind, Reclaimed, Roots
 from snapshotd.repo.format import compress, pack
-from snapshotd.repo.format.index import Entry, Index, PackRow
+from snapshotd.repo.format.index import Index, IndexEntry, PackRow
 from snapshotd.repo.reading.reader import PackReader, matches
 from snapshotd.repo.upkeep.reach import mark
 from snapshotd.store.base import Store
@@ -183,7 +183,7 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
     if removed:
         progress(f"removed {removed} packs")
     rewritten = 0
-    entries: dict[bytes, list[Entry]] = {}
+    entries: dict[bytes, list[IndexEntry]] = {}
     for number, group in enumerate(planned.groups):
         if group[0].id not in entries:
             entries = _entries_of(index, planned, number)
@@ -221,13 +221,13 @@ def _relist(reader: PackReader, index: Index, lists: tuple[bytes, ...]) -> None:
         index.add_objects([*new.values(), *_less_deep(known, new)])
 
 
-def _less_deep(known: dict[bytes, Entry], new: dict[bytes, Entry]) -> list[Entry]:
+def _less_deep(known: dict[bytes, IndexEntry], new: dict[bytes, IndexEntry]) -> list[IndexEntry]:
     """The deltas against `new` lists, and the deltas against these, with their new depths."""
     above: dict[bytes, list[bytes]] = {}
     for entry in known.values():
         if entry.base is not None and entry.id not in new:
             above.setdefault(entry.base, []).append(entry.id)
-    changed: list[Entry] = []
+    changed: list[IndexEntry] = []
     waiting = list(new.values())
     while waiting:
         base = waiting.pop()
@@ -258,10 +258,10 @@ def _forget(index: Index, planned: Plan, progress: Progress) -> None:
             progress(f"forgot {min(start, len(same))} of {len(same)} objects")
 
 
-def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[Entry]]:
+def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[IndexEntry]]:
     """The index's entries for the packs of a group, and for as many of the following groups as are worth one reading of
     the index."""
-    entries: dict[bytes, list[Entry]] = {}
+    entries: dict[bytes, list[IndexEntry]] = {}
     objects = 0
     for group in planned.groups[number:]:
         if objects and objects + sum(planned.live_objects[row.id] for row in group) > _SCAN_OBJECTS:
@@ -274,7 +274,7 @@ def _entries_of(index: Index, planned: Plan, number: int) -> dict[bytes, list[En
 
 
 def _rewrite(
-    store: Store, index: Index, group: tuple[PackRow, ...], entries: dict[bytes, list[Entry]], progress: Progress
+    store: Store, index: Index, group: tuple[PackRow, ...], entries: dict[bytes, list[IndexEntry]], progress: Progress
 ) -> int:
     """Copy the living objects of a group of packs into a new one; returns the number of removed packs. A damaged pack
     stays as it is, for `repair`."""
@@ -304,7 +304,7 @@ def _rewrite(
     return len(sources)
 
 
-def _living(store: Store, row: PackRow, entries: list[Entry]) -> list[tuple[Entry, bytes]] | None:
+def _living(store: Store, row: PackRow, entries: list[IndexEntry]) -> list[tuple[IndexEntry, bytes]] | None:
     """The frames of a pack that the index refers to (copies, so that the rest of it is not kept). None when they are
     not all there and intact."""
     data = memoryview(store.get(pack.pack_key(row.id)))
@@ -328,11 +328,11 @@ class Copy:
         self.id = pack.new_pack_id(made_at_s if made_at_s is not None else time.time())
         head = pack.encode_head(self.id)
         self.bytes = len(head)
-        self.entries: list[Entry] = []
+        self.entries: list[IndexEntry] = []
         self._parts: list[bytes] = [head]
         self._checksum = xxhash.xxh3_64(head)
 
-    def add(self, entry: Entry, frame: bytes) -> None:
+    def add(self, entry: IndexEntry, frame: bytes) -> None:
         """Take over a whole frame; `entry` describes it (its place is ignored)."""
         self.entries.append(entry._replace(pack=self.id, offset=self.bytes, stored=len(frame)))
         self._parts.append(frame)

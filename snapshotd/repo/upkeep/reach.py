@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.base import ObjectKind, Roots, Tree
-from snapshotd.repo.format.index import Entry, Index
+from snapshotd.repo.format.index import Index, IndexEntry
 from snapshotd.repo.reading.reader import PackReader
 from snapshotd.types import TreeID
 
@@ -133,7 +133,7 @@ class _Marker:
                 return []
             raise _lost(raw, owner, path, exc) from exc
 
-    def unowned(self, entry: Entry) -> None:
+    def unowned(self, entry: IndexEntry) -> None:
         """An object of a young pack."""
         if entry.kind == ObjectKind.TREE:
             self.trees([(entry.id, None, b"")])

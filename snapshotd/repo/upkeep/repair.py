@@ -28,7 +28,7 @@ from snapshotd.kernel import files
 from snapshotd.repo.base import ObjectKind, RepairResult, Roots
 from snapshotd.repo.format import pack
 from snapshotd.repo.format.ids import Identity
-from snapshotd.repo.format.index import Entry, Index, PackRow, create_index
+from snapshotd.repo.format.index import Index, IndexEntry, PackRow, create_index
 from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.upkeep.check import check
 from snapshotd.repo.upkeep.gc import TARGET_BYTES, Copy
@@ -146,9 +146,9 @@ class _Repair:
             self._actions.append(f"{len(self._gone)} objects cannot be brought back")
         return RepairResult(tuple(self._actions), tuple(sorted(raw.hex() for raw in self._gone)))
 
-    def _copy_intact(self, found: Survey, chosen: dict[bytes, Entry]) -> list[PackRow]:
+    def _copy_intact(self, found: Survey, chosen: dict[bytes, IndexEntry]) -> list[PackRow]:
         """New packs with the objects chosen from damaged ones; `chosen` then has the new places."""
-        wanted: dict[bytes, list[Entry]] = {}
+        wanted: dict[bytes, list[IndexEntry]] = {}
         for entry in chosen.values():
             if entry.pack in found.damaged:
                 wanted.setdefault(entry.pack, []).append(entry)
@@ -165,14 +165,14 @@ class _Repair:
             self._actions.append(f"saved {len(entries)} objects out of the damaged pack {raw.hex()}")
         return new
 
-    def _put(self, copy: Copy, chosen: dict[bytes, Entry]) -> PackRow:
+    def _put(self, copy: Copy, chosen: dict[bytes, IndexEntry]) -> PackRow:
         row = copy.put(self._store)
         hit("repo.repair.saved")
         chosen.update((entry.id, entry) for entry in copy.entries)
         return row
 
     def _update(
-        self, index: Index, packs: dict[bytes, PackRow], old: dict[bytes, Entry], chosen: dict[bytes, Entry]
+        self, index: Index, packs: dict[bytes, PackRow], old: dict[bytes, IndexEntry], chosen: dict[bytes, IndexEntry]
     ) -> None:
         changed = [entry for raw, entry in chosen.items() if old.get(raw) != entry]
         vanished = list(old.keys() - chosen.keys())
@@ -198,7 +198,7 @@ class _Repair:
         if again or vanished:
             self._actions.append(f"corrected {len(again)} places of objects in the index and removed {len(vanished)}")
 
-    def _rebuild(self, packs: dict[bytes, PackRow], chosen: dict[bytes, Entry]) -> None:
+    def _rebuild(self, packs: dict[bytes, PackRow], chosen: dict[bytes, IndexEntry]) -> None:
         new = Path(f"{self._path}.rebuilt")
         create_index(new)
         index = Index(new, write=True)
@@ -270,9 +270,9 @@ def _sweep(index_path: Path) -> None:
     sqlite.remove(Path(f"{index_path}.rebuilt"))
 
 
-def _entries(index: Index | None) -> dict[bytes, Entry]:
+def _entries(index: Index | None) -> dict[bytes, IndexEntry]:
     """All entries of an index; {} if there is none, and the valid ones if some have impossible values."""
-    entries: dict[bytes, Entry] = {}
+    entries: dict[bytes, IndexEntry] = {}
     try:
         for entry in index.objects() if index is not None else ():
             entries[entry.id] = entry

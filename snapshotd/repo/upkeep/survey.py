@@ -11,7 +11,7 @@ from snapshotd.errors import DataLoss, NotFound, VersionMismatch
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import compress, pack
 from snapshotd.repo.format.ids import Identity
-from snapshotd.repo.format.index import Entry, PackRow
+from snapshotd.repo.format.index import IndexEntry, PackRow
 from snapshotd.repo.reading.reader import MAX_DEPTH, Cache, object_id
 from snapshotd.store.base import Store
 
@@ -133,7 +133,7 @@ def _decode(frame: pack.Frame, base: bytes | None, identity: Identity) -> tuple[
     return object_id(identity, frame, plain), plain
 
 
-def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Decoder) -> dict[bytes, Entry]:
+def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Decoder) -> dict[bytes, IndexEntry]:
     """For each object that can be read, the frame to use. `current`: (pack, offset) by object where an index refers to
     now.
 
@@ -155,11 +155,11 @@ def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Deco
         used = current.get(candidate.id) == (candidate.pack, candidate.offset)
         return candidate.pack in found.packs, used, candidate.pack[1:]
 
-    chosen: dict[bytes, Entry] = {}
+    chosen: dict[bytes, IndexEntry] = {}
     waiting_bases: list[bytes] = []
     for raw, candidates in by_id.items():
         best = max(candidates, key=rank)
-        chosen[raw] = Entry(raw, best.kind, best.pack, best.offset, best.stored, best.plain, None, 0)
+        chosen[raw] = IndexEntry(raw, best.kind, best.pack, best.offset, best.stored, best.plain, None, 0)
         waiting_bases.append(raw)
     while waiting_bases:
         base = chosen[waiting_bases.pop()]
@@ -169,7 +169,7 @@ def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Deco
         decoded = [one._replace(id=known) for one in deltas if (known := decoder.delta(one, base, chosen)) is not None]
         for one in sorted(decoded, key=rank, reverse=True):
             if one.id not in chosen:
-                chosen[one.id] = Entry(
+                chosen[one.id] = IndexEntry(
                     one.id, one.kind, one.pack, one.offset, one.stored, one.plain, base.id, base.depth + 1
                 )
                 waiting_bases.append(one.id)
@@ -183,7 +183,7 @@ class Decoder:
         self._store, self._identity = store, identity
         self._cache: Cache[bytes] = Cache(_CACHE_BYTES)
 
-    def delta(self, one: Candidate, base: Entry, places: dict[bytes, Entry]) -> bytes | None:
+    def delta(self, one: Candidate, base: IndexEntry, places: dict[bytes, IndexEntry]) -> bytes | None:
         """The id of the object that the delta makes of `base`, whose own bases are at `places`; None if `base` does not
         fit."""
         try:
@@ -194,7 +194,7 @@ class Decoder:
             self._cache.put(raw, plain, len(plain))
         return raw
 
-    def _plain(self, wanted: Entry, places: dict[bytes, Entry]) -> bytes:
+    def _plain(self, wanted: IndexEntry, places: dict[bytes, IndexEntry]) -> bytes:
         plain = self._cache.get(wanted.id)
         chain = [wanted] if plain is None else []
         while chain and (below := chain[-1].base) is not None:
@@ -208,5 +208,5 @@ class Decoder:
         assert plain is not None
         return plain
 
-    def _frame(self, one: Entry | Candidate) -> pack.Frame:
+    def _frame(self, one: IndexEntry | Candidate) -> pack.Frame:
         return pack.decode_frame(self._store.get(pack.pack_key(one.pack), one.offset, one.stored))

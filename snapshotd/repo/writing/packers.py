@@ -21,7 +21,7 @@ from typing import Any
 
 from snapshotd.errors import BY_CODE, InternalError
 from snapshotd.repo.base import ObjectKind, PlainFile
-from snapshotd.repo.format.index import Entry, PackRow
+from snapshotd.repo.format.index import IndexEntry, PackRow
 from snapshotd.repo.writing.packer import BATCH_BYTES, FILE_MAX_BYTES, FILES_MAX, FOLDERS_MAX, MESSAGE_MAX_BYTES
 
 _log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ _MOST_FAILED = 6
 
 Saved = str | tuple[str, list[tuple[bytes, int]]] | None
 """A content's id, of a large one with its chunks and their lengths; None: the file was no plain one."""
-Told = Callable[[list[Entry], list[PackRow]], object]
+Told = Callable[[list[IndexEntry], list[PackRow]], object]
 
 
 class Lost(Exception):  # noqa: N818
@@ -172,11 +172,13 @@ class Packers:
         else:
             peer.batches.popleft().answer(answer["files"])
             peer.holds |= bool(answer["objects"])
-        entries: list[Entry] = []
+        entries: list[IndexEntry] = []
         for pack, offset, objects in answer.get("objects", ()):
             pack_id = bytes.fromhex(pack)
             for raw, stored, plain in objects:
-                entries.append(Entry(bytes.fromhex(raw), ObjectKind.CHUNK, pack_id, offset, stored, plain, None, 0))
+                entries.append(
+                    IndexEntry(bytes.fromhex(raw), ObjectKind.CHUNK, pack_id, offset, stored, plain, None, 0)
+                )
                 offset += stored
         self._told(entries, [PackRow(bytes.fromhex(pack), size, count) for pack, size, count in answer["packs"]])
 

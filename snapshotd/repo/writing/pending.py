@@ -14,7 +14,7 @@ from snapshotd.errors import Conflict
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import pack
 from snapshotd.repo.format.encode import Encoded
-from snapshotd.repo.format.index import Entry, PackRow
+from snapshotd.repo.format.index import IndexEntry, PackRow
 from snapshotd.repo.writing.similar import Similar
 from snapshotd.store.base import Store
 
@@ -56,7 +56,7 @@ class Queued:
         """Sort of a whole file: the file may be like others of its sort."""
         self.similar: tuple[Similar, ...] = ()
         self.kind, self.id, self.data, self.previous = kind, object_id, data, previous
-        self.base: Entry | Queued | None = None
+        self.base: IndexEntry | Queued | None = None
         self.branch = False
         """The chain of `base` is full: an earlier version in it becomes the base."""
         self.depth = 0
@@ -71,11 +71,11 @@ class Building:
         head = pack.encode_head(self.id)
         self.parts: list[pack.Part] = [head]
         self.bytes = len(head)
-        self.entries: list[Entry] = []
+        self.entries: list[IndexEntry] = []
         self._checksum = xxhash.xxh3_64(head)
 
-    def add(self, frame: Encoded, depth: int) -> Entry:
-        entry = Entry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
+    def add(self, frame: Encoded, depth: int) -> IndexEntry:
+        entry = IndexEntry(frame.id, frame.kind, self.id, self.bytes, frame.stored, frame.plain, frame.base, depth)
         self.parts += frame.parts
         for part in frame.parts:  # now, while they are in the processor's cache
             self._checksum.update(part)

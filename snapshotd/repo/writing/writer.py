@@ -35,7 +35,7 @@ from snapshotd.repo.base import ObjectKind, PlainFile, Reader, RepositoryWriter,
 from snapshotd.repo.format import chunks, compress, encode, pack
 from snapshotd.repo.format.encode import Encoded, Job
 from snapshotd.repo.format.ids import raw_id
-from snapshotd.repo.format.index import Entry, Index, PackRow, open_index
+from snapshotd.repo.format.index import Index, IndexEntry, PackRow, open_index
 from snapshotd.repo.format.record import encode_record
 from snapshotd.repo.format.tree import MAX_ENTRIES, encode_tree
 from snapshotd.repo.reading.reader import CACHE_BYTES, PackReader
@@ -91,9 +91,9 @@ class PackRepository(PackReader, RepositoryWriter):
         self._recent = Recent()
         self._step = Step()
         self._pending: dict[bytes, Queued] = {}
-        self._fresh: dict[bytes, Entry] = {}
+        self._fresh: dict[bytes, IndexEntry] = {}
         self._frames: dict[bytes, list[pack.Part]] = {}
-        self._elsewhere: dict[bytes, list[Entry]] = {}
+        self._elsewhere: dict[bytes, list[IndexEntry]] = {}
         """Objects in packs that other processes make, by pack, until the packs are durable."""
         self._reset()
 
@@ -110,8 +110,8 @@ class PackRepository(PackReader, RepositoryWriter):
         self._batch: list[Queued] = []
         self._batch_bytes = self._queued_bytes = self._seen_bytes = self._number = self._task_number = 0
         self._tasks: deque[Future[list[Encoded]]] = deque()
-        self._puts: deque[tuple[Future[None], PackRow, list[Entry]]] = deque()
-        self._stored: list[tuple[PackRow, list[Entry]]] = []
+        self._puts: deque[tuple[Future[None], PackRow, list[IndexEntry]]] = deque()
+        self._stored: list[tuple[PackRow, list[IndexEntry]]] = []
         self._building: Building | None = None
 
     def open_index(self) -> Index | None:
@@ -187,7 +187,7 @@ class PackRepository(PackReader, RepositoryWriter):
                     self._save_list(bytes.fromhex(content), parts, None)
         return [None if one is None else BlobID(one if isinstance(one, str) else one[0]) for one in saved]
 
-    def _packed(self, entries: list[Entry], rows: list[PackRow]) -> None:
+    def _packed(self, entries: list[IndexEntry], rows: list[PackRow]) -> None:
         """Take in the entries of other processes, and the packs of theirs that have become durable."""
         for entry in entries:
             if (
@@ -238,7 +238,7 @@ class PackRepository(PackReader, RepositoryWriter):
         super().forget()
         self._recent.clear()
 
-    def find(self, raw: bytes) -> Entry | None:
+    def find(self, raw: bytes) -> IndexEntry | None:
         queued = self._pending.get(
             raw
         )  # looked for first, since the encoding threads look while things move on from there
@@ -246,7 +246,7 @@ class PackRepository(PackReader, RepositoryWriter):
         if (
             entry is None and queued is not None
         ):  # else it was queued again, and has a place in a pack that others may be deltas against
-            return Entry(raw, queued.kind, b"", 0, 0, len(queued.data), None, 0)
+            return IndexEntry(raw, queued.kind, b"", 0, 0, len(queued.data), None, 0)
         return entry
 
     def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
@@ -255,21 +255,21 @@ class PackRepository(PackReader, RepositoryWriter):
             return queued.data
         return super().plain(raw, kinds, keep)
 
-    def plain_at(self, entry: Entry, keep: bool = True) -> bytes:
+    def plain_at(self, entry: IndexEntry, keep: bool = True) -> bytes:
         queued = self._pending.get(entry.id)
         if queued is not None:
             return queued.data
         placed = self.find(entry.id) if not entry.pack else entry  # it was queued when another thread looked it up
         return super().plain_at(placed or entry, keep)
 
-    def frame_bytes(self, entry: Entry) -> bytes:
+    def frame_bytes(self, entry: IndexEntry) -> bytes:
         parts = self._frames.get(entry.id)
         return b"".join(parts) if parts is not None else super().frame_bytes(entry)
 
     def records(self) -> Iterator[tuple[RecordID, bytes]]:
         yield from super().records()
         queued = [one for one in self._pending.values() if not self._known(one.id)]
-        unflushed: list[Entry | Queued] = [*self._fresh.values(), *queued]
+        unflushed: list[IndexEntry | Queued] = [*self._fresh.values(), *queued]
         for one in unflushed:
             if one.kind == ObjectKind.RECORD:
                 yield RecordID(one.id.hex()), self._record(one.id)
@@ -335,15 +335,17 @@ class PackRepository(PackReader, RepositoryWriter):
         if task:
             self._submit(task, size)
 
-    def _plan(self, queued: Queued, known: dict[bytes, Entry]) -> None:
+    def _plan(self, queued: Queued, known: dict[bytes, IndexEntry]) -> None:
         """Choose the object that this one may be a delta against."""
         previous = queued.previous
         if previous is None:
             return
-        base: Entry | Queued | None = self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
+        base: IndexEntry | Queued | None = (
+            self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
+        )
         if base is None or base.kind != queued.kind or (isinstance(base, Queued) and base.number > queued.number):
             return  # a base comes first in the packs, and so no chain can come back to where it began
-        size = base.plain if isinstance(base, Entry) else len(base.data)
+        size = base.plain if isinstance(base, IndexEntry) else len(base.data)
         if not encode.may_be_delta(len(queued.data), size):
             return
         queued.base, queued.depth = base, base.depth + 1
@@ -443,7 +445,7 @@ class PackRepository(PackReader, RepositoryWriter):
             self._puts.popleft()
             self._put_done(row, entries)
 
-    def _put_done(self, row: PackRow, entries: list[Entry]) -> None:
+    def _put_done(self, row: PackRow, entries: list[IndexEntry]) -> None:
         self._stored.append((row, entries))
         for entry in entries:
             self._frames.pop(entry.id, None)
@@ -451,7 +453,7 @@ class PackRepository(PackReader, RepositoryWriter):
     def _commit(self) -> None:
         """Index the objects in packs. All packs are durable before the transaction ends; the last ones become durable
         meanwhile."""
-        stored: list[tuple[PackRow, list[Entry]]] = []
+        stored: list[tuple[PackRow, list[IndexEntry]]] = []
         if self._packers is not None:
             self._packers.begin_flush()
         if self._stored or self._puts or self._elsewhere:

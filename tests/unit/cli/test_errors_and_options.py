@@ -18,7 +18,7 @@ from snapshotd.cli.main import COMMANDS, FOLDERS, main
 from snapshotd.cli.main import cli as group
 from snapshotd.cli.reference import reference
 from snapshotd.cli.text import ago, printable, size
-from snapshotd.cli.values import Memory
+from snapshotd.cli.values import Size
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
 
@@ -44,7 +44,7 @@ ROOT = Path(__file__).resolve().parents[3]
         (["run", "--image", "nothing", "--", "ls"], 125, "nothing"),
         (["run", "--", "missing"], 127, "no such program"),
         (["run", "--memory", "lots", "--", "ls"], 125, "such as 512m"),
-        (["run", "--memory", "1k", "--", "ls"], 125, "too little"),
+        (["run", "--memory", "1k", "--", "ls"], 125, "not a size from 16m to 1024t"),
         (["run", "--cpus", "0", "--", "ls"], 125, "0.01"),
         (["run", "--cpus", "nan", "--", "ls"], 125, "0.01"),
         (["run", "--disk", "5", "--", "ls"], 125, "from 16m"),
@@ -315,7 +315,7 @@ def test_names_cannot_command_a_terminal() -> None:
     [("512m", 512 << 20), ("2g", 2 << 30), ("1GiB", 1 << 30), ("64MB", 64 << 20), ("33554432", 32 << 20)],
 )
 def test_memory_sizes(text: str, count: int) -> None:
-    assert Memory().convert(text, None, None) == count
+    assert Size("16m", "1024t").convert(text, None, None) == count
 
 
 def test_sizes_and_ages() -> None:

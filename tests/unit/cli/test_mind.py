@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.cli.follow import Replay
+from snapshotd.cli.follow import ReplayLine
 from snapshotd.types import short
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
@@ -158,7 +158,7 @@ def test_replayed_calls_are_one_line_that_counts_on_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    replay = Replay()
+    replay = ReplayLine()
     for _ in range(300):
         assert replay.line({"event": "replayed", "tool": "x"}) is None
     assert (

@@ -12,7 +12,7 @@ import pytest
 
 from snapshotd.client import following
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.following import RECONNECT_VARIABLE, Following
+from snapshotd.client.following import Following
 from snapshotd.client.transport import Transport
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, Unsupported, UsageError
 from tests.unit.client.events_server import TRAJECTORY, Answer, EventsServer, serving
@@ -35,14 +35,14 @@ def server(short_dir: Path) -> Iterator[EventsServer]:
 
 
 @pytest.fixture
-def client(server: EventsServer) -> Snapshotd:
+def client(server: EventsServer, reconnect_s: None) -> Snapshotd:
     return Snapshotd(socket=server.path, autostart=False)
 
 
 @pytest.fixture(autouse=True)
 def reconnect_s(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of these tests takes so long unless it fails."""
-    monkeypatch.setenv(RECONNECT_VARIABLE, "60")
+    monkeypatch.setenv("SNAPSHOTD_RECONNECT_S", "60")
 
 
 @pytest.mark.parametrize("seen", range(len(EVENTS)))
@@ -119,11 +119,10 @@ def test_what_keeps_a_daemon_from_starting_is_raised_at_once(server: EventsServe
     assert tries == [1]
 
 
-def test_it_gives_up_without_a_busy_loop(
-    server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_gives_up_without_a_busy_loop(server: EventsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pauses grow from 20 ms: in 0.3 s there is room for five of them."""
-    monkeypatch.setenv(RECONNECT_VARIABLE, "0.3")
+    monkeypatch.setenv("SNAPSHOTD_RECONNECT_S", "0.3")
+    client = Snapshotd(socket=server.path, autostart=False)
     server.answers = [Answer(2) for _ in range(100)]
     lost: list[str] = []
     followed = client.events("box", on_lost=lambda: lost.append("lost"))
@@ -146,8 +145,9 @@ def test_a_connection_that_held_has_got_somewhere(
     assert len(lost) == 8
 
 
-def test_zero_seconds_means_at_once(server: EventsServer, client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(RECONNECT_VARIABLE, "0")
+def test_zero_seconds_means_at_once(server: EventsServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SNAPSHOTD_RECONNECT_S", "0")
+    client = Snapshotd(socket=server.path, autostart=False)
     server.answers = [Answer(2)]
     lost: list[str] = []
     followed = client.events("box", on_lost=lambda: lost.append("lost"))
@@ -158,12 +158,10 @@ def test_zero_seconds_means_at_once(server: EventsServer, client: Snapshotd, mon
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
-def test_a_time_that_makes_no_sense(
-    client: Snapshotd, server: EventsServer, monkeypatch: pytest.MonkeyPatch, text: str
-) -> None:
-    monkeypatch.setenv(RECONNECT_VARIABLE, text)
-    with pytest.raises(UsageError, match=f"{RECONNECT_VARIABLE}.*{text}"):
-        client.events("box")
+def test_a_time_that_makes_no_sense(server: EventsServer, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("SNAPSHOTD_RECONNECT_S", text)
+    with pytest.raises(UsageError, match=f"SNAPSHOTD_RECONNECT_S.*{text}"):
+        Snapshotd(socket=server.path, autostart=False)
     assert server.requests == []
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.client.local_tree import Unpacker, pack, pack_bytes
+from snapshotd.client.local_tree import TarUnpacker, pack, pack_bytes
 from snapshotd.client.results import RestoreInfo
 from snapshotd.errors import SnapshotdError, UsageError
 
@@ -29,7 +29,7 @@ def tar_of(*items: tuple[str, bytes, bytes, str]) -> bytes:
 
 
 def unpack(data: bytes, to: Path) -> RestoreInfo:
-    return Unpacker(to).unpack(iter([data]))
+    return TarUnpacker(to).unpack(iter([data]))
 
 
 def test_a_folder_there_and_back(tmp_path: Path) -> None:

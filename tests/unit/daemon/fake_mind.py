@@ -40,7 +40,7 @@ class FakeMind(base.Engine, ABC):
     closed: bool
 
     def __init__(self) -> None:
-        self.entries: dict[str, list[t.Entry]] = {}
+        self.entries: dict[str, list[t.JournalEntry]] = {}
         self.states: dict[str, dict[str, Any]] = {}
         self.messages: dict[str, list[t.Message]] = {}
         self.asked: dict[str, t.Approval] = {}
@@ -82,7 +82,7 @@ class FakeMind(base.Engine, ABC):
     ) -> None:
         own = self.entries.setdefault(line.id, [])
         own.append(
-            t.Entry(
+            t.JournalEntry(
                 t.CallID(t.new_id()),
                 t.EntryKind.TOOL,
                 name,
@@ -127,7 +127,7 @@ class FakeMind(base.Engine, ABC):
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def journal(self, ref: str) -> list[t.Entry]:
+    def journal(self, ref: str) -> list[t.JournalEntry]:
         way = set(self._way(self.snapshot(ref).id))
         return [entry for own in list(self.entries.values()) for entry in own if entry.snapshot in way]
 
@@ -192,7 +192,7 @@ class FakeMind(base.Engine, ABC):
         stays = {entry.id for entry in self.journal(target.id)}
         return self._effects(line, [entry for entry in self.journal(line.head) if entry.id not in stays])
 
-    def _effects(self, line: t.Trajectory, entries: list[t.Entry]) -> list[base.Effect]:
+    def _effects(self, line: t.Trajectory, entries: list[t.JournalEntry]) -> list[base.Effect]:
         found = []
         for entry in reversed([entry for entry in entries if entry.side_effect is t.SideEffect.IRREVERSIBLE]):
             command = entry.details.get("compensate", {}).get("argv")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.storing.archiver import Archiver, Service
+from snapshotd.engine.storing.archiver import Archiver, ArchiverService
 from snapshotd.errors import InternalError
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.spool import FileSpool
@@ -43,7 +43,7 @@ class Rig:
     def start(self) -> None:
         """The child, in this process."""
         self.maintenance = PackMaintenance(self.store, self._path / "index", KEY)
-        self._service = Service(self.maintenance, self._layers, self._spool)
+        self._service = ArchiverService(self.maintenance, self._layers, self._spool)
 
     def kill(self) -> None:
         self.maintenance._end_writer()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from snapshotd.engine.storing.child import Child
+from snapshotd.engine.storing.child import EngineChild
 
 CHILD = """
 from snapshotd.engine.storing import child
@@ -50,7 +50,7 @@ child.serve(handle)
 
 
 def test_an_answer_that_nobody_waited_for_is_not_the_next_ones() -> None:
-    child = Child([sys.executable, "-c", ECHO])
+    child = EngineChild([sys.executable, "-c", ECHO])
 
     def stop(_: str) -> None:
         raise KeyboardInterrupt
@@ -82,7 +82,7 @@ child.serve(handle)
 
 
 def test_who_rests_gives_memory_back() -> None:
-    child = Child([sys.executable, "-c", GREEDY])
+    child = EngineChild([sys.executable, "-c", GREEDY])
     try:
         busy = child.ask({"op": "work"})["kib"]
         assert busy > 80_000

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from snapshotd.daemon import host
-from snapshotd.engine.host import doctor, packages
+from snapshotd.engine.host import doctor, system_packages
 from snapshotd.errors import Unsupported
 from snapshotd.kernel import features
 
-REPOSITORY = Path(packages.__file__).parents[3]
+REPOSITORY = Path(system_packages.__file__).parents[3]
 
 
 def test_every_piece_is_looked_at_and_every_failure_has_a_fix(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_an_old_kernel_is_told_which_one_it_needs(monkeypatch: pytest.MonkeyPatc
 
 
 def test_missing_programs_are_warnings_or_failures_by_need(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages.Package, "missing", lambda _: True)
+    monkeypatch.setattr(system_packages.Package, "missing", lambda _: True)
     found = {check.name: check for check in doctor._programs()}
     assert found["runc"].ok is False
     assert found["slirp4netns"].ok is None
@@ -101,15 +101,15 @@ def test_a_silent_docker_socket(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 def test_setup_does_nothing_when_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages.Package, "missing", lambda _: False)
+    monkeypatch.setattr(system_packages.Package, "missing", lambda _: False)
     said: list[str] = []
     assert doctor.setup(said.append) == []
     assert said == []
 
 
 def test_setup_explains_what_it_cannot_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages.Package, "missing", lambda self: self.name == "runc")
-    monkeypatch.setattr(packages, "can_install", lambda: "this is not a Debian or Ubuntu system (no apt-get)")
+    monkeypatch.setattr(system_packages.Package, "missing", lambda self: self.name == "runc")
+    monkeypatch.setattr(system_packages, "can_install", lambda: "this is not a Debian or Ubuntu system (no apt-get)")
     (check,) = doctor.setup(lambda _: None)
     assert (check.name, check.ok) == ("runc", False)
     assert "not a Debian" in check.detail
@@ -118,14 +118,14 @@ def test_setup_explains_what_it_cannot_install(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_list_of_packages_runs_before_anything_is_installed() -> None:
     """With the standard library alone: no site-packages."""
-    command = [sys.executable, "-S", "-m", "snapshotd.engine.host.packages", "develop"]
+    command = [sys.executable, "-S", "-m", "snapshotd.engine.host.system_packages", "develop"]
     said = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
-    assert set(said.stdout.split()) <= {package.name for package in packages.PACKAGES}
+    assert set(said.stdout.split()) <= {package.name for package in system_packages.PACKAGES}
     wrong = subprocess.run([*command[:-1], "everything"], cwd=REPOSITORY, capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "usage" in wrong.stderr
 
 
 def test_every_level_knows_its_packages() -> None:
-    groups = {package.level for package in packages.PACKAGES}
-    assert groups == set(packages.LEVELS["develop"])
+    groups = {package.level for package in system_packages.PACKAGES}
+    assert groups == set(system_packages.LEVELS["develop"])

@@ -7,18 +7,16 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
-from snapshotd.engine import events
 from snapshotd.engine.base import Event, Stream, output_event
 from snapshotd.engine.events import EventLogs, completed
 from snapshotd.types import TrajectoryID
 
 RUN = TrajectoryID("0" * 32)
+MAX_BYTES = 32 << 20
 
 
 def test_late_and_early_readers_see_the_same(tmp_path: Path) -> None:
-    logs = EventLogs(tmp_path / "runs")
+    logs = EventLogs(tmp_path / "runs", MAX_BYTES)
     log = logs.begin(RUN)
     log.append({"event": "started"})
     early: list[str] = []
@@ -29,34 +27,34 @@ def test_late_and_early_readers_see_the_same(tmp_path: Path) -> None:
     reader.join(30)
     assert early == ["started", "output", "finished"]
     assert [e["event"] for e in logs.follow(RUN, wait=True)] == early
-    assert [e["event"] for e in EventLogs(tmp_path / "runs").follow(RUN, wait=True)] == early, (
+    assert [e["event"] for e in EventLogs(tmp_path / "runs", MAX_BYTES).follow(RUN, wait=True)] == early, (
         "another daemon reads the file"
     )
 
 
 def test_without_waiting_a_reader_gets_what_is_there(tmp_path: Path) -> None:
-    logs = EventLogs(tmp_path / "runs")
+    logs = EventLogs(tmp_path / "runs", MAX_BYTES)
     logs.begin(RUN).append({"event": "started"})
     assert [e["event"] for e in logs.follow(RUN, wait=False)] == ["started"]
 
 
 def test_half_a_line_after_a_crash_is_left_out(tmp_path: Path) -> None:
-    logs = EventLogs(tmp_path / "runs")
+    logs = EventLogs(tmp_path / "runs", MAX_BYTES)
     logs.begin(RUN).append({"event": "started"})
     with open(tmp_path / "runs" / f"{RUN}.ndjson", "ab") as f:
         f.write(b'{"event": "outp')
-    assert [e["event"] for e in EventLogs(tmp_path / "runs").follow(RUN, wait=True)] == ["started"]
+    assert [e["event"] for e in EventLogs(tmp_path / "runs", MAX_BYTES).follow(RUN, wait=True)] == ["started"]
 
 
 def test_endless_output_does_not_fill_the_disk(tmp_path: Path) -> None:
-    logs = EventLogs(tmp_path / "runs")
+    logs = EventLogs(tmp_path / "runs", MAX_BYTES)
     log = logs.begin(RUN)
     line = {"event": "output", "stream": "stdout", "data_b64": "x" * (1 << 20)}
-    for _ in range(events.MAX_BYTES // (1 << 20) + 20):
+    for _ in range(MAX_BYTES // (1 << 20) + 20):
         log.append(line)
     log.append({"event": "snapshot"})
     log.append({"event": "finished"})
-    assert (tmp_path / "runs" / f"{RUN}.ndjson").stat().st_size <= events.MAX_BYTES + (1 << 20) + 1000
+    assert (tmp_path / "runs" / f"{RUN}.ndjson").stat().st_size <= MAX_BYTES + (1 << 20) + 1000
     assert [e["event"] for e in logs.follow(RUN, wait=True)][-3:] == ["warning", "snapshot", "finished"]
 
 
@@ -68,16 +66,15 @@ def _printed(found: list[Event], stream: str) -> bytes:
     )
 
 
-def test_what_a_full_log_left_out_comes_from_the_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "MAX_BYTES", 20_000)
-    logs = EventLogs(tmp_path / "runs")
+def test_what_a_full_log_left_out_comes_from_the_record(tmp_path: Path) -> None:
+    logs = EventLogs(tmp_path / "runs", 20_000)
     log = logs.begin(RUN)
     lines = {"stdout": b"".join(b"%d\n" % n for n in range(40_000)), "stderr": b"short"}
     log.append(output_event("stderr", lines["stderr"]))
     for at in range(0, 120_000, 1000):
         log.append(output_event("stdout", lines["stdout"][at : at + 1000]))
         if at == 60_000:
-            logs = EventLogs(tmp_path / "runs")
+            logs = EventLogs(tmp_path / "runs", 20_000)
             log = logs.begin(RUN)  # another daemon: what is left out stays one piece
             log.append(output_event("stdout", b"tiny"))
             log.append({**output_event("stdout", b"of a call"), "call": "c" * 32})
@@ -103,7 +100,7 @@ def test_what_a_full_log_left_out_comes_from_the_record(tmp_path: Path, monkeypa
 
 
 def test_a_removed_run_has_no_events(tmp_path: Path) -> None:
-    logs = EventLogs(tmp_path / "runs")
+    logs = EventLogs(tmp_path / "runs", MAX_BYTES)
     logs.begin(RUN).append({"event": "finished"})
     logs.remove(RUN)
     assert list(logs.follow(RUN, wait=True)) == []

@@ -17,7 +17,7 @@ import pytest
 
 from snapshotd.engine.transfer.export import ImageFacts, export_oci, export_tar, reference_of
 from snapshotd.errors import OutOfSpace
-from snapshotd.images.archive import TarBlobs, open_archive
+from snapshotd.images.archive_file import TarBlobs, open_archive
 from snapshotd.kernel import files
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View

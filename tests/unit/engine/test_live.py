@@ -14,7 +14,18 @@ from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord, Root
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
-from snapshotd.types import CallID, Entry, EntryKind, ImageID, LayerID, Message, SideEffect, SnapshotID, Stack, new_id
+from snapshotd.types import (
+    CallID,
+    EntryKind,
+    ImageID,
+    JournalEntry,
+    LayerID,
+    Message,
+    SideEffect,
+    SnapshotID,
+    Stack,
+    new_id,
+)
 
 HEAD, NEXT = SnapshotID("a" * 32), SnapshotID("b" * 32)
 
@@ -48,12 +59,12 @@ def _pending(sandbox: Any) -> Pending:
     return Pending(cast("Sandbox", sandbox))
 
 
-def _entry(name: str, kind: EntryKind = EntryKind.TOOL, **more: Any) -> Entry:
-    return Entry(CallID(new_id()), kind, name, {"n": 1}, HEAD, 1_000, **more)
+def _entry(name: str, kind: EntryKind = EntryKind.TOOL, **more: Any) -> JournalEntry:
+    return JournalEntry(CallID(new_id()), kind, name, {"n": 1}, HEAD, 1_000, **more)
 
 
 def _restored(
-    record: LiveRecord, head: SnapshotID, entries: tuple[Entry, ...] = (), known: frozenset[str] = frozenset()
+    record: LiveRecord, head: SnapshotID, entries: tuple[JournalEntry, ...] = (), known: frozenset[str] = frozenset()
 ) -> tuple[Any, Pending]:
     sandbox = _sandbox(record, head)
     pending = _pending(sandbox)
@@ -122,19 +133,19 @@ def test_values_go_with_the_next_entry_alone(record: LiveRecord) -> None:
     pending = _pending(_sandbox(record))
     assert pending.fact("now", 1, "1" * 16) == 1
     assert pending.fact("now", 2, "1" * 16) == 1, "the same request"
-    recorded: list[Entry] = []
+    recorded: list[JournalEntry] = []
     first = _entry("first", facts=({"kind": "own", "value": 0},))
     pending.begin(first, recorded.append)
     assert recorded[0].facts == ({"kind": "now", "value": 1}, {"kind": "own", "value": 0})
     pending.fact("now", 3, "2" * 16)
 
-    def refused(_: Entry) -> None:
+    def refused(_: JournalEntry) -> None:
         raise Conflict("not now")
 
     with pytest.raises(Conflict):
         pending.begin(_entry("second"), refused)
     _, restored = _restored(record, HEAD, (first,))
-    third: list[Entry] = []
+    third: list[JournalEntry] = []
     assert restored.answered("2" * 16) == (3,)
     restored.begin(_entry("third"), third.append)
     assert third[0].facts == ({"kind": "now", "value": 3},)
@@ -149,14 +160,14 @@ def test_a_daemon_that_dies_while_it_records_an_intent(record: LiveRecord) -> No
     class Died(BaseException):
         pass
 
-    def die(_: Entry) -> None:
+    def die(_: JournalEntry) -> None:
         raise Died
 
     with pytest.raises(Died):
         pending.begin(entry, die)
     for known, left in ((frozenset({entry.id}), ()), (frozenset(), ({"kind": "now", "value": 1},))):
         _, restored = _restored(record, HEAD, (), known)
-        recorded: list[Entry] = []
+        recorded: list[JournalEntry] = []
         restored.begin(_entry("next"), recorded.append)
         assert recorded[0].facts == left
 

@@ -106,7 +106,7 @@ def test_mistakes_are_named(text: str, said: str) -> None:
 
 def test_the_file_is_read_when_it_has_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = PolicyFile(tmp_path / "policy.toml")
-    assert file.read() == policy.Policy()
+    assert file.read() == policy.ApprovalPolicy()
     file.path.write_text("[[rule]]\naction = 'deny'")
     assert [rule.action for rule in file.read().rules] == ["deny"]
     reads = []
@@ -123,7 +123,7 @@ def test_the_file_is_read_when_it_has_changed(tmp_path: Path, monkeypatch: pytes
             file.read()
     assert reads == [1]
     file.path.unlink()
-    assert file.read() == policy.Policy()
+    assert file.read() == policy.ApprovalPolicy()
 
 
 def test_a_file_that_cannot_be_read_gates_everything(tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapshotd.engine.base import Stream
 from snapshotd.engine.caller import Caller
-from snapshotd.engine.sandbox import pump as pumping
 from snapshotd.engine.sandbox.intake import Intake, memory
-from snapshotd.engine.sandbox.pump import Outcome, Printed, pump
+from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown
+from snapshotd.engine.sandbox.pump import pump as pump_to
 from snapshotd.repo.base import Spool
 from snapshotd.repo.spool import FileSpool
 from snapshotd.runtime.base import Process
@@ -77,13 +78,19 @@ def _read(repo: Spool, blob: BlobID | None) -> bytes:
     return b"" if blob is None else b"".join(repo.load_blob(blob))
 
 
-def _run(repo: Spool, funnel: Funnel, script: str) -> tuple[Outcome, dict[str, bytes]]:
+def pump(
+    process: Process, repo: Spool, funnel: Funnel, show: Shown, *, max_bytes: int = 1 << 30, **rest: Any
+) -> CommandOutcome:
+    return pump_to(process, funnel, show, spool=repo, max_bytes=max_bytes, **rest)
+
+
+def _run(repo: Spool, funnel: Funnel, script: str, **rest: Any) -> tuple[CommandOutcome, dict[str, bytes]]:
     seen = {"stdout": b"", "stderr": b""}
 
     def sink(stream: str, data: bytes, _: int) -> None:
         seen[stream] += data
 
-    return pump(Shell(script), repo, funnel, sink), seen
+    return pump(Shell(script), repo, funnel, sink, **rest), seen
 
 
 def test_both_streams_and_the_exit_code(repo: Spool, funnel: Funnel) -> None:
@@ -159,9 +166,8 @@ def test_a_command_goes_on_without_its_caller_unless_it_is_to_be_abandoned(
     assert outcome.exit_code == (-9 if abandon else 0)
 
 
-def test_what_is_beyond_the_limit_is_counted(repo: Spool, funnel: Funnel, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pumping, "MAX_OUTPUT_BYTES", 1_000_000)
-    outcome, seen = _run(repo, funnel, "head -c 3000000 /dev/zero; echo short >&2")
+def test_what_is_beyond_the_limit_is_counted(repo: Spool, funnel: Funnel) -> None:
+    outcome, seen = _run(repo, funnel, "head -c 3000000 /dev/zero; echo short >&2", max_bytes=1_000_000)
     kept = _read(repo, outcome.stdout)
     assert 1_000_000 <= len(kept) < 1_100_000
     assert outcome.lost_bytes == {"stdout": 3_000_000 - len(kept)}

@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from snapshotd.engine.mind.replay import Mismatch, Replay, shown
-from snapshotd.types import CallID, CallStatus, Entry, EntryKind, SnapshotID
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, SnapshotID
 
 
 def entry(
     name: str, began: int, ended: int | None, arguments: Any = None, *, kind: EntryKind = EntryKind.TOOL, **fields: Any
-) -> Entry:
+) -> JournalEntry:
     fields = {"status": CallStatus.DONE, **fields}
-    return Entry(CallID(f"{name}-{began}"), kind, name, arguments, SnapshotID("s"), began, ended_at_ns=ended, **fields)
+    return JournalEntry(
+        CallID(f"{name}-{began}"), kind, name, arguments, SnapshotID("s"), began, ended_at_ns=ended, **fields
+    )
 
 
 def meet(replay: Replay, name: str, arguments: Any = None, kind: EntryKind = EntryKind.TOOL) -> str | None:
@@ -165,7 +167,7 @@ def test_long_values_are_cut_in_messages() -> None:
     assert len(shown("x" * 1000, 50)) == 53
 
 
-def _turn(began: int, request: str, status: CallStatus, **details: Any) -> Entry:
+def _turn(began: int, request: str, status: CallStatus, **details: Any) -> JournalEntry:
     return entry(
         "m",
         began,

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import RetentionPolicy
 from snapshotd.engine.storing.retention import (
-    Decision,
-    duration,
+    RetentionDecision,
     format_policy,
     get_policy,
     parse_policy,
@@ -34,6 +33,7 @@ from snapshotd.types import (
     SnapshotState,
     TrajectoryID,
     TreeID,
+    duration,
     short,
 )
 from tests.records import begin, committed, fork, make_approval, make_call, make_image, started
@@ -56,7 +56,7 @@ def make(seq: int, *, line: str = "a", state: str = "stored", failed: bool = Fal
     )
 
 
-def kept(decisions: Sequence[Decision]) -> list[int]:
+def kept(decisions: Sequence[RetentionDecision]) -> list[int]:
     return [item.snapshot.seq for item in decisions if item.keep]
 
 
@@ -85,7 +85,7 @@ def test_rules(policy: RetentionPolicy, expected: list[int]) -> None:
 def test_every_decision_has_its_reason_in_words() -> None:
     policy = RetentionPolicy(keep_last=2, keep_within_s=3 * 86400, keep_every=6, keep_failed=1)
     said = plan([make(0, state="captured"), *TEN[1:]], policy, protected={SnapshotID("a1"): "tag v1"}, now_ns=NOW_NS)
-    unmet = "not among the newest 2, older than 3 d, no milestone (every 6), not among the newest 1 failed"
+    unmet = "not among the newest 2, older than 3d, no milestone (every 6), not among the newest 1 failed"
     assert [(item.snapshot.seq, item.keep, item.rule, item.reason) for item in said] == [
         (0, True, False, "not stored yet"),
         (1, True, False, "tag v1"),
@@ -94,7 +94,7 @@ def test_every_decision_has_its_reason_in_words() -> None:
         (4, False, False, unmet),
         (5, False, False, unmet),
         (6, True, True, "milestone (every 6)"),
-        (7, True, True, "younger than 3 d"),
+        (7, True, True, "younger than 3d"),
         (8, True, True, "newest 2"),
         (9, True, True, "newest 2"),
     ]
@@ -177,7 +177,7 @@ def bytes_of(some: set[SnapshotID]) -> int:
     return sum(7 + len(each) for each in some)
 
 
-def decided(line: Sequence[Snapshot], policy: RetentionPolicy, stays: dict[SnapshotID, str]) -> list[Decision]:
+def decided(line: Sequence[Snapshot], policy: RetentionPolicy, stays: dict[SnapshotID, str]) -> list[RetentionDecision]:
     return trim(plan(line, policy, protected=stays, now_ns=NOW_NS), bytes_of, policy.max_bytes)
 
 
@@ -377,8 +377,7 @@ def test_policies_in_the_catalog(catalog: SqliteCatalog) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(604800, "7 d"), (5400, "1.5 h"), (60, "1 min"), (30, "30 s"), (0.25, "0.25 s"), (86400.0, "1 d")],
+    ("seconds", "text"), [(604800, "7d"), (5400, "90m"), (60, "1m"), (30, "30s"), (0.25, "0.25s"), (86400.0, "1d")]
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text

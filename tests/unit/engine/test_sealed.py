@@ -67,7 +67,7 @@ class World:
             merged=lambda s: s,
             links=lambda _: (),
         )
-        made.fence = self.catalog.lease(trajectory.id)
+        made.fence = self.catalog.draw_fence(trajectory.id)
         return made
 
     def step(self, call: ToolCall) -> Snapshot:

@@ -132,16 +132,16 @@ def test_a_run_that_ends_while_a_sandbox_is_started_leaves_the_status_alone(
     """The other one is called running, and is not known yet."""
     first = world.started()
     world.end(first)
-    lease = world.catalog.lease
+    draw = world.catalog.draw_fence
     ends = threading.Thread(target=world.sessions._finish, args=(first, LOG, 0, TrajectoryStatus.FINISHED))
 
-    def leased(trajectory: TrajectoryID) -> int:
+    def drawn(trajectory: TrajectoryID) -> int:
         assert world.status() is TrajectoryStatus.RUNNING
         ends.start()
         ends.join(0.3)  # it must wait; else it does its harm in this time
-        return lease(trajectory)
+        return draw(trajectory)
 
-    monkeypatch.setattr(world.catalog, "lease", leased)
+    monkeypatch.setattr(world.catalog, "draw_fence", drawn)
     second = world.started()
     ends.join(60)
     assert world.status() is TrajectoryStatus.RUNNING
@@ -196,7 +196,7 @@ def test_closing_goes_on_whatever_one_sandbox_raises(world: World, monkeypatch: 
 
 
 def test_a_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.catalog, "lease", _full)
+    monkeypatch.setattr(world.catalog, "draw_fence", _full)
     with pytest.raises(OutOfSpace):
         world.started()
     assert world.made[0].ended
@@ -204,7 +204,7 @@ def test_a_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: py
 
 
 def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(world.catalog, "lease", _full)
+    monkeypatch.setattr(world.catalog, "draw_fence", _full)
     forgotten: list[str] = []
     begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
     engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _forget=forgotten.append)

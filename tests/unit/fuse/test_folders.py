@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.fuse.folders import Folder, Link, Place
+from snapshotd.fuse.folders import Folder, Link, TreePlace
 from snapshotd.fuse.history import history
 from snapshotd.fuse.lazy_layers import LazyLayers, layer_name
 from snapshotd.trees.stack_view import StackView
@@ -32,7 +32,7 @@ def test_a_layers_name_says_what_to_open() -> None:
             os.close(fd)
 
     place = LazyLayers(open_view).find(layer_name(TREE, OTHER, 1_700_000_000))
-    assert isinstance(place, Place)
+    assert isinstance(place, TreePlace)
     assert place.shift == 1_700_000_000
     place.open_view().close()
     assert asked == [(TREE, OTHER)]
@@ -109,7 +109,7 @@ def test_trajectories_have_their_own_stored_snapshots_by_number(shown: History) 
     assert shown.names("snapshots") == [first.id, third.id]
     assert shown.opened == []  # nothing is read of a tree before somebody enters it
     place = shown.at("trajectories", trajectory.id, "2")
-    assert isinstance(place, Place)
+    assert isinstance(place, TreePlace)
     with pytest.raises(FileNotFoundError):
         place.open_view()
     assert (place.shift, shown.opened) == (0, [TREE])

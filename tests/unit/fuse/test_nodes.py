@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from snapshotd.fuse import nodes as module
-from snapshotd.fuse.folders import Fixed, Place
-from snapshotd.fuse.nodes import ROOT_NUMBER, Node, Nodes, Source
+from snapshotd.fuse.folders import Fixed, TreePlace
+from snapshotd.fuse.nodes import ROOT_NUMBER, Nodes, SharedView, ShownNode
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
 
@@ -34,20 +34,20 @@ class Shown:
     def __init__(self, folder: Path) -> None:
         self.views: list[Counted] = []
         self.folder = folder
-        self.place = Place("tree", self.open)
+        self.place = TreePlace("tree", self.open)
         self.nodes = Nodes(Fixed({}))
 
     def open(self) -> View:
         self.views.append(Counted(self.folder))
         return self.views[-1]
 
-    def root(self, name: bytes = b"here") -> Node:
+    def root(self, name: bytes = b"here") -> ShownNode:
         node = self.nodes.of_item(self.nodes.get(ROOT_NUMBER), name, self.place)
         self.nodes.known(node)
         self.nodes.open_place(node)
         return node
 
-    def child(self, parent: Node, name: bytes) -> Node:
+    def child(self, parent: ShownNode, name: bytes) -> ShownNode:
         assert parent.tree is not None
         node = self.nodes.of_child(parent, parent.tree.view.find(parent.directory, name))
         self.nodes.known(node)
@@ -136,7 +136,7 @@ def test_two_files_that_hash_to_one_number_get_two(shown: Shown, monkeypatch: py
 def test_deep_trees_have_paths_of_any_length(shown: Shown, tmp_path: Path) -> None:
     at = shown.root()
     for _ in range(5000):
-        deeper = Node(at.number, b"", at, b"d" * 10)
+        deeper = ShownNode(at.number, b"", at, b"d" * 10)
         at = deeper
     assert len(at.path()) < 4100
     assert at.path().startswith("'here/dddddddddd/")
@@ -156,7 +156,7 @@ def test_a_view_serves_one_thread_at_a_time_and_nobody_waits_for_ever() -> None:
             return b"x" * length
 
     view = Slow()
-    source = Source(view, "key")  # type: ignore[arg-type]
+    source = SharedView(view, "key")  # type: ignore[arg-type]
     answers: list[bytes] = []
 
     async def reader() -> None:

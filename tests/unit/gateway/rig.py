@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from snapshotd.gateway.base import Recorded, TurnReply, TurnRequest, Upstream
+from snapshotd.gateway.base import Budget, RecordedReply, TurnReply, TurnRequest, Upstream
 from snapshotd.gateway.server import GatewayServer
 from snapshotd.testing.provider import ScriptedProvider
 
 DEADLINE_S = 60.0
+MEMORY_BYTES = 512 << 20
 KEY = "sk-of-the-daemon-0123456789"
 AGENT_KEY = "sk-of-the-agent"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -33,10 +34,10 @@ class Memory:
 
     turns: list[TurnRequest] = field(default_factory=list)
     replies: list[tuple[TurnRequest, TurnReply]] = field(default_factory=list)
-    on_turn: Callable[[TurnRequest], Recorded | None] = lambda request: None
+    on_turn: Callable[[TurnRequest], RecordedReply | None] = lambda request: None
     on_reply: Callable[[TurnReply], None] = lambda reply: None
 
-    def turn(self, request: TurnRequest) -> Recorded | None:
+    def turn(self, request: TurnRequest) -> RecordedReply | None:
         self.turns.append(request)
         return self.on_turn(request)
 
@@ -66,7 +67,8 @@ def gateway(upstream_url: str, memory: Memory, **options: Any) -> Iterator[Gatew
     """A gateway in front of a provider. Afterwards none of its threads is left."""
     upstreams = {"openai": Upstream(upstream_url + "/v1", KEY), "anthropic": Upstream(upstream_url, KEY)}
     before = set(threading.enumerate())
-    server = GatewayServer(socket.create_server(("127.0.0.1", 0)), memory, **{"upstreams": upstreams, **options})
+    settings = {"upstreams": upstreams, "budget": Budget(MEMORY_BYTES), **options}
+    server = GatewayServer(socket.create_server(("127.0.0.1", 0)), memory, **settings)
     try:
         yield server
     finally:

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from snapshotd.errors import Conflict, NotPermitted
-from snapshotd.gateway.base import Api, Recorded, TurnRequest
+from snapshotd.gateway.base import Api, RecordedReply, TurnRequest
 from tests.unit.gateway.rig import AGENT_KEY, KEY, Memory, ask, gateway, port_of
 
 STEPS: list[dict[str, Any]] = [
@@ -218,10 +218,10 @@ def test_a_refusal_is_told_once(provider_url: str) -> None:
     """The clients repeat a 409 unless they are told not to."""
     with rig(provider_url) as (memory, provider, gpt, claude):
 
-        def differs(request: TurnRequest) -> Recorded | None:
+        def differs(request: TurnRequest) -> RecordedReply | None:
             raise Conflict("The call differs from the recorded one.")
 
-        def denied(request: TurnRequest) -> Recorded | None:
+        def denied(request: TurnRequest) -> RecordedReply | None:
             raise NotPermitted("A person said no.")
 
         memory.on_turn = differs

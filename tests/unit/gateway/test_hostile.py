@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.gateway import json_body, peer
-from snapshotd.gateway.base import CONNECTION_LIMIT, Budget, Recorded, Upstream
+from snapshotd.gateway.base import CONNECTION_LIMIT, Budget, RecordedReply, Upstream
 from snapshotd.gateway.keys import KeyMask
 from tests.unit.gateway.rig import BODIES, CHAT, DEADLINE_S, MESSAGES, Memory, ask, gateway, poll, served
 
@@ -23,8 +23,8 @@ SAYS = [{"text": "Hello."}]
 NOWHERE = "http://127.0.0.1:9"
 
 
-def recorded(*_: Any) -> Recorded:
-    return Recorded(200, "application/json", b'{"recorded": true}')
+def recorded(*_: Any) -> RecordedReply:
+    return RecordedReply(200, "application/json", b'{"recorded": true}')
 
 
 def send(port: int, data: bytes, *, until_closed: bool = True) -> bytes:
@@ -174,7 +174,7 @@ def test_a_head_that_trickles_has_one_deadline(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_agent_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer, "STALL_S", 1.0)
-    big = Recorded(200, "text/plain", b"x" * (32 << 20))
+    big = RecordedReply(200, "text/plain", b"x" * (32 << 20))
     with (
         gateway(NOWHERE, memory := Memory(on_turn=lambda request: big)) as server,
         socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection,
@@ -202,7 +202,7 @@ def test_memory_is_shared_and_given_back() -> None:
     budget = Budget(100_000)
     release, inside = threading.Event(), threading.Event()
 
-    def slow(*_: Any) -> Recorded:
+    def slow(*_: Any) -> RecordedReply:
         inside.set()
         assert release.wait(DEADLINE_S)
         return recorded()

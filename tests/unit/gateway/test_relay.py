@@ -14,7 +14,7 @@ import pytest
 
 from snapshotd.errors import Conflict, NotPermitted, OutOfSpace
 from snapshotd.gateway import forward
-from snapshotd.gateway.base import Recorded, Timeouts, TurnReply, TurnRequest, Upstream
+from snapshotd.gateway.base import RecordedReply, Timeouts, TurnReply, TurnRequest, Upstream
 from snapshotd.testing.provider import ScriptedProvider
 from tests.unit.gateway.rig import (
     AGENT_KEY,
@@ -277,7 +277,7 @@ def test_without_a_provider_only_what_is_recorded_can_be_had() -> None:
         through = ask(server.port, CHAT, BODIES[CHAT])
         assert (through.status, through.headers["x-should-retry"]) == (404, "false")
         assert "No provider is configured" in through.value["error"]["message"]
-        memory.on_turn = lambda request: Recorded(200, "application/json", b'{"recorded": true}')
+        memory.on_turn = lambda request: RecordedReply(200, "application/json", b'{"recorded": true}')
         assert ask(server.port, CHAT, BODIES[CHAT]).value == {"recorded": True}
         assert len(memory.replies) == 1
 
@@ -290,7 +290,7 @@ def test_a_recorded_reply_is_sent_again_without_the_provider(path: str, stream: 
         first = ask(server.port, path, body)
         reply = memory.reply
         assert reply.replayable
-        memory.on_turn = lambda request: Recorded(reply.status, reply.content_type, reply.body or b"")
+        memory.on_turn = lambda request: RecordedReply(reply.status, reply.content_type, reply.body or b"")
         again = ask(server.port, path, body)
         assert (again.status, again.body, again.headers["content-type"]) == (
             200,
@@ -300,7 +300,7 @@ def test_a_recorded_reply_is_sent_again_without_the_provider(path: str, stream: 
         assert len(provider.requests) == 1
         assert len(memory.replies) == 1
         assert memory.turns[0].digest == memory.turns[1].digest
-        memory.on_turn = lambda request: Recorded(
+        memory.on_turn = lambda request: RecordedReply(
             reply.status, reply.content_type, (reply.body or b"")[:30], complete=False
         )
         assert ask(server.port, path, body).cut
@@ -309,7 +309,7 @@ def test_a_recorded_reply_is_sent_again_without_the_provider(path: str, stream: 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("error", "status"), [(Conflict("It differs."), 409), (NotPermitted("It is denied."), 403)])
 def test_a_handlers_refusal_has_the_providers_shape(path: str, error: Exception, status: int) -> None:
-    def refuse(request: TurnRequest) -> Recorded | None:
+    def refuse(request: TurnRequest) -> RecordedReply | None:
         raise error
 
     with served(SAYS) as (server, provider, memory):
@@ -337,7 +337,7 @@ def test_a_reply_that_cannot_be_recorded_is_kept_from_the_agent() -> None:
 
 def test_a_defect_of_the_handler_is_an_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     with served(SAYS) as (server, _, memory):
-        memory.on_turn = lambda request: Recorded(200, "text/plain", b"x", headers=(("bad header\n", "x"),))
+        memory.on_turn = lambda request: RecordedReply(200, "text/plain", b"x", headers=(("bad header\n", "x"),))
         through = ask(server.port, CHAT, BODIES[CHAT])
         assert through.status == 500
         assert "details" in through.value["error"]["message"]

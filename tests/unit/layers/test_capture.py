@@ -14,7 +14,7 @@ import pytest
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
 from snapshotd.layers import capture as capture_module
-from snapshotd.layers.capture import Mirror, capture
+from snapshotd.layers.capture import FinishedCapture, capture
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import LayerID
 
@@ -33,10 +33,10 @@ def upper(store: LayerStore, layer: LayerID) -> Path:
 def take(
     store: LayerStore,
     live: LayerID,
-    previous: Mirror | None = None,
+    previous: FinishedCapture | None = None,
     at_freeze: Callable[[], object] = int,
     *mapped: bytes,
-) -> Mirror:
+) -> FinishedCapture:
     @contextlib.contextmanager
     def frozen() -> Iterator[None]:
         at_freeze()

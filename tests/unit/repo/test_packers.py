@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.daemon.children import Places
+from snapshotd.daemon.children import StatePlaces
 from snapshotd.errors import InternalError
 from snapshotd.kernel import processes
 from snapshotd.repo.base import PlainFile, Roots, Tree, TreeEntry
@@ -37,7 +37,7 @@ class Rig:
     """A repository whose writer has help, in the middle of a large step; and a folder of files."""
 
     def __init__(self, directory: Path) -> None:
-        self.places = Places(directory, directory, "", f"file://{directory}/repo/store")
+        self.places = StatePlaces(directory, directory, "", f"file://{directory}/repo/store")
         self.places.repo_dir.mkdir(parents=True)
         self.folder = directory / "files"
         self.folder.mkdir()
@@ -294,8 +294,8 @@ def test_a_killed_process_that_held_something_is_told_and_the_job_can_be_done_ag
 
 def test_a_disk_that_fails_in_one_of_them_ends_the_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No file of theirs may have more than some bytes: EFBIG, which is no full disk."""
-    command = Places.command
-    monkeypatch.setattr(Places, "command", lambda self, role: ["prlimit", "--fsize=100000", *command(self, role)])
+    command = StatePlaces.command
+    monkeypatch.setattr(StatePlaces, "command", lambda self, role: ["prlimit", "--fsize=100000", *command(self, role)])
     rig = Rig(tmp_path / "state")
     contents = rig.some()
     rig.save(rig.listed(*contents))

@@ -10,7 +10,7 @@ import click
 
 from snapshotd.cli.command import (
     CONTEXT_SETTINGS,
-    Command,
+    CliCommand,
     after_dashes,
     connect,
     declare,
@@ -39,7 +39,7 @@ _EXAMPLES = [
 ]
 
 
-class _Exec(Command):
+class _Exec(CliCommand):
     """Its options end where the command begins, with or without `--` between them."""
 
     def own_words(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -13,9 +13,10 @@ import click
 
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import ForkCount, ForkName, complete_snapshot, idle_option
+from snapshotd.cli.values import Count, ForkName, complete_snapshot, idle_option
 from snapshotd.cli.waiting import Wait, state_of, wait_option
 from snapshotd.client.verbs import VARIANT_KEYS
+from snapshotd.daemon.http.wire import FORK_MAX
 
 _EXAMPLES = [
     "snapshotd fork a1b2c3",
@@ -32,7 +33,7 @@ _EXAMPLES = [
     "-n",
     "--n",
     "count",
-    type=ForkCount(),
+    type=Count(1, FORK_MAX),
     default="1",
     show_default=True,
     metavar="N",

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
+from snapshotd.config import Config, read
 from snapshotd.daemon.http.wire import lock_path_of, log_path_of
 from snapshotd.errors import DaemonUnavailable, NotPermitted
 
@@ -48,7 +50,7 @@ _EXAMPLES = [
     help="End the running daemon at once, without a last snapshot, and start one in its place: running agents go on, commands of "
     "`exec` are cut off.",
 )
-@click.option("--status", is_flag=True, help="Say what the running daemon is and has; starts none.")
+@click.option("--status", is_flag=True, help="Say what the running daemon is and has, and its settings; starts none.")
 @click.option(
     "--rebuild-catalog",
     is_flag=True,
@@ -96,7 +98,7 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
     def progress(text: str) -> None:
         click.echo(f"snapshotd: {printable(text)}", err=True)
 
-    report = server.alone(client.state_dir, lambda path: wiring.rebuild_catalog(path, progress))
+    report = server.alone(client.state_dir, lambda _: wiring.rebuild_catalog(_config(client), progress))
     if as_json:
         print_json(
             {
@@ -121,13 +123,18 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
 def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
     from snapshotd.daemon.server import ServerOptions, serve
 
-    def open_engine(state_dir: Path) -> Engine:
+    def open_engine(_: Path) -> Engine:
         from snapshotd.daemon import wiring
 
-        return wiring.open_engine(state_dir)
+        return wiring.open_engine(_config(client))
 
     options = ServerOptions(client.state_dir, client.socket_path, foreground=foreground, ready_fd=ready_fd)
     return serve(options, open_engine)
+
+
+def _config(client: Snapshotd) -> Config:
+    """The settings of a daemon in this process."""
+    return replace(read(), state_dir=str(client.state_dir), socket=str(client.socket_path))
 
 
 def _status(client: Snapshotd, as_json: bool) -> int:
@@ -135,8 +142,10 @@ def _status(client: Snapshotd, as_json: bool) -> int:
     if as_json:
         print_json(facts)
         return 0
-    for key, value in facts.items():
-        click.echo(click.style(f"{printable(key):20}", bold=True) + printable(str(value)))
+    settings = facts.pop("settings", {})
+    for key, value in [*facts.items(), *settings.items()]:
+        shown = "default" if value is None or value == "" else str(value)
+        click.echo(click.style(f"{printable(key):27}", bold=True) + printable(shown))
     return 0
 
 

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.daemon.http import models_mind as mind
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.routes.shared import Route, ServiceDep, user_of
+from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep, user_of
 from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
 
-router = APIRouter(route_class=Route, tags=["approvals"])
+router = APIRouter(route_class=JsonRoute, tags=["approvals"])
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
 _WATCH_DOC = {
     200: {

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_files as words
-from snapshotd.daemon.http.routes.shared import PathB64, Ref, Route, ServiceDep, checked_ref, sandbox_path
+from snapshotd.daemon.http.routes.shared import JsonRoute, PathB64, Ref, ServiceDep, checked_ref, sandbox_path
 from snapshotd.daemon.http.wire import FILES_PATH, FRAMES
 
-router = APIRouter(route_class=Route, prefix=FILES_PATH, tags=["files"], dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=JsonRoute, prefix=FILES_PATH, tags=["files"], dependencies=[Depends(checked_ref)])
 _User = Annotated[str | None, Query(max_length=256, description="Whose new files are, by name or number; else root's.")]
 _BYTES_DOC: dict[int | str, dict[str, Any]] = {200: {"content": {streams.BYTES: {}}, "description": "Raw bytes."}}
 _LIST_DOC: dict[int | str, dict[str, Any]] = {

@@ -9,11 +9,11 @@ from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
-from snapshotd.daemon.http.routes.shared import Route, ServiceDep
+from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep
 from snapshotd.engine.base import ProgressSink
 from snapshotd.errors import UsageError
 
-router = APIRouter(route_class=Route, tags=["images"])
+router = APIRouter(route_class=JsonRoute, tags=["images"])
 _DOC = {
     200: {
         "content": {streams.NDJSON: {}},

@@ -9,12 +9,12 @@ from starlette.responses import Response
 
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_mind as mind
-from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.engine.base import RewindMode
 from snapshotd.types import Trajectory
 
-router = APIRouter(route_class=Route, tags=["mind"], dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=JsonRoute, tags=["mind"], dependencies=[Depends(checked_ref)])
 _JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {streams.NDJSON: {}},

@@ -16,13 +16,13 @@ from starlette.responses import Response
 from snapshotd.daemon.http import carrying, models, streams
 from snapshotd.daemon.http.attending import Lines, attend
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref, unless_abandoned
 from snapshotd.daemon.http.wire import ATTENDED, FRAMES, LOG_MAX, PORTS, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.engine.base import Caller, Engine, ExecResult, Stream, output_event
 from snapshotd.errors import UsageError
 from snapshotd.types import Trajectory
 
-router = APIRouter(route_class=Route, dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=JsonRoute, dependencies=[Depends(checked_ref)])
 _EXEC_DOC = {
     200: {
         "content": {streams.NDJSON: {}},

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 import snapshotd
 from snapshotd import types as t
 from snapshotd.daemon.http import models
-from snapshotd.daemon.http.routes.shared import Route, ServiceDep
+from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep
 from snapshotd.daemon.http.wire import API_VERSION, check_ref
 
-router = APIRouter(route_class=Route, tags=["service"])
+router = APIRouter(route_class=JsonRoute, tags=["service"])
 
 
 @router.get("/version")

@@ -42,7 +42,7 @@ class Service:
     watchers: Watchers = field(default_factory=Watchers)
 
 
-class Route(APIRoute):
+class JsonRoute(APIRoute):
     """A route whose answers `streams.json_bytes` encodes, and not FastAPI, which refuses some text that a program may
     record."""
 

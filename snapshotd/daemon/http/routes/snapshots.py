@@ -11,11 +11,11 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import PathB64, Ref, Route, ServiceDep, checked_ref, sandbox_path
+from snapshotd.daemon.http.routes.shared import JsonRoute, PathB64, Ref, ServiceDep, checked_ref, sandbox_path
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import UsageError
 
-router = APIRouter(route_class=Route, tags=["snapshots"], dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=JsonRoute, tags=["snapshots"], dependencies=[Depends(checked_ref)])
 _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 _BYTES_DOC = {200: {"content": {streams.BYTES: {}}, "description": "Raw bytes."}}
 

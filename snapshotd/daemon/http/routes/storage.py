@@ -13,11 +13,11 @@ from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_storage as storage
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import Ref, Route, ServiceDep, checked_ref
+from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref
 from snapshotd.daemon.http.wire import FRAMES, UPLOAD_PATH, check_ref
 from snapshotd.errors import Unsupported, UsageError
 
-router = APIRouter(route_class=Route, tags=["storage"], dependencies=[Depends(checked_ref)])
+router = APIRouter(route_class=JsonRoute, tags=["storage"], dependencies=[Depends(checked_ref)])
 _Line = Annotated[str | None, Query(description="A trajectory, for its own policy; else the global one.")]
 
 

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Protocol
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.formats.ingest import IngestReport, TarLimits, ingest_tar
 from snapshotd.formats.ingest_nodes import printable
-from snapshotd.formats.tar_reader import MemberKind, Readable, TarReader
+from snapshotd.formats.tar_reader import ByteSource, MemberKind, TarReader
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
 from snapshotd.images.decompress import drain, plain
 from snapshotd.images.hashing import HashingReader
@@ -41,7 +41,7 @@ _LEADS = re.compile(
 class Blobs(Protocol):
     """The files of an archive by name."""
 
-    def open(self, name: str) -> tuple[Readable, int] | None:
+    def open(self, name: str) -> tuple[ByteSource, int] | None:
         """A reader at the file's beginning and its size; None when there is no such file. One at a time."""
 
 
@@ -228,7 +228,7 @@ class TarBlobs:
                     posixpath.join(posixpath.dirname(name), os.fsdecode(member.link))
                 )
 
-    def open(self, name: str) -> tuple[Readable, int] | None:
+    def open(self, name: str) -> tuple[ByteSource, int] | None:
         found = self._found.get(name) or self._found.get(self._links.get(name, ""))
         return (_Part(self._file, *found), found[1]) if found else None
 
@@ -253,7 +253,7 @@ class FolderBlobs:
         self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._open: BinaryIO | None = None
 
-    def open(self, name: str) -> tuple[Readable, int] | None:
+    def open(self, name: str) -> tuple[ByteSource, int] | None:
         self._close_file()
         try:
             fd = files.open_beneath(self._fd, os.fsencode(name), os.O_RDONLY | os.O_NONBLOCK)

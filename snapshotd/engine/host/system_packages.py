@@ -2,9 +2,9 @@
 
 Standard library only and runs before anything is installed, so that the Makefile can use it:
 
-    python3 -m snapshotd.engine.host.packages run         what a sandbox needs and is missing, package names on one line
-    python3 -m snapshotd.engine.host.packages develop     what the tests need besides
-    python3 -m snapshotd.engine.host.packages --install develop
+    python3 -m snapshotd.engine.host.system_packages run         what a sandbox needs and is missing, package names on one line
+    python3 -m snapshotd.engine.host.system_packages develop     what the tests need besides
+    python3 -m snapshotd.engine.host.system_packages --install develop
 
 A package counts as installed when its programs or files are there, from any source: Docker's own packages, for one,
 would be torn out by Debian's docker.io.
@@ -144,7 +144,8 @@ def main(arguments: list[str]) -> int:
         )
         return 1
     if not arguments or arguments[-1] not in LEVELS:
-        print(f"usage: python3 -m snapshotd.engine.host.packages [--install] {'|'.join(LEVELS)}", file=sys.stderr)  # noqa: T201
+        usage = f"usage: python3 -m {__spec__.name} [--install] {'|'.join(LEVELS)}"
+        print(usage, file=sys.stderr)  # noqa: T201
         return 2
     wanted = missing(arguments[-1])
     if "--install" not in arguments:

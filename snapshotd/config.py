@@ -1,0 +1,196 @@
+"""Settings of the daemon, the command line and the client: name, default, range and meaning of each in one place.
+
+This module alone reads the environment (tests/unit/test_config.py has the exceptions, with reasons). A process reads
+its settings once, where it starts, and passes them down. docs/configuration.md is the user's list.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from snapshotd.errors import UsageError
+
+CLIENT = ("state_dir", "socket", "reconnect_s")
+"""The settings that the client and the command line read. The daemon reads all."""
+_PASSWORD = re.compile(r"(?<=://)[^/@]*@")
+_BYTES_MOST = 1 << 60
+_BYTES_LEAST = 1 << 20
+
+
+def _setting(variable: str, default: Any, shown: str, meaning: str, parse: Callable[[str], Any], allowed: str) -> Any:
+    """A field that `variable` sets. `shown`: the default in words; `parse` raises ValueError for what `allowed` does
+    not name."""
+    text = {"variable": variable, "shown": shown, "meaning": meaning, "parse": parse, "allowed": allowed}
+    return field(default=default, metadata=text)
+
+
+def _text(variable: str, default: str, shown: str, meaning: str, allowed: str) -> Any:
+    return _setting(variable, default, shown, meaning, str, allowed)
+
+
+def _count(variable: str, default: int | None, shown: str, meaning: str, least: int, most: int) -> Any:
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and least <= int(text) <= most):
+            raise ValueError
+        return int(text)
+
+    return _setting(variable, default, shown, meaning, parse, f"a whole number from {least} to {most}")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise ValueError
+    return seconds
+
+
+def _starts_with(text: str) -> str:
+    if text not in ("starter", "runc"):
+        raise ValueError
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All settings. The environment variable of each is `variable` in its field's metadata."""
+
+    state_dir: str = _text(
+        "SNAPSHOTD_STATE_DIR",
+        "/var/lib/snapshotd",
+        "`/var/lib/snapshotd`",
+        "The daemon's state directory; `--state-dir` comes first.",
+        "a path",
+    )
+    socket: str = _text(
+        "SNAPSHOTD_SOCKET",
+        "",
+        "`snapshotd.sock` in the state directory",
+        "The daemon's socket; `--socket` comes first. Where only a socket is named, no command starts a daemon.",
+        "a path",
+    )
+    reconnect_s: float = _setting(
+        "SNAPSHOTD_RECONNECT_S",
+        600.0,
+        "600",
+        "Seconds that a command which follows a run waits for the next daemon. 0: it does not wait.",
+        _seconds,
+        "a number of seconds, 0 or more",
+    )
+    store: str = _text(
+        "SNAPSHOTD_STORE",
+        "",
+        "`repo/store` in the state directory",
+        "Address of the packs, decided at a state directory's first start ([storage](storage.md)).",
+        "the address of a store",
+    )
+    layer_budget_bytes: int | None = _count(
+        "SNAPSHOTD_LAYER_BUDGET",
+        None,
+        "half of the layers' file system",
+        "Bytes that all layers may take before layers of stored snapshots are evicted.",
+        0,
+        _BYTES_MOST,
+    )
+    warm_containers: int = _count(
+        "SNAPSHOTD_WARM", 2, "2", "Spare containers for each kind of sandbox lately used. 0: none.", 0, 64
+    )
+    forks_at_once: int = _count(
+        "SNAPSHOTD_FORKS_AT_ONCE",
+        8,
+        "8",
+        "Containers that one `fork` starts in parallel; more only queue for processors.",
+        1,
+        256,
+    )
+    output_bytes: int = _count(
+        "SNAPSHOTD_OUTPUT_LIMIT",
+        4 << 30,
+        "4294967296 (4 GiB)",
+        "Bytes recorded of one stream of one command. The command goes on; the rest is dropped.",
+        _BYTES_LEAST,
+        _BYTES_MOST,
+    )
+    followed_bytes: int = _count(
+        "SNAPSHOTD_FOLLOW_LIMIT",
+        256 << 20,
+        "268435456 (256 MiB)",
+        "Bytes of events of one run that are followed live. More output comes from the record when the run has ended.",
+        _BYTES_LEAST,
+        _BYTES_MOST,
+    )
+    gateway_memory_bytes: int = _count(
+        "SNAPSHOTD_GATEWAY_MEMORY",
+        512 << 20,
+        "536870912 (512 MiB)",
+        "Bytes of memory that the requests of all gateways may take together ([gateway](gateway.md)).",
+        _BYTES_LEAST,
+        _BYTES_MOST,
+    )
+    idle_timeout_s: float = _setting(
+        "SNAPSHOTD_IDLE_TIMEOUT",
+        1800.0,
+        "1800",
+        "Seconds without a command after which a fork, or a sandbox that a command started again, ends. 0: never.",
+        _seconds,
+        "a number of seconds, 0 or more",
+    )
+    starts_with: str = _setting(
+        "SNAPSHOTD_EXEC",
+        "starter",
+        "`starter`",
+        "What starts commands in sandboxes. `runc`: `runc exec`, with the same confinement, and slower.",
+        _starts_with,
+        "`starter` or `runc`",
+    )
+    docker_host: str = _text(
+        "DOCKER_HOST",
+        "unix:///var/run/docker.sock",
+        "`unix:///var/run/docker.sock`",
+        "Address of the Docker engine; sandboxes need a unix socket.",
+        "an address",
+    )
+    given: frozenset[str] = frozenset()
+    """Names of the settings that the environment gave."""
+
+    def shown(self) -> dict[str, Any]:
+        """Variable to value, without passwords."""
+        values = {item.metadata["variable"]: getattr(self, item.name) for item in settings()}
+        return {name: _PASSWORD.sub("", v) if isinstance(v, str) else v for name, v in values.items()}
+
+
+def settings() -> list[Field[Any]]:
+    """The fields that a variable sets."""
+    return [item for item in fields(Config) if item.metadata]
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return str(next(item.metadata["variable"] for item in settings() if item.name == name))
+
+
+def read(only: Collection[str] | None = None, environ: Mapping[str, str] = os.environ) -> Config:
+    """The settings as the environment has them; an empty variable counts as none. With `only`, the other settings keep
+    their defaults, and nobody complains about them. UsageError for a value that is not allowed."""
+    found: dict[str, Any] = {}
+    for item in settings():
+        name, text = item.metadata["variable"], environ.get(item.metadata["variable"], "")
+        if not text or (only is not None and item.name not in only):
+            continue
+        try:
+            found[item.name] = item.metadata["parse"](text)
+        except ValueError:
+            allowed = item.metadata["allowed"]
+            raise UsageError(
+                f"{name} is {text[:80]!r}, but it takes {allowed}; set that, or unset it for the default"
+            ) from None
+    return Config(**found, given=frozenset(found))
+
+
+def passed_on(names: Collection[str]) -> dict[str, str]:
+    """Those of these variables that are set, for a program that this process starts."""
+    return {name: os.environ[name] for name in names if name in os.environ}
