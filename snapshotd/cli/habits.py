@@ -21,7 +21,7 @@ _SHOW = (
     "`snapshotd inspect ID` prints all about a trajectory or a snapshot, `snapshotd show ID` shows a snapshot to people"
 )
 _LS = "`snapshotd ls` lists trajectories, `snapshotd ps` live sandboxes"
-_SHELL = "there is no terminal in a sandbox yet; `snapshotd exec NAME CMD` runs one command, with -i its standard input is sent"
+_SHELL = "`snapshotd shell NAME` opens a shell, `snapshotd exec -it NAME CMD` runs one command in a terminal"
 _COPY = "`snapshotd cp` copies files into a sandbox and out of it"
 _PORT = "`snapshotd port NAME 8000` reaches a server inside a sandbox at a local address"
 _CONVERSATION = "`snapshotd show --conversation ID` prints the conversation up to a snapshot"
@@ -102,7 +102,6 @@ HABITS: dict[str, str] = {
     "serve": _DAEMON,
     "server": _DAEMON,
     "sh": _SHELL,
-    "shell": _SHELL,
     "snapshot": _EACH_CALL,
     "snapshots": _LOG,
     "ssh": _SHELL,

@@ -39,6 +39,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "run": "Run an agent or a command in a sandbox, with a snapshot after every tool call.",
         "create": "Start a sandbox without an agent.",
         "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
+        "shell": "Open a shell in a sandbox.",
         "cp": "Copy files into a sandbox, or out of a sandbox or snapshot.",
         "port": "Reach a server inside a sandbox at an address of this machine.",
         "attach": "Follow a run from its beginning.",

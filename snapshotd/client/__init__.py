@@ -11,6 +11,7 @@
 """
 
 from snapshotd.client.client import Snapshotd
+from snapshotd.client.feeding import Terminal
 from snapshotd.client.mind import RECORDED
 from snapshotd.client.ports import Port
 from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
@@ -29,5 +30,6 @@ __all__ = [
     "Snapshot",
     "Snapshotd",
     "SnapshotdError",
+    "Terminal",
     "WriteInfo",
 ]

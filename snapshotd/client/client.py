@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
-from snapshotd.client.feeding import Feeder, Readable
+from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
 from snapshotd.client.mind import Mind
@@ -170,6 +170,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         stdin: Readable | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
+        terminal: Terminal | None = None,
     ) -> ExecInfo:
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
         away.
@@ -185,6 +186,9 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the call's
         status `timed-out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
         the sandbox from now on; None: as it is, or the daemon's default (half an hour) if it was stopped.
+
+        With `terminal` the command has a terminal in place of pipes: all that it prints comes as "stdout", `stdin` is
+        typed into it, and the command ends when this process goes away.
         """
         check_wait(wait)
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
@@ -198,6 +202,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             f"of {ref}",
             stdin,
             timeout,
+            terminal,
             if_head=None if if_head is None else check_ref(if_head),
             idle_timeout_s=idle_timeout,
         )
@@ -214,9 +219,10 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         on_output: OutputSink | None = None,
         stdin: Readable | None = None,
         timeout: float | None = None,
+        terminal: Terminal | None = None,
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
-        away. `on_output`, `stdin`, `timeout`: as `exec`."""
+        away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`."""
         return self._exec(
             f"/snapshots/{ref_segment(ref)}/exec",
             argv,
@@ -227,6 +233,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             f"in a fork of {ref}",
             stdin,
             timeout,
+            terminal,
         )
 
     def _exec(
@@ -240,6 +247,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         where: str,
         stdin: Readable | None,
         timeout: float | None,
+        terminal: Terminal | None,
         **more: Any,
     ) -> ExecInfo:
         if not argv:
@@ -247,11 +255,15 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
             raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
+        if terminal is not None:
+            body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
         unread = set[str]()
         with self._transport.converse(
             path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}
         ) as talk:
             feeder = None if stdin is None else Feeder(talk, stdin)
+            if terminal is not None:
+                terminal.used_in(talk)
             try:
                 for event in talk.events():
                     if event["event"] == "output" and on_output is not None and event["stream"] not in unread:
@@ -269,6 +281,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
                     raise feeder.failure from None
                 raise
             finally:
+                if terminal is not None:
+                    terminal.used_in(None)
                 if feeder is not None:
                     talk.break_off()
                     feeder.end()

@@ -20,6 +20,25 @@ class Readable(Protocol):
         """At most `count` bytes; nothing at the end."""
 
 
+class Terminal:
+    """The terminal that a command gets in place of pipes. `resize` from any thread, at any time."""
+
+    def __init__(self, rows: int = 24, columns: int = 80) -> None:
+        self.rows, self.columns = rows, columns
+        self._conversation: Conversation | None = None
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Tell the command that its terminal has another size."""
+        self.rows, self.columns = rows, columns
+        if self._conversation is not None:
+            event = {"event": "resize", "rows": rows, "columns": columns}
+            self._conversation.say(json.dumps(event).encode())
+
+    def used_in(self, conversation: Conversation | None) -> None:
+        """Changes go there from now on."""
+        self._conversation = conversation
+
+
 class Feeder:
     """A thread that reads the input and sends it. It may stay in `read` when the command has ended: nothing waits for
     it. `failure`: the error of reading, which breaks the conversation off."""

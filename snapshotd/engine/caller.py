@@ -7,6 +7,7 @@ there is something new.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import weakref
@@ -19,10 +20,17 @@ Stream = Literal["stdout", "stderr"]
 class Caller:
     """See the module's text. Memory: the input that was sent and not taken yet; the sender keeps that small."""
 
-    def __init__(self, *, gives_input: bool = False, taken: Callable[[int], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        *,
+        gives_input: bool = False,
+        taken: Callable[[int], object] = lambda _: None,
+        terminal: tuple[int, int] | None = None,
+    ) -> None:
         """`gives_input`: the command reads the sent input, else its standard input is empty. `taken` is told the number
-        of further bytes that the command's pipe has taken."""
-        self.gives_input, self.taken = gives_input, taken
+        of further bytes that the command's pipe has taken. `terminal`: rows and columns of the terminal that the command
+        gets in place of pipes."""
+        self.gives_input, self.taken, self.terminal = gives_input, taken, terminal
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.fd)
         self._lock = threading.Lock()
@@ -49,6 +57,12 @@ class Caller:
         with self._lock:
             self._unread.add(stream)
         self._tell()
+
+    def resize(self, rows: int, columns: int) -> None:
+        """The caller's terminal has another size. Nothing happens without one."""
+        if self.terminal is not None:
+            self.terminal = rows, columns
+            self._tell()
 
     def leave(self) -> None:
         """The caller is gone: a command that is nothing without it ends."""
@@ -90,7 +104,9 @@ class Caller:
             count = os.write(fd, data) if data else 0
         except BlockingIOError:
             pass
-        except BrokenPipeError:
+        except OSError as exc:
+            if exc.errno not in (errno.EPIPE, errno.EIO):  # EIO: nobody has the terminal any more
+                raise
             return False
         if count:
             with self._lock:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import subprocess
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,12 +67,13 @@ def start(
     check_ids(spec, container.id_map)
     if keep is not None and keeper is None:
         raise Unsupported("a command cannot outlive the daemon here: the runtime has no keeper")
-    if keep is not None and spec.stdin:
-        raise Unsupported("a command that outlives the daemon cannot have an input from it")
+    if keep is not None and (spec.stdin or spec.terminal):
+        raise Unsupported("a command that outlives the daemon cannot have an input or a terminal from it")
     become_subreaper()
     stem = f"exec-{secrets.token_hex(8)}"
     request, pid_file, log = (directory / f"{stem}.{kind}" for kind in ("json", "pid", "log"))
-    pipes = _Pipes(container.id_map, spec)
+    console = directory / f"{stem}.tty"
+    pipes = _Pipes(container.id_map, spec) if spec.terminal is None else _Terminal(console)
     try:
         if starter is not None and keep is None:
             started = _run_started(starter, container, known_as, spec, pipes)
@@ -87,8 +88,9 @@ def start(
         )
         with CHILDREN.starting():
             if keep is None or keeper is None:
-                code, process = _run([*argv, known_as.name], pid_file, pipes)
+                code, process = _run([*argv, *pipes.for_runc(), known_as.name], pid_file, pipes)
             else:
+                assert isinstance(pipes, _Pipes)
                 code, process = _run_kept([*argv, known_as.name], pid_file, pipes, keeper, keep)
             if process is not None:
                 CHILDREN.add(container.id, process)
@@ -104,22 +106,21 @@ def start(
         raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
     finally:
         pipes.close()
-        for file in (request, pid_file, log):
+        for file in (request, pid_file, log, console):
             file.unlink(missing_ok=True)
     return process
 
 
 def _run_started(
-    starter: Starter, container: Container, known_as: RuncContainer, spec: ExecSpec, pipes: _Pipes
+    starter: Starter, container: Container, known_as: RuncContainer, spec: ExecSpec, pipes: _Pipes | _Terminal
 ) -> Command | None:
     """Have the starter start the command as a child of the daemon. None: runc has to."""
     try:
         with CHILDREN.starting(), open(os.devnull, "rb") as empty:
-            stdin = empty.fileno() if pipes.stdin_r is None else pipes.stdin_r
-            pid = starter.start(container, known_as.name, _oci.process(spec), (stdin, pipes.stdout_w, pipes.stderr_w))
+            pid = starter.start(container, known_as.name, _oci.process(spec), pipes.for_starter(empty.fileno()))
             if pid is None:
                 return None
-            process = ChildProcess(pid, pipes.stdout_r, pipes.stderr_r, pipes.stdin_w)
+            process = pipes.process(pid)
             CHILDREN.add(container.id, process)
             return process
     except RefusedError as exc:
@@ -129,13 +130,12 @@ def _run_started(
         raise
 
 
-def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes) -> tuple[int | None, Command | None]:
+def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes | _Terminal) -> tuple[int | None, Command | None]:
     """Have runc start the command as a child of the daemon: runc's exit code, and the command if that is 0."""
-    stdin = subprocess.DEVNULL if pipes.stdin_r is None else pipes.stdin_r
-    code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdin=stdin, stdout=pipes.stdout_w, stderr=pipes.stderr_w)
-    return code, ChildProcess(
-        int(pid_file.read_text()), pipes.stdout_r, pipes.stderr_r, pipes.stdin_w
-    ) if code == 0 else None
+    with open(os.devnull, "rb") as empty:
+        stdin, stdout, stderr = pipes.standard(empty.fileno())
+        code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdin=stdin, stdout=stdout, stderr=stderr)
+    return code, pipes.process(int(pid_file.read_text())) if code == 0 else None
 
 
 def _run_kept(
@@ -199,6 +199,20 @@ class _Pipes:
             if fd is not None:
                 os.fchown(fd, owner, -1)
 
+    def standard(self, empty: int) -> tuple[int, int, int]:
+        """The command's standard input, output and error. `empty`: an input without anything."""
+        return empty if self.stdin_r is None else self.stdin_r, self.stdout_w, self.stderr_w
+
+    def for_starter(self, empty: int) -> tuple[int, ...]:
+        return self.standard(empty)
+
+    def for_runc(self) -> tuple[str, ...]:
+        """Further options of `runc exec`."""
+        return ()
+
+    def process(self, pid: int) -> ChildProcess:
+        return ChildProcess(pid, self.stdout_r, self.stderr_r, self.stdin_w)
+
     def read_from(self, stdout_r: int, stderr_r: int) -> None:
         """Other descriptors of the read ends in place of the present ones."""
         for fd in (self.stdout_r, self.stderr_r):
@@ -214,3 +228,62 @@ class _Pipes:
         for fd in self._open:
             os.close(fd)
         self._open = set()
+
+
+class _Terminal:
+    """The master of a command's terminal, in place of its pipes. Whoever starts the command sends it over a socket:
+    the starter over a pair, runc to the socket file `console`."""
+
+    def __init__(self, console: Path) -> None:
+        self._console = console
+        self._here, self._there = socket.socketpair()
+        self._listener: socket.socket | None = None
+        self._errors_r, self._errors_w = os.pipe2(os.O_CLOEXEC)
+        """What runc prints when it fails."""
+        self._open = {self._errors_r, self._errors_w}
+
+    def standard(self, empty: int) -> tuple[int, int, int]:
+        return empty, self._errors_w, self._errors_w
+
+    def for_starter(self, empty: int) -> tuple[int, ...]:
+        return (self._there.fileno(),)
+
+    def for_runc(self) -> tuple[str, ...]:
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(self._console))
+        self._listener.listen(1)
+        return "--tty", "--console-socket", str(self._console)
+
+    def process(self, pid: int) -> ChildProcess:
+        """SandboxFailed when no terminal came."""
+        master = self._received()
+        os.set_blocking(master, True)
+        keyboard = os.dup(master)
+        self._open |= {master, keyboard}
+        self._master, self._keyboard = master, keyboard
+        return ChildProcess(pid, master, self._errors_r, keyboard, terminal=True)
+
+    def _received(self) -> int:
+        connection = self._here
+        if self._listener is not None:
+            self._listener.settimeout(_END_DEADLINE_S)
+            connection, _ = self._listener.accept()
+        connection.settimeout(_END_DEADLINE_S)
+        _, fds, _, _ = socket.recv_fds(connection, 4096, 1)
+        if connection is not self._here:
+            connection.close()
+        if not fds:
+            raise SandboxFailed("the terminal of a command did not come from its sandbox; try again")
+        os.set_inheritable(fds[0], False)
+        return fds[0]
+
+    def hand_over(self) -> None:
+        self._open -= {self._master, self._keyboard, self._errors_r}
+
+    def close(self) -> None:
+        for fd in self._open:
+            os.close(fd)
+        self._open = set()
+        for connection in (self._here, self._there, self._listener):
+            if connection is not None:
+                connection.close()

@@ -92,8 +92,12 @@ def process(spec: ExecSpec) -> dict[str, Any]:
     held = (
         list(CAPABILITIES) if spec.user == 0 else []
     )  # otherwise an unprivileged user could run programs that only root may reach: execve runs as us
+    console = (
+        {} if spec.terminal is None else {"consoleSize": dict(zip(("height", "width"), spec.terminal, strict=True))}
+    )
     return {
-        "terminal": False,
+        "terminal": spec.terminal is not None,
+        **console,
         "user": {"uid": spec.user, "gid": spec.group, "additionalGids": list(spec.groups)},
         "args": list(spec.argv),
         "env": [f"{name}={value}" for name, value in spec.env.items()],

@@ -153,13 +153,16 @@ class Command(Process):
 class ChildProcess(Command):
     """A process that is, or is about to become, a child of the daemon."""
 
-    def __init__(self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None) -> None:
+    def __init__(
+        self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None, *, terminal: bool = False
+    ) -> None:
         """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a
         child."""
         self.pid = pid
         self.stdout_fd = stdout_fd
         self.stderr_fd = stderr_fd
         self.stdin_fd = stdin_fd
+        self.terminal = terminal
         self._pidfd = os.pidfd_open(pid)
         weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
         self._lock = threading.Lock()

@@ -92,6 +92,9 @@ class ExecSpec:
     groups: Sequence[int] = ()
     stdin: bool = False
     """True if the command's standard input is a pipe (`Process.stdin_fd`). Otherwise it is empty."""
+    terminal: tuple[int, int] | None = None
+    """Rows and columns of a terminal of its own, which is its standard input, output and error, and the controlling one
+    of its session. None: it has pipes."""
 
 
 class Process(ABC):
@@ -106,6 +109,9 @@ class Process(ABC):
     """In the daemon's pid namespace. 0 when the driver cannot tell."""
     stdout_fd: int
     stderr_fd: int
+    terminal: bool = False
+    """True if `stdout_fd` is a terminal's master, whose end is EIO; then `stderr_fd` is at its end, and `stdin_fd` is
+    there."""
     stdin_fd: int | None = None
     """The end of the pipe to write to, blocking, which the caller owns and must close; None without
     `ExecSpec.stdin`."""

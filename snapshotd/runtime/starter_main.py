@@ -4,8 +4,8 @@ Started by starter.py, which is also the only one to speak to it.
     python -I -S starter_main.py SOCKET
 
 SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the
-answer, and for a command its standard input, output and error. The starter forks for each and is ready for the next.
-It ends when the socket closes.
+answer, and for a command its standard input, output and error, or a socket that gets its terminal. The starter forks
+for each and is ready for the next. It ends when the socket closes.
 
     starter -- helper -------------------------- command
                enters cgroups and namespaces     drops privileges, loads the system call filter, execve(2)
@@ -22,6 +22,7 @@ from __future__ import annotations
 import array
 import base64
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -31,6 +32,7 @@ import socket
 import stat
 import struct
 import sys
+import termios
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -42,6 +44,7 @@ from snapshotd.kernel import syscalls as sc
 REQUEST_MAX_BYTES = 16 << 20
 _DESCRIPTORS_MAX = 5
 _ANSWER_FD = 100
+_MASTER_SOCKET = 101
 """In a helper, above all other descriptors."""
 _START_DEADLINE_MS = 60_000
 """A sandbox can make execve(2) take for ever (a program on files that a dead process serves)."""
@@ -195,10 +198,13 @@ def _start(request: dict[str, Any], init: int, standard: list[int]) -> dict[str,
     for path in request["cgroups"]:
         _write(path, "0")
     sc.call("setns", init, namespaces)
-    for number, fd in enumerate(standard):
-        os.dup2(fd, number)
+    if process["terminal"]:
+        os.dup2(standard[0], _MASTER_SOCKET, inheritable=False)
+    else:
+        for number, fd in enumerate(standard):
+            os.dup2(fd, number)
     os.closerange(3, _ANSWER_FD)
-    os.closerange(_ANSWER_FD + 1, 1 << 20)
+    os.closerange(_MASTER_SOCKET + 1 if process["terminal"] else _ANSWER_FD + 1, 1 << 20)
     failed_r, failed_w = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -253,6 +259,8 @@ def _execute(process: dict[str, Any], load: Callable[[], None]) -> str:
     sc.prctl(sc.PR_SET_DUMPABLE, 0)  # a change of ids may have made it dumpable (sysctl fs.suid_dumpable)
     if not entered:
         _enter(cwd, may_fail=False)
+    if process["terminal"]:
+        _open_terminal(process["consoleSize"])
     os.getcwd()  # FileNotFoundError: the directory is outside of the root
     sc.prctl(_PR_SET_KEEPCAPS, 0)
     _set_capabilities(held)
@@ -267,6 +275,31 @@ def _execute(process: dict[str, Any], load: Callable[[], None]) -> str:
         os.execve(program, [word.encode() for word in argv], env)
     except OSError as exc:
         return f"exec {program}: {_words(exc)}"
+
+
+_PTMX = os.makedev(5, 2)
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+"""ioctl_tty(2); the same on all machines but a few old ones."""
+
+
+def _open_terminal(size: dict[str, int]) -> None:
+    """Make a terminal of the sandbox the controlling and standard one, and send its master to the daemon. As the user
+    that it is to belong to. The master may be anything that the sandbox has put there: only a real one is taken, and the
+    other side is opened through it, not by its name."""
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    about = os.fstat(master)
+    if not stat.S_ISCHR(about.st_mode) or about.st_rdev != _PTMX:
+        raise CannotEnterError("the sandbox makes no terminals: its /dev/ptmx was replaced")
+    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+    terminal = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY)
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", size["height"], size["width"], 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    with socket.socket(fileno=_MASTER_SOCKET) as connection:
+        socket.send_fds(connection, [b"."], [master])
+    for number in range(3):
+        os.dup2(terminal, number)
+    for fd in (terminal, master):
+        os.close(fd)
 
 
 def _words(exc: OSError) -> str:

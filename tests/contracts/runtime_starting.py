@@ -63,6 +63,30 @@ def check_a_command_looks_as_by_runc(rig: Rig) -> None:
             assert any("Seccomp:\t2" in line for line in by_starter)  # type: ignore[attr-defined]
 
 
+def check_a_terminal_looks_as_by_runc(rig: Rig) -> None:
+    """The same, and the size, of a command with a terminal."""
+    size = r'my $s = "x" x 8; ioctl(STDIN, 0x5413, $s); print "size ", join(" ", unpack("SS", $s)), "\n";'
+    with rig.container() as container:
+        for user in (0, 1000):
+
+            def look(user: int = user) -> list[str]:
+                process = rig.start(container, "perl", "-e", size + _PROBE, terminal=(21, 43), user=user, group=user)
+                assert process.terminal
+                said = b""
+                with contextlib.suppress(OSError):  # EIO: the end
+                    while data := os.read(process.stdout_fd, 1 << 16):
+                        said += data
+                for fd in (process.stdin_fd, process.stdout_fd, process.stderr_fd):
+                    assert fd is not None
+                    os.close(fd)
+                assert process.wait(DEADLINE_S) == 0
+                return said.decode().split("\r\n")
+
+            by_starter, by_runc = _twice(rig, look)
+            assert by_starter == by_runc, set(by_starter) ^ set(by_runc)  # type: ignore[call-overload]
+            assert "size 21 43" in by_starter  # type: ignore[operator]
+
+
 def check_a_command_that_cannot_run_is_refused_as_by_runc(rig: Rig) -> None:
     with rig.container() as container:
         rig.shell(
@@ -162,6 +186,7 @@ def _is_starter(pid: int) -> bool:
 
 CHECKS = (
     check_a_command_looks_as_by_runc,
+    check_a_terminal_looks_as_by_runc,
     check_a_command_that_cannot_run_is_refused_as_by_runc,
     check_a_start_shows_nothing_of_the_host,
     check_the_hosts_interpreter_cannot_be_changed,

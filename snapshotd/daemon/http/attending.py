@@ -11,6 +11,7 @@ from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
 
+from snapshotd.daemon.http.models import TerminalSize
 from snapshotd.daemon.http.wire import BODY_MAX_BYTES, STDIN_WINDOW_BYTES
 from snapshotd.engine.base import Caller
 from snapshotd.errors import LimitExceeded, UsageError
@@ -76,6 +77,9 @@ def _pass_on(event: dict[str, Any], caller: Caller) -> None:
             caller.send(data)
         case "stdin_end":
             caller.end_input()
+        case "resize":
+            size = TerminalSize.model_validate({"rows": event["rows"], "columns": event["columns"]})
+            caller.resize(size.rows, size.columns)
         case "unread" if event["stream"] in ("stdout", "stderr"):
             caller.close_output(event["stream"])
         case _:

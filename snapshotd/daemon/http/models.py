@@ -484,6 +484,11 @@ class RunAgentRequest(SandboxFields):
         )
 
 
+class TerminalSize(Request):
+    rows: int = Field(ge=1, le=0xFFFF)
+    columns: int = Field(ge=1, le=0xFFFF)
+
+
 class ExecRequest(Request):
     argv: list[str] = Field(min_length=1)
     cwd: str | None = Field(None, description="Absolute path in the sandbox; its working directory if null.")
@@ -500,6 +505,11 @@ class ExecRequest(Request):
         le=TIMEOUT_MAX_S,
         allow_inf_nan=False,
         description="After so many seconds the command is ended with everything that it started: status `timed-out`, exit code 124.",
+    )
+    terminal: TerminalSize | None = Field(
+        None,
+        description="Give the command a terminal of this size in place of pipes; all that it prints is `stdout`. "
+        "Only for an attended command, which then ends when its client goes away.",
     )
     idle_timeout_s: float | None = Field(
         None,

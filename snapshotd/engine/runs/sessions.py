@@ -380,6 +380,9 @@ class Sessions:
         spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
         if caller is not None and caller.gives_input:
             spec = replace(spec, stdin=True)
+        if caller is not None and caller.terminal is not None:
+            kind = dict(env).get("TERM", "xterm")
+            spec = replace(spec, terminal=caller.terminal, env={**spec.env, "TERM": kind})
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
@@ -395,7 +398,7 @@ class Sessions:
                 spool=self._context.spool,
                 max_bytes=self._context.config.output_bytes,
                 caller=caller,
-                abandon=not record,
+                abandon=not record or process.terminal,
             )
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import selectors
+import struct
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -65,7 +69,7 @@ def pump(
     output; with `abandon` the command is killed when the caller is gone.
 
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that
-    they never meet a broken pipe.
+    they never meet a broken pipe. A terminal is closed: they get SIGHUP, as from any terminal.
 
     Raises OutOfSpace when the output cannot be stored (the command is killed).
     """
@@ -114,7 +118,7 @@ def pump(
         os.close(done_r)
         attended.close_input()
         for fd in names:
-            if fd in open_fds:
+            if fd in open_fds and not process.terminal:
                 _drain_forever(fd)
             else:
                 os.close(fd)
@@ -146,7 +150,7 @@ class _Stream:
 
     def take(self) -> int:
         """Pass on a piece of the stream. Returns its length; 0 at the stream's end."""
-        data = os.read(self._fd, _PIECE_BYTES) if self._intake is None else self._intake.move(self._fd, _PIECE_BYTES)
+        data = _read_piece(self._fd) if self._intake is None else self._intake.move(self._fd, _PIECE_BYTES)
         hit("engine.output.moved")
         self._concealer.write(data)
         hit("engine.output.shown")
@@ -163,6 +167,16 @@ class _Stream:
         else:
             self.lost_bytes += len(data)
         self._show(self.name, data, self._shown + self._concealer.decided)
+
+
+def _read_piece(fd: int) -> bytes:
+    """The next piece; nothing at the end, which a terminal's master tells by EIO."""
+    try:
+        return os.read(fd, _PIECE_BYTES)
+    except OSError as exc:
+        if exc.errno != errno.EIO:
+            raise
+        return b""
 
 
 class _Attended:
@@ -187,6 +201,9 @@ class _Attended:
         unread: set[Stream] = set()
         if fd == self._caller.fd:
             unread = self._caller.heard()
+            if self._process.terminal and self._caller.terminal is not None:
+                size = struct.pack("HHHH", *self._caller.terminal, 0, 0)
+                fcntl.ioctl(self._process.stdout_fd, termios.TIOCSWINSZ, size)
             if self._caller.gone and self._abandon:
                 self._process.kill()
         elif self._input_fd is not None and not self._caller.pass_on(self._input_fd):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import sys
 from typing import Any
 
 import click
 
+from snapshotd.cli import terminal
 from snapshotd.cli.command import (
     CONTEXT_SETTINGS,
     CliCommand,
@@ -27,11 +29,13 @@ from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
+from snapshotd.config import passed_on
 
 _EXAMPLES = [
     "snapshotd exec box -- make test",
     "snapshotd exec -u nobody box ls -la",
     "snapshotd exec box -- sh -c 'echo hello > note.txt'",
+    "snapshotd exec -it box bash",
     "tar -c src | snapshotd exec -i box -- tar -x",
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
     "snapshotd exec --if-head a1b2c3 box -- make release",
@@ -77,6 +81,12 @@ class _Exec(CliCommand):
     shell_complete=complete_snapshot,
 )
 @click.option("-i", "--interactive", is_flag=True, help="Send standard input to the command; else it has none.")
+@click.option(
+    "-t",
+    "--tty",
+    is_flag=True,
+    help="Give the command a terminal; with -i it is this one, and the command ends when this client does.",
+)
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option(
     "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
@@ -113,6 +123,7 @@ def command(
     snapshot: str | None,
     if_head: str | None,
     interactive: bool,
+    tty: bool,
     idle_timeout: float | None,
     quiet: bool,
     wait: Wait | None,
@@ -134,6 +145,9 @@ def command(
     --timeout ends the command with all that it started. Only a process that has left the command's session and its
     parent (a daemon) is left alone while other commands, an agent or servers of earlier commands run in the sandbox: it
     could be theirs.
+
+    With -t the command has a terminal, with -it this one: keys reach it as they are pressed, Ctrl-C too, and it learns
+    of a new size. All that it prints goes to standard output. It ends, with a snapshot, when this client goes away.
 
     With -i the command reads this command's standard input; it may end before it has read all of it. Without -i its
     standard input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
@@ -165,10 +179,14 @@ def command(
         refuse_input("add -i to send it")
     if wait is not None:
         options["wait"] = wait
+    if tty and as_json:
+        refuse("a terminal and JSON cannot both have standard output; leave out -t or --json")
     client = connect(ctx)
     try:
         if as_json:
             return _as_json(client, trajectory, snapshot, argv, options)
+        if tty:
+            return in_terminal(client, trajectory, snapshot, argv, options, quiet)
         return _to_terminal(client, trajectory, snapshot, argv, options, quiet)
     except KeyboardInterrupt:
         if snapshot is None:
@@ -202,10 +220,25 @@ def _call(
     return client.exec(trajectory, argv, on_output=on_output, **options)
 
 
+def in_terminal(
+    client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
+) -> int:
+    """The command has this terminal until it ends. Returns its exit code."""
+    if options.get("stdin") is not None and not sys.stdin.isatty():
+        refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
+    options["env"] = {**passed_on(["TERM"]), **options["env"]}
+    with terminal.lent() as options["terminal"]:
+        done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
+    return _told(client, done, options, quiet)
+
+
 def _to_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> int:
-    done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
+    return _told(client, _call(client, trajectory, snapshot, argv, RawOutput().write, options), options, quiet)
+
+
+def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool) -> int:
     if done.call.error is not None and not quiet:
         note(done.call.error)
     if done.snapshot is not None and not quiet:

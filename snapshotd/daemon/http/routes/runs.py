@@ -45,7 +45,8 @@ _ATTENDED: dict[str, Any] = {
             "description": "One JSON object per line, in chunks. The first is the body of the request without `/attended`. The others, in "
             'any order while the command runs: `{"event":"stdin","data_b64"}` '
             f"(at most {STDIN_WINDOW_BYTES} bytes that are not `taken`), "
-            '`{"event":"stdin_end"}`, `{"event":"unread","stream"}` (nobody reads that stream any more: the command meets a broken pipe).',
+            '`{"event":"stdin_end"}`, `{"event":"resize","rows","columns"}` (of its terminal), '
+            '`{"event":"unread","stream"}` (nobody reads that stream any more: the command meets a broken pipe).',
         }
     },
 }
@@ -238,7 +239,10 @@ async def _exec(
     argv = tuple(body.argv)
     models.check_argv(argv)
     env = models.environment(body.env)
-    caller = Caller(gives_input=stdin)
+    if body.terminal is not None and lines is None:
+        raise UsageError("a terminal needs a client that attends to it; use the path that ends with `/attended`")
+    size = None if body.terminal is None else (body.terminal.rows, body.terminal.columns)
+    caller = Caller(gives_input=stdin, terminal=size)
 
     def produce(emit: streams.Emit) -> None:
         def sink(stream: Stream, data: bytes) -> None:

@@ -1,0 +1,153 @@
+"""Commands that have a terminal: through the command line in a real one, over both drivers."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import pty
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from snapshotd.client import Snapshotd, Terminal
+from tests.e2e.support import Snap, wait_until
+
+DEADLINE_S = 60.0
+DRAW = r'$| = 1; print "\e[2J\e[5;5Hdrawn\n"; my $l = <STDIN>; print "read $l"; exit 3'
+
+
+class Person:
+    """Somebody who types at a terminal and reads what appears."""
+
+    def __init__(self, snap: Snap, *args: str, rows: int = 33, columns: int = 101) -> None:
+        self._master, slave = pty.openpty()
+        self.resize(rows, columns)
+        command = [sys.executable, "-m", "snapshotd", *args]
+        env = {**snap.env, "TERM": "xterm"}
+        self.process = subprocess.Popen(
+            command, env=env, stdin=slave, stdout=slave, stderr=slave, preexec_fn=os.setsid, close_fds=True
+        )
+        os.close(slave)
+        self.seen = b""
+
+    def resize(self, rows: int, columns: int) -> None:
+        fcntl.ioctl(self._master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        with contextlib.suppress(AttributeError):  # not started yet
+            self.process.send_signal(signal.SIGWINCH)
+
+    def types(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def reads(self, wanted: str) -> str:
+        """What appears up to and with `wanted`; it is not seen again."""
+        deadline = time.monotonic() + DEADLINE_S
+        while wanted.encode() not in self.seen:
+            ready = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))[0]
+            assert ready, f"{wanted!r} did not appear, but {self.seen!r}"
+            try:
+                self.seen += os.read(self._master, 65536)
+            except OSError:
+                raise AssertionError(f"the terminal ended before {wanted!r}: {self.seen!r}") from None
+        found, _, self.seen = self.seen.partition(wanted.encode())
+        return found.decode() + wanted
+
+    def ends(self) -> int:
+        """The client's exit code; reads all that it prints until then."""
+        with contextlib.suppress(OSError):
+            while data := os.read(self._master, 65536):
+                self.seen += data
+        os.close(self._master)
+        return self.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def box(snap: Snap, runtime: str) -> Iterator[str]:
+    trajectory, _ = snap.create("--runtime", runtime)
+    yield trajectory
+    snap("rm", "--force", trajectory)
+
+
+def test_a_shell_has_a_terminal(snap: Snap, box: str) -> None:
+    """Echo, size, resize, job control, Ctrl-C; a snapshot in the middle; one for the whole at its end."""
+    person = Person(snap, "shell", box)
+    person.types("PS1='ready> '; stty size; tty\n")
+    person.reads("33 101\r\n/dev/pts/")
+    person.reads("ready> ")
+    person.resize(50, 60)
+    wait_until(lambda: _asked(person, "stty size", "50 60"), "the command learns of the size")
+    person.types("sleep 1000\n")
+    wait_until(lambda: "sleep" in snap.sh(box, "cat /proc/[0-9]*/comm")["stdout"], "sleep runs")  # with a snapshot
+    person.types("\x03")
+    person.reads("ready> ")
+    person.types("sleep 1000 & jobs; kill %1; echo left > file; echo after\n")
+    person.reads("after\r\n")
+    person.reads("ready> ")
+    person.types("exit 7\n")
+    assert person.ends() == 7
+    assert b"exec" in person.seen
+    head = snap.json("log", box)[-1]
+    assert (head["tool"]["name"], head["tool"]["exit_code"]) == ("exec", 7)
+    assert snap("cat", f"{head['id']}:file").stdout == "left\n"
+    assert "stty size" in snap("show", "--output", "stdout", head["id"]).stdout
+
+
+def _asked(person: Person, question: str, answer: str) -> bool:
+    person.types(f"{question}\n")
+    said = person.reads("ready> ")
+    if question not in said:
+        said += person.reads("ready> ")
+    return answer in said
+
+
+def test_a_program_draws_on_the_terminal(snap: Snap, box: str) -> None:
+    person = Person(snap, "exec", "-it", box, "perl", "-e", DRAW)
+    person.reads("\x1b[2J\x1b[5;5Hdrawn\r\n")
+    person.types("words\r")
+    person.reads("read words")
+    assert person.ends() == 3
+
+
+def test_a_client_that_goes_away_leaves_nothing_hanging(snap: Snap, box: str) -> None:
+    before = len(snap.json("log", box))
+    person = Person(snap, "exec", "-it", box, "sh", "-c", "echo on > file; echo ready; sleep 1000; sleep 1001")
+    person.reads("ready\r\n")
+    person.process.kill()
+    person.ends()
+    wait_until(lambda: len(snap.json("log", box)) > before, "its snapshot is taken")
+    assert "sleep" not in snap.sh(box, "cat /proc/[0-9]*/comm")["stdout"]
+    assert snap.sh(box, "cat file")["stdout"] == "on\n"
+
+
+def test_a_terminal_through_the_client(snap: Snap, box: str) -> None:
+    client = Snapshotd(state_dir=snap.state_dir)
+    said = bytearray()
+    done = client.exec(
+        box,
+        ["sh", "-c", "stty size; echo $TERM; id -u; test -t 2"],
+        terminal=Terminal(7, 9),
+        user="1000",
+        on_output=lambda _, data: said.extend(data),
+    )
+    assert (done.exit_code, bytes(said)) == (0, b"7 9\r\nxterm\r\n1000\r\n")
+
+
+def test_what_a_sandbox_puts_in_the_place_of_the_multiplexer_is_not_taken(snap: Snap, box: str) -> None:
+    snap.sh(box, "rm /dev/ptmx; mkfifo /dev/ptmx")
+    client = Snapshotd(state_dir=snap.state_dir)
+    with pytest.raises(Exception, match="its /dev/ptmx was replaced"):
+        client.exec(box, ["true"], terminal=Terminal())
+    assert snap.sh(box, "echo ok")["stdout"] == "ok\n"
+
+
+def test_a_terminal_that_is_none_is_refused(snap: Snap, box: str) -> None:
+    for words in (("exec", "-it", box, "true"), ("shell", box)):
+        assert "no terminal" in snap(*words, code=None).stderr
+    assert "leave out -t or --json" in snap("exec", "-t", "--json", box, "true", code=None).stderr
