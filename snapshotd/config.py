@@ -143,7 +143,7 @@ class Config:
         "SNAPSHOTD_EXEC",
         "starter",
         "`starter`",
-        "What starts commands in sandboxes. `runc`: `runc exec`, with the same confinement, and slower.",
+        "Starter of commands in sandboxes. `runc`: `runc exec`, with the same confinement, and slower.",
         _starts_with,
         "`starter` or `runc`",
     )
@@ -192,5 +192,5 @@ def read(only: Collection[str] | None = None, environ: Mapping[str, str] = os.en
 
 
 def passed_on(names: Collection[str]) -> dict[str, str]:
-    """Those of these variables that are set, for a program that this process starts."""
+    """The variables among `names` that are set, for a program that this process starts."""
     return {name: os.environ[name] for name in names if name in os.environ}

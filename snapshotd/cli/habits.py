@@ -21,7 +21,7 @@ _SHOW = (
     "`snapshotd inspect ID` prints all about a trajectory or a snapshot, `snapshotd show ID` shows a snapshot to people"
 )
 _LS = "`snapshotd ls` lists trajectories, `snapshotd ps` live sandboxes"
-_SHELL = "`snapshotd shell NAME` opens a shell, `snapshotd exec -it NAME CMD` runs one command in a terminal"
+_SHELL = "`snapshotd shell NAME` opens a shell, `snapshotd exec -i -t NAME CMD` runs one command in a terminal"
 _COPY = "`snapshotd cp` copies files into a sandbox and out of it"
 _PORT = "`snapshotd port NAME 8000` reaches a server inside a sandbox at a local address"
 _CONVERSATION = "`snapshotd show --conversation ID` prints the conversation up to a snapshot"

@@ -231,15 +231,15 @@ class _Pipes:
 
 
 class _Terminal:
-    """The master of a command's terminal, in place of its pipes. Whoever starts the command sends it over a socket:
-    the starter over a pair, runc to the socket file `console`."""
+    """The master of a command's terminal, in place of its pipes. It comes over a socket: from the starter over a pair,
+    from runc to the socket file `console`."""
 
     def __init__(self, console: Path) -> None:
         self._console = console
         self._here, self._there = socket.socketpair()
         self._listener: socket.socket | None = None
         self._errors_r, self._errors_w = os.pipe2(os.O_CLOEXEC)
-        """What runc prints when it fails."""
+        """The words of a failing runc."""
         self._open = {self._errors_r, self._errors_w}
 
     def standard(self, empty: int) -> tuple[int, int, int]:

@@ -47,9 +47,9 @@ def command(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Open a shell in a sandbox: bash, or sh where there is none.
+    """Open a shell in a sandbox.
 
-    The shell is one tool call, with one snapshot when it ends. With --workspace or --image, or without anything, it runs
+    It is bash, or sh where there is none. The shell is one tool call, with one snapshot when it ends. With --workspace or --image, or without anything, it runs
     in a new sandbox, whose name the last line tells. The exit code is the shell's.
     """
     new = workspace is not None or image is not None
