@@ -99,6 +99,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
+@pytest.fixture(scope="session")
 def docker_daemon() -> Iterator[dockerd.Engine]:
     """A Docker engine, with DOCKER_HOST set to it: the one that answers, else a private one for this session."""
     require("root", "docker")

@@ -28,10 +28,10 @@ DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def doc_snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+def doc_snap(default_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
     """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's."""
     snap = Snap(tmp_path_factory.mktemp("d") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"})
-    snap("image", "import", root_tar, "--name", "default")
+    snap("image", "import", default_tar, "--name", "default")
     yield snap
     snap.stop_daemon()
     nothing_left(snap.state_dir, running=False)
