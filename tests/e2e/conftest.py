@@ -91,6 +91,13 @@ def default_tar(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return cached("default.tar", built_images.made_of("default", run_folder) + Path(__file__).read_text(), make)
 
 
+@pytest.fixture(scope="session")
+def full_image(snap: Snap, default_tar: Path) -> str:
+    """The name of the shipped default image, which has pip and pytest, at the session's daemon."""
+    snap("image", "import", default_tar, "--name", "full")
+    return "full"
+
+
 @pytest.fixture(scope="module")
 def own_snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon that the module's tests may kill and stop."""
