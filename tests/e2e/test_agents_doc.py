@@ -16,7 +16,7 @@ from tests.e2e.console import Bindings, Shell, Typed, transcript
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
-pytestmark = pytest.mark.runc
+pytestmark = [pytest.mark.runc, pytest.mark.timeout(1200)]  # it builds the default image
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "agents"
 INDEX = ROOT / "docs" / "agents.md"

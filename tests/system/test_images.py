@@ -26,7 +26,10 @@ from snapshotd.images.store import ImageStore
 from snapshotd.types import Image
 from tests import built_images
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    pytest.mark.timeout(1200),  # two builds, while others build too
+]
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
 
 
