@@ -19,6 +19,7 @@ import ctypes
 import importlib
 import inspect
 import json
+import logging
 import os
 import pkgutil
 import runpy
@@ -353,6 +354,7 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
     evict.BUDGET = env.get("SNAPSHOTD_LAYER_BUDGET", "")
     if module in _CHILDREN:
         sys.argv = [module, *args]
+        sys.modules.pop(module, None)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return 0
     enter = server.enter_own_mount_namespace
@@ -423,6 +425,9 @@ def _fork_children() -> None:
 def _serve_children(fd: int) -> None:
     """Until the daemon is gone. Keeps nothing of it open."""
     _call_it(["snapshotd-tests", "forks the children of a daemon"])
+    logging.captureWarnings(False)
+    logging.getLogger().handlers.clear()  # a daemon's log is its own
+    logging.getLogger().setLevel(logging.WARNING)
     nothing = os.open(os.devnull, os.O_RDWR)
     _take({0: nothing, 1: nothing, 2: nothing, 3: fd})
     requests = socket.socket(fileno=3)
