@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tests"
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "tests"
 
 
 def cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
