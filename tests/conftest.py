@@ -28,23 +28,30 @@ core.global_force_seed = long.SEED if long.LONG else None
 
 FIRST = (
     "e2e/test_agents_doc.py",
-    "crash/test_storage_kill.py",
-    "model/test_engine_machine.py",
-    "e2e/test_scale.py",
-    "system/test_power_cut.py",
-    "e2e/test_survive.py",
-    "e2e/test_kills.py",
-    "e2e/test_share.py",
-    "e2e/test_deployed.py",
-    "e2e/test_damage.py",
-    "e2e/test_gateway.py",
     "system/test_images.py",
+    "e2e/test_deployed.py",
+    "crash/test_storage_kill.py",
+    "e2e/test_survive.py",
+    "e2e/test_damage.py",
+    "e2e/test_share.py",
+    "model/test_engine_machine.py",
     "system/test_disk_full.py",
-    "e2e/test_storage.py",
-    "e2e/test_secrets.py",
+    "e2e/test_pipes.py",
+    "e2e/test_fidelity.py",
+    "e2e/test_fork.py",
+    "e2e/test_scale.py",
+    "e2e/test_kills.py",
     "contract/test_runtime.py",
+    "e2e/test_ports.py",
+    "e2e/test_gateway.py",
+    "e2e/test_storage.py",
+    "e2e/test_crash.py",
+    "e2e/test_replay.py",
+    "e2e/test_rewind.py",
+    "system/test_power_cut.py",
+    "e2e/test_secrets.py",
 )
-"""What takes longest. The first one builds the image that other files of its folder wait for."""
+"""What takes longest. The first three build the images that other files wait for, side by side."""
 
 
 def pytest_configure() -> None:
@@ -96,6 +103,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require("root", "runc")
     if item.get_closest_marker("docker"):
         require("root", "docker")
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 
 
 @pytest.fixture(scope="session")

@@ -17,9 +17,12 @@ import atexit
 import contextlib
 import ctypes
 import importlib
+import inspect
 import json
+import logging
 import os
 import pkgutil
+import runpy
 import select
 import signal
 import socket
@@ -42,12 +45,19 @@ _LATER = (
     "uvicorn.lifespan.on",
     "uvicorn.loops.asyncio",
     "rich.live",
+    "snapshotd.engine.storing.archiver",
+    "snapshotd.engine.storing.cold_worker",
+    "snapshotd.fuse.server",
+    "snapshotd.repo.upkeep.maintenance",
 )
-"""Imported by a daemon or a command when they are needed."""
+"""Imported by a daemon, its children or a command when they are needed."""
+_CHILDREN = ("snapshotd.daemon.children", "snapshotd.engine.storing.worker")
+"""Programs that a daemon starts as `python -m`."""
 _COMMAND_LINE_BYTES = 4000
 _HIGH_FD = 500
 _LENGTH = struct.Struct("=I")
 _MAX_FDS = 16
+_MAX_REQUEST_BYTES = 1 << 17
 CLONE_NEWNS = 0x20000
 
 
@@ -267,7 +277,8 @@ class _Server:
             request += connection.recv(left - len(request))
         pid = os.fork()
         if pid == 0:
-            _be_child(json.loads(request), fds, self._own_mounts, self._address)
+            other_mounts = os.stat(fds[0]).st_ino != self._own_mounts
+            _be_child(json.loads(request), fds[0] if other_mounts else None, fds[1:], self._address)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (pid, connection)
         with contextlib.suppress(OSError):
@@ -277,18 +288,18 @@ class _Server:
         return pidfd
 
 
-def _be_child(request: list[Any], fds: list[int], own_mounts: int, address: str) -> None:
-    """Never returns."""
+def _be_child(request: list[Any], mounts: int | None, fds: list[int], address: str) -> None:
+    """Never returns. `mounts`: the namespace to enter."""
     code: object = 1
     try:
         args, targets, env, cwd, module, new_session = request
         if new_session:
             os.setsid()
-        if os.stat(fds[0]).st_ino != own_mounts:
+        if mounts is not None:
             from snapshotd.kernel.syscalls import call
 
-            call("setns", fds[0], CLONE_NEWNS)
-        _take(dict(zip(targets, fds[1:], strict=True)))
+            call("setns", mounts, CLONE_NEWNS)
+        _take(dict(zip(targets, fds, strict=True)))
         os.chdir(cwd)
         _call_it([sys.executable, "-m", module, *args])
         code = _run_in(env, module, args, address)
@@ -334,10 +345,23 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
     from snapshotd import failpoints
     from snapshotd.cli.main import main
     from snapshotd.client import autostart
+    from snapshotd.daemon import server
 
     os.environ.clear()
     os.environ.update(env)
     importlib.reload(failpoints)  # into the same names, which those who have imported `hit` see
+    if module in _CHILDREN:
+        sys.argv = [module, *args]
+        sys.modules.pop(module, None)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        return 0
+    enter = server.enter_own_mount_namespace
+
+    def enter_and_split() -> None:
+        enter()
+        _fork_children()
+
+    server.enter_own_mount_namespace = enter_and_split
     if module == FAKE_DAEMON:
         sys.argv = [module, *args]
         return int(importlib.import_module(module).main())
@@ -352,6 +376,76 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
 
     autostart._spawn = spawn  # type: ignore[assignment]
     return main(args)
+
+
+# -- the children of a daemon ------------------------------------------------------------------------------------------
+
+
+def _fork_children() -> None:
+    """From now on this daemon's `subprocess.Popen` forks those of `_CHILDREN`, from a process that is made here, while
+    the daemon has one thread and the mounts that its children have.
+
+    The daemon is their parent: it adopts orphans, and so who starts them ends at once.
+    """
+    daemons, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        try:
+            _serve_children(its.detach())
+        finally:
+            os._exit(0)
+    its.close()
+    assert daemons.recv(_LENGTH.size), "what forks the children has died"
+    lock = threading.Lock()
+    ordinary = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+    names = list(inspect.signature(ordinary).parameters)
+
+    def execute(self: Any, *given: Any) -> None:
+        of = dict(zip(names[1:], given, strict=True))
+        argv = of["args"]
+        if not isinstance(argv, list) or argv[1:2] != ["-m"] or argv[2] not in _CHILDREN:
+            ordinary(self, *given)
+            return
+        env = dict(os.environ if of["env"] is None else of["env"])
+        request = json.dumps([argv[3:], [0, 1, 2], env, os.getcwd(), argv[2], of["start_new_session"]])
+        streams = [of["p2cread"], of["c2pwrite"], of["errwrite"]]
+        with lock:
+            fds = [usual if fd == -1 else fd for fd, usual in zip(streams, (0, 1, 2), strict=True)]
+            socket.send_fds(daemons, [request.encode("utf-8", "surrogateescape")], fds)
+            (self.pid,) = _LENGTH.unpack(daemons.recv(_LENGTH.size))
+        self._child_created = True
+        self._close_pipe_fds(
+            *(of[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
+        )
+
+    subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
+
+
+def _serve_children(fd: int) -> None:
+    """Until the daemon is gone. Keeps nothing of it open."""
+    _call_it(["snapshotd-tests", "forks the children of a daemon"])
+    logging.captureWarnings(False)
+    logging.getLogger().handlers.clear()  # a daemon's log is its own
+    logging.getLogger().setLevel(logging.WARNING)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    _take({0: nothing, 1: nothing, 2: nothing, 3: fd})
+    requests = socket.socket(fileno=3)
+    requests.send(_LENGTH.pack(0))
+    while True:
+        data, fds, _, _ = socket.recv_fds(requests, _MAX_REQUEST_BYTES, _MAX_FDS)
+        if not data:
+            return
+        says, tells = os.pipe()
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid == 0:
+                _be_child(json.loads(data), None, fds, "")
+            os.write(tells, _LENGTH.pack(pid))
+            os._exit(0)
+        os.waitpid(between, 0)
+        requests.send(os.read(says, _LENGTH.size), socket.MSG_NOSIGNAL)
+        for fd in (says, tells, *fds):
+            os.close(fd)
 
 
 def _import_everything() -> None:

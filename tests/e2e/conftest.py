@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
-import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from snapshotd import images
 from snapshotd.images.recipes import load_recipe, shipped
 from snapshotd.kernel import syscalls
-from tests import long
-from tests.e2e.kept import cached
+from tests import built_images
 from tests.e2e.support import Snap
+from tests.kept import cached
 from tests.leftovers import nothing_left
 
 BUILD_TIMEOUT_S = 1200
@@ -60,7 +54,7 @@ def engine_env(docker_engine: str) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
-    """The session's daemon, with the default image."""
+    """The session's daemon. Its default image is the minimal one."""
     snap = Snap(tmp_path_factory.mktemp("s") / "state", engine_env)
     snap("image", "import", root_tar, "--name", "default")
     yield snap
@@ -69,52 +63,39 @@ def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: d
 
 
 @pytest.fixture(scope="session")
-def root_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default image as an archive. Building it from its recipe takes most of a minute: it is done once for all
-    processes of a run, and in the short set of tests again only if the recipe or the module that builds it has
-    changed."""
+def root_tar(run_folder: Path) -> Path:
+    """The minimal image as an archive: a third of the default one's files and bytes, which every new daemon takes in
+    and stores."""
+    return built_images.minimal_archive(run_folder)
+
+
+@pytest.fixture(scope="session")
+def default_tar(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default image as an archive. A daemon builds it, once for all processes of a run, and in the short set of
+    tests again only if the recipe or the modules that build it have changed."""
 
     def make(archive: Path) -> None:
         snap = Snap(tmp_path_factory.mktemp("b") / "state")
         snap.timeout_s = BUILD_TIMEOUT_S
         snap("image", "build", "default")
-        _archive(snap, tmp_path_factory.mktemp("root"), archive)
+        _, first = snap.create("--runtime", "runc")
+        root = tmp_path_factory.mktemp("root") / "root"
+        snap("restore", first, "--to", root)
+        root.chmod(0o755)  # what is restored is closed to others, for the setuid programs in it
+        built_images.write_archive(root, load_recipe(shipped()["default"]), archive)
         snap.stop_daemon()
         nothing_left(snap.state_dir, running=False)
+        shutil.rmtree(root)
         shutil.rmtree(snap.state_dir)
 
-    shared = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        shared = shared.parent
-    made_of = "".join(path.read_text() for path in sorted(Path(images.__file__).parent.glob("*.py")))
-    made_of += (
-        load_recipe(shipped()["default"]).source_id + Path(__file__).read_text() + (str(shared) if long.LONG else "")
-    )
-    with open(shared / "default.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return cached("default.tar", made_of, make)
+    return cached("default.tar", built_images.made_of("default", run_folder) + Path(__file__).read_text(), make)
 
 
-def _archive(snap: Snap, folder: Path, archive: Path) -> None:
-    """Write what `docker save` would: the files, and what the recipe says of environment and working directory."""
-    _, first = snap.create("--runtime", "runc")
-    snap("restore", first, "--to", folder / "root")
-    (folder / "root").chmod(0o755)  # what is restored is closed to others, for the setuid programs in it
-    layer = folder / "layer.tar"
-    subprocess.run(["tar", "-C", folder / "root", "--xattrs", "-cf", layer, "."], check=True)
-    with open(layer, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    recipe = load_recipe(shipped()["default"])
-    config = {"Env": [f"{name}={value}" for name, value in recipe.env], "WorkingDir": recipe.workdir}
-    machine = {"os": "linux", "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]}
-    data = json.dumps(
-        {**machine, "config": config, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
-    ).encode()
-    name = f"{hashlib.sha256(data).hexdigest()}.json"
-    (folder / name).write_bytes(data)
-    (folder / "manifest.json").write_text(json.dumps([{"Config": name, "Layers": ["layer.tar"]}]))
-    subprocess.run(["tar", "-C", folder, "-cf", archive, "manifest.json", name, "layer.tar"], check=True)
-    subprocess.run(["rm", "-rf", folder], check=True)
+@pytest.fixture(scope="session")
+def full_image(snap: Snap, default_tar: Path) -> str:
+    """The name of the shipped default image, which has pip and pytest, at the session's daemon."""
+    snap("image", "import", default_tar, "--name", "full")
+    return "full"
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """What `docs/examples/deploy` is built from where there is no registry: a base image of Debian's packages, and wheels.
 
-Both come from the package mirrors of the machine, take a minute, and are kept (tests/e2e/kept.py).
+Both come from the package mirrors of the machine, take a minute, and are kept (tests/kept.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from snapshotd.engine.host.system_packages import PACKAGES
 from snapshotd.images.build import build_root
 from snapshotd.images.recipes import load_recipe
-from tests.e2e.kept import cached
+from tests.kept import cached
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BASE_IMAGE = "snapshotd-base:test"

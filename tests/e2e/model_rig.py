@@ -83,9 +83,15 @@ def bash(command: str, text: str | None = None) -> dict[str, Any]:
 class Agents:
     """Runs agents of one kind of runtime with one set of packages."""
 
-    def __init__(self, snap: Snap, runtime: str, requirements: Path | None = None) -> None:
+    def __init__(self, snap: Snap, runtime: str, image: str = "default", requirements: Path | None = None) -> None:
         self.snap = Snap(snap.state_dir, {**snap.env, "OPENAI_API_KEY": KEY})
-        self._options = ["--runtime", runtime, *([] if requirements is None else ["--requirements", str(requirements)])]
+        self._options = [
+            "--runtime",
+            runtime,
+            "--image",
+            image,
+            *([] if requirements is None else ["--requirements", str(requirements)]),
+        ]
         self.snap.timeout_s = INSTALL_TIMEOUT_S
 
     def run(

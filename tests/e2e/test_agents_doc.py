@@ -16,7 +16,7 @@ from tests.e2e.console import Bindings, Shell, Typed, transcript
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
-pytestmark = pytest.mark.runc
+pytestmark = [pytest.mark.runc, pytest.mark.timeout(1200)]  # it builds the default image
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "agents"
 INDEX = ROOT / "docs" / "agents.md"
@@ -28,10 +28,10 @@ DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def doc_snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+def doc_snap(default_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
     """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's."""
     snap = Snap(tmp_path_factory.mktemp("d") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"})
-    snap("image", "import", root_tar, "--name", "default")
+    snap("image", "import", default_tar, "--name", "default")
     yield snap
     snap.stop_daemon()
     nothing_left(snap.state_dir, running=False)

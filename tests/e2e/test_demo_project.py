@@ -43,11 +43,11 @@ def outcomes(output: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def expected(snap: Snap, project: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def expected(snap: Snap, full_image: str, project: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The outcomes in a plain `runc run` on an ordinary directory: no overlay, no pivot, no daemon."""
     directory = tmp_path_factory.mktemp("plain")
     root = directory / "root"
-    trajectory, snapshot = snap.create("--runtime", "runc", "--workspace", project)
+    trajectory, snapshot = snap.create("--runtime", "runc", "--image", full_image, "--workspace", project)
     snap("restore", snapshot, "--to", root)
     snap("rm", "--force", trajectory)
     root.chmod(0o755)
@@ -68,10 +68,10 @@ def expected(snap: Snap, project: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 def test_the_suite_has_the_same_outcomes_with_a_snapshot_after_each_file(
-    snap: Snap, runtime: str, project: Path, expected: list[str]
+    snap: Snap, runtime: str, full_image: str, project: Path, expected: list[str]
 ) -> None:
     """Every test file is a tool call. They leave bytecode and pytest's cache behind, so each snapshot has changes."""
-    trajectory, _ = snap.create("--runtime", runtime, "--workspace", project)
+    trajectory, _ = snap.create("--runtime", runtime, "--image", full_image, "--workspace", project)
     files = files_of_tests(project)
     output = ""
     for file in files:

@@ -24,7 +24,7 @@ from tests.e2e import deployment
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import cgroups
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(600)]  # the first time, the base image is bootstrapped
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]  # the first time, the base image is bootstrapped
 
 
 # -- pytest-docker's fixtures ------------------------------------------------------------------------------------------

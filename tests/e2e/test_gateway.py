@@ -44,10 +44,10 @@ pytestmark = pytest.mark.timeout(900)  # the first test installs the clients
 
 
 @pytest.fixture
-def agents(snap: Snap, runtime: str, tmp_path: Path) -> Agents:
+def agents(snap: Snap, runtime: str, full_image: str, tmp_path: Path) -> Agents:
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("openai\nanthropic\n")
-    return Agents(snap, runtime, requirements)
+    return Agents(snap, runtime, full_image, requirements)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tests import long
 from tests.e2e.kills import CALLS, Rig, reachable_address
 from tests.e2e.support import Snap
 
-RUNS = long.size(2, 20)
+RUNS = long.size(1, 20)
 """Of each runtime."""
 SEED = long.SEED
 ON_THE_WAY = [

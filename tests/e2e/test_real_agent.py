@@ -43,10 +43,10 @@ SCRIPT = (
 
 @pytest.mark.long  # test_gateway.py has the same with the clients that such agents are made of
 @pytest.mark.timeout(1800)  # its packages are installed once for each runtime
-def test_mini_swe_agent(snap: Snap, runtime: str, tmp_path: Path) -> None:
+def test_mini_swe_agent(snap: Snap, runtime: str, full_image: str, tmp_path: Path) -> None:
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(REQUIREMENTS)
-    agents = Agents(snap, runtime, requirements)
+    agents = Agents(snap, runtime, full_image, requirements)
     with provider(tmp_path, *SCRIPT) as at:
         trajectory = agents.run(at, *COMMAND, more=ENVIRONMENT)
         assert at.asked() == [0, 1, 2, 3]

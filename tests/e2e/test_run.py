@@ -125,23 +125,27 @@ def test_outside_a_sandbox_the_same_file_runs_with_one_warning(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["inline", "file"])
-def test_dependencies_are_installed_once_and_the_agent_needs_no_network(snap: Snap, tmp_path: Path, how: str) -> None:
+def test_dependencies_are_installed_once_and_the_agent_needs_no_network(
+    snap: Snap, full_image: str, tmp_path: Path, how: str
+) -> None:
     agent = tmp_path / "agent.py"
     header = '# /// script\n# dependencies = ["six==1.16.0"]\n# ///\n' if how == "inline" else ""
     agent.write_text(header + "import six, socket\nprint(six.__version__)\n")
-    options: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--image", full_image)
     if how == "file":
         (tmp_path / "requirements.txt").write_text("six==1.16.0\n")
-        options = ("--requirements", str(tmp_path / "requirements.txt"))
+        options += ("--requirements", str(tmp_path / "requirements.txt"))
     assert snap("run", "--runtime", "runc", *options, agent).stdout == "1.16.0\n"
     assert snap("run", "--runtime", "runc", *options, agent).stdout == "1.16.0\n"
 
 
-def test_dependencies_that_do_not_exist_are_said_in_pips_words(snap: Snap, tmp_path: Path) -> None:
+def test_dependencies_that_do_not_exist_are_said_in_pips_words(snap: Snap, full_image: str, tmp_path: Path) -> None:
     agent = tmp_path / "agent.py"
     agent.write_text('# /// script\n# dependencies = ["snapshotd-no-such-package==9"]\n# ///\nprint(1)\n')
     before = len(snap.json("ls"))
-    assert "snapshotd-no-such-package" in snap("run", "--runtime", "runc", agent, code=125).stderr
+    assert (
+        "snapshotd-no-such-package" in snap("run", "--runtime", "runc", "--image", full_image, agent, code=125).stderr
+    )
     assert len(snap.json("ls")) == before
 
 

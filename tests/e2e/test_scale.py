@@ -21,7 +21,7 @@ from tests import long
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
-STEPS = long.size(600, 10_000)
+STEPS = long.size(400, 10_000)
 FIRST = 100
 BUDGET_BYTES = 4 << 20
 FILES, FILE_BYTES = 500, 4096

@@ -22,7 +22,7 @@ from tests.leftovers import nothing_left
 from tests.model.engine_machine import SLOW_S, Machine
 
 STEPS = long.size(100, 1000)
-SEEDS = long.seeds(2, 2)
+SEEDS = long.seeds(1, 2)
 
 
 @pytest.fixture

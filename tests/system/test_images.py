@@ -24,8 +24,12 @@ from snapshotd.errors import NotFound, SnapshotdError, UsageError
 from snapshotd.images import recipes
 from snapshotd.images.store import ImageStore
 from snapshotd.types import Image
+from tests import built_images
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+    pytest.mark.timeout(1200),  # two builds, while others build too
+]
 MACHINE = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
 
 
@@ -34,7 +38,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        (folder / "layers").mkdir(parents=True)
+        (folder / "layers").mkdir(parents=True, exist_ok=True)
         self.catalog = SqliteCatalog(folder / "catalog.db")
         self.said: list[str] = []
         self.store = self.open()
@@ -428,10 +432,10 @@ def manifest(root: Path) -> dict[str, tuple[object, ...]]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """The minimal image, built once for the tests below."""
-    bench = Bench(tmp_path_factory.mktemp("built") / "state")
-    bench.store.ensure("minimal", bench.said.append)
+def built(run_folder: Path) -> Iterator[Bench]:
+    """The minimal image, built once for the tests below and for those of other files."""
+    bench = Bench(built_images.minimal(run_folder))
+    bench.said += json.loads((bench.folder / built_images.SAID).read_text())
     yield bench
     bench.catalog.close()
 

@@ -313,7 +313,10 @@ def test_daemons_that_die_lose_nothing_and_show_nothing_twice(follow: Follow, di
 @pytest.mark.parametrize("die_at", ["before", "behind"])
 def test_what_is_held_back_is_there_for_the_next_daemon(follow: Follow, tmp_path: Path, die_at: str) -> None:
     half, rest = SECRET[:9], SECRET[9:]
-    recorded, saved = follow(f"for i in $(seq 40); do echo $i; printf {half}; sleep 0.01; echo {rest}; done", die_at, 5)
+    size = f"$(stat -c %s {tmp_path / 'record'})"
+    recorded_some = f"until [ {size} -gt $before ]; do sleep 0.002; done"  # so each time there is a piece of its own
+    script = f"for i in $(seq 40); do before={size}; echo $i; printf {half}; {recorded_some}; echo {rest}; done"
+    recorded, saved = follow(script, die_at, 5)
     vault = FileVault(tmp_path)
     revealed = b"".join(_funnel(vault).reveal_stream([recorded]))
     vault.close()

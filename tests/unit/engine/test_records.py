@@ -30,6 +30,7 @@ from snapshotd.types import (
     TreeID,
     new_id,
 )
+from tests import long
 from tests.records import World, begin, ended_entry, follow, fork, make_image
 
 Facts = tuple[Snapshot, Trajectory, Image, tuple[Message, ...]]
@@ -426,7 +427,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=long.size(40, 600), deadline=None)
 @given(
     json_values,
     st.lists(st.tuples(st.text(), json_values), max_size=4),
@@ -448,7 +449,7 @@ def test_any_value_comes_back(
     assert again(record) == data
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=long.size(120, 2000), deadline=None)
 @given(st.data())
 def test_damaged_bytes_never_do_worse_than_an_error(data: st.DataObject) -> None:
     whole = bytearray(written(full()))
@@ -472,7 +473,7 @@ def test_damaged_bytes_never_do_worse_than_an_error(data: st.DataObject) -> None
 
 
 def test_everything_in_a_random_world_comes_back() -> None:
-    for seed in range(3):
+    for seed in range(long.size(1, 6)):
         catalog = SqliteCatalog(":memory:")
         world = World(catalog, random.Random(seed))
         for snapshot in [world.store(one) for one in world.grow(80)]:

@@ -19,9 +19,11 @@ from snapshotd.trees import patch as patch_module
 from snapshotd.trees.hunks import hunks
 from snapshotd.trees.patch import write_patch
 from snapshotd.trees.stack_view import StackView
+from tests import long
 
 Tree = dict[bytes, tuple[str, bytes]]
 """Path to ("file" | "program" | "link", content or target)."""
+LARGE = long.size(600_000, 3_000_000)
 
 
 def write_tree(root: Path, tree: Tree) -> Path:
@@ -169,7 +171,7 @@ def test_applies_in_reverse(tmp_path: Path, name: str) -> None:
         (None, bytes(range(256)) * 999),
         (b"\0x", None),
         (b"", b"\0"),
-        (random.Random(1).randbytes(3_000_000), random.Random(2).randbytes(2_999_999)),
+        (random.Random(1).randbytes(LARGE), random.Random(2).randbytes(LARGE - 1)),
     ],
 )
 def test_binary_applies_with_git_both_ways(tmp_path: Path, old: bytes | None, new: bytes | None) -> None:

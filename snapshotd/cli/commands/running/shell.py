@@ -49,8 +49,9 @@ def command(
 ) -> int:
     """Open a shell in a sandbox.
 
-    It is bash, or sh where there is none. The shell is one tool call, with one snapshot when it ends. With --workspace or --image, or without anything, it runs
-    in a new sandbox, whose name the last line tells. The exit code is the shell's.
+    It is bash, or sh where there is none. The shell is one tool call, with one snapshot when it ends. With --workspace
+    or --image, or without anything, it runs in a new sandbox, whose name the last line tells. The exit code is the
+    shell's.
     """
     new = workspace is not None or image is not None
     if (trajectory is not None) + (snapshot is not None) + new > 1:

@@ -3,6 +3,7 @@ made of changes."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -10,28 +11,26 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-CACHE = Path(__file__).resolve().parents[2] / ".cache" / "tests"
+CACHE = Path(__file__).resolve().parents[1] / ".cache" / "tests"
 
 
 def cached(name: str, made_of: str, make: Callable[[Path], None]) -> Path:
-    """The file or folder `name` in the cache, made unless it is there. Not an error when another session makes it at
-    the same time."""
+    """The file or folder `name` in the cache, made unless it is there. Who asks for it while another process makes it
+    waits."""
     CACHE.mkdir(parents=True, exist_ok=True)
     stem, dot, suffix = name.partition(".")
     path = CACHE / f"{stem}-{hashlib.sha256(made_of.encode()).hexdigest()[:16]}{dot}{suffix}"
-    if path.exists():
-        return path
-    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        fresh = Path(scratch) / "fresh"
-        make(fresh)
-        try:
+    with open(CACHE / f"{stem}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return path
+        with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            fresh = Path(scratch) / "fresh"
+            make(fresh)
             os.replace(fresh, path)
-        except OSError:
-            if not path.exists():
-                raise
-    for old in CACHE.glob(f"{stem}-*"):
-        if old != path:
-            _remove(old)
+        for old in CACHE.glob(f"{stem}-*"):
+            if old != path:
+                _remove(old)
     return path
 
 

@@ -1,0 +1,73 @@
+"""Images built from the shipped recipes, once for all processes of a run: a build is half a minute of work, or a whole
+one."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+from snapshotd import images
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.images.recipes import Recipe, load_recipe, shipped
+from snapshotd.images.store import ImageStore
+from tests import long
+from tests.kept import cached
+
+SAID = "said.json"
+"""In the folder of a build: what the store said meanwhile."""
+
+
+def minimal(shared: Path) -> Path:
+    """A folder with an image store (`layers`, `catalog.db`) that has built `minimal`, in `shared`, the folder of this
+    run. Read only."""
+    folder = shared / "minimal"
+    with open(shared / "minimal.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / SAID).exists():
+            (folder / "layers").mkdir(parents=True)
+            catalog, said = SqliteCatalog(folder / "catalog.db"), list[str]()
+            ImageStore(folder / "layers", catalog).build("minimal", None, said.append)
+            catalog.close()
+            (folder / SAID).write_text(json.dumps(said))
+    return folder
+
+
+def minimal_archive(shared: Path) -> Path:
+    """The same as `docker save` would write it. Made again only if what it is made of has changed; in the long set once
+    a run."""
+
+    def make(archive: Path) -> None:
+        (image,) = (minimal(shared) / "layers/images").iterdir()
+        write_archive(image / "root", load_recipe(shipped()["minimal"]), archive)
+
+    return cached("minimal.tar", made_of("minimal", shared), make)
+
+
+def made_of(recipe: str, shared: Path) -> str:
+    """What a built image depends on, but for Debian's packages."""
+    modules = [*sorted(Path(images.__file__).parent.glob("*.py")), Path(__file__)]
+    text = "".join(path.read_text() for path in modules) + load_recipe(shipped()[recipe]).source_id
+    return text + (str(shared) if long.LONG else "")
+
+
+def write_archive(root: Path, recipe: Recipe, archive: Path) -> None:
+    """The files, and what the recipe says of environment and working directory."""
+    with tempfile.TemporaryDirectory(prefix="snapshotd-archive-", dir="/var/tmp") as scratch:
+        layer = Path(scratch) / "layer.tar"
+        subprocess.run(["tar", "-C", root, "--xattrs", "-cf", layer, "."], check=True)
+        with open(layer, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        config = {"Env": [f"{name}={value}" for name, value in recipe.env], "WorkingDir": recipe.workdir}
+        machine = {"os": "linux", "architecture": {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]}
+        data = json.dumps(
+            {**machine, "config": config, "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]}}
+        ).encode()
+        name = f"{hashlib.sha256(data).hexdigest()}.json"
+        (Path(scratch) / name).write_bytes(data)
+        (Path(scratch) / "manifest.json").write_text(json.dumps([{"Config": name, "Layers": ["layer.tar"]}]))
+        subprocess.run(["tar", "-C", scratch, "-cf", archive, "manifest.json", name, "layer.tar"], check=True)
