@@ -1,0 +1,5 @@
+"""LangGraph's memory, kept by snapshotd: `pip install 'snapshotd[langgraph]'` (docs/integrations/langgraph.md)."""
+
+from snapshotd.integrations.langgraph.saver import SnapshotdSaver
+
+__all__ = ["SnapshotdSaver"]

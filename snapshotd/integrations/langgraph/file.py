@@ -1,0 +1,113 @@
+"""The file of a saver and a store: its form, its tables, and how an older one is brought to the present format.
+
+A thread belongs to a family, and a copy of it to the same one. Pieces are shared within a family: so a copy costs
+nothing, and to forget a thread no other family is looked at.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from snapshotd.sqlite import Database, Form, create, creating
+
+FORM = Form(
+    "the checkpoint file",
+    application_id=0x736E6C67,  # "snlg"
+    version=1,
+    oldest=0,
+    remedy="restore it from a backup",
+    durable_commits=True,
+    pragmas="PRAGMA cell_size_check = ON; PRAGMA foreign_keys = OFF;",
+    checksums_from=0,
+)
+
+_FIRST = """
+CREATE TABLE secret (hash_key BLOB NOT NULL);
+INSERT INTO secret VALUES (randomblob(32));
+CREATE TABLE family (pk INTEGER PRIMARY KEY AUTOINCREMENT, epoch INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE thread (
+    pk INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT NOT NULL UNIQUE, family INTEGER NOT NULL
+);
+CREATE INDEX thread_family ON thread (family);
+CREATE TABLE space (
+    pk INTEGER PRIMARY KEY AUTOINCREMENT, thread INTEGER NOT NULL, ns TEXT NOT NULL, UNIQUE (thread, ns)
+);
+CREATE TABLE checkpoint (
+    pk INTEGER PRIMARY KEY AUTOINCREMENT,
+    space INTEGER NOT NULL,
+    id TEXT NOT NULL,
+    parent INTEGER,
+    shown INTEGER NOT NULL DEFAULT 0,
+    metadata TEXT,
+    body BLOB,
+    UNIQUE (space, id)
+);
+CREATE TABLE writes (
+    checkpoint INTEGER NOT NULL,
+    task TEXT NOT NULL,
+    idx INTEGER NOT NULL,
+    path TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    value BLOB NOT NULL,
+    PRIMARY KEY (checkpoint, task, idx)
+) WITHOUT ROWID;
+CREATE TABLE piece (
+    pk INTEGER PRIMARY KEY AUTOINCREMENT,
+    family INTEGER NOT NULL,
+    hash BLOB NOT NULL,
+    data BLOB NOT NULL,
+    UNIQUE (family, hash)
+);
+CREATE TABLE recipe (pk INTEGER PRIMARY KEY AUTOINCREMENT, family INTEGER NOT NULL, pieces BLOB NOT NULL);
+CREATE INDEX recipe_family ON recipe (family);
+"""
+"""A checkpoint with `shown` = 0 is none that a caller sees. Without a body it is only a name: it was written to, or
+named as a parent, before it was stored. With one it was removed, and later ones need its writes (removal.py). Row
+numbers are never used again (AUTOINCREMENT), so what a process remembers under one is never something else."""
+
+MIGRATIONS = (_FIRST,)
+"""Each makes format n+1 of format n. An older release refuses a newer format."""
+
+
+def open_file(path: str | Path) -> Database:
+    """Open the file, made when there is none and brought to the present format when it is older; ":memory:" for none.
+    Several processes may do so at once. NotFound: no such folder; NotPermitted; VersionMismatch: of a newer release;
+    DataLoss: damaged, or no such file."""
+    if path == ":memory:":
+        database = Database(":memory:", FORM)
+    else:
+        path = Path(path).absolute()
+        with creating(f"{FORM.what} {path}"):
+            _make(path)
+        database = Database(path, FORM)
+    try:
+        _migrate(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _make(path: Path) -> None:
+    """Make the file if there is none. One process at a time: a second one would replace the first one's file."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if not path.exists():
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if not path.exists():
+                create(path, FORM)
+    finally:
+        os.close(folder)
+
+
+def _migrate(database: Database) -> None:
+    """In one transaction, however many processes try."""
+    if database.pragma("user_version") == FORM.version:
+        return
+    with database.transaction():
+        for script in MIGRATIONS[database.pragma("user_version") :]:
+            for statement in filter(str.strip, script.split(";")):
+                database.write(statement)
+        database.write(f"PRAGMA user_version = {FORM.version}")
