@@ -1,5 +1,6 @@
 """LangGraph's memory, kept by snapshotd: `pip install 'snapshotd[langgraph]'` (docs/integrations/langgraph.md)."""
 
 from snapshotd.integrations.langgraph.saver import SnapshotdSaver
+from snapshotd.integrations.langgraph.store import SnapshotdStore
 
-__all__ = ["SnapshotdSaver"]
+__all__ = ["SnapshotdSaver", "SnapshotdStore"]

@@ -62,10 +62,28 @@ CREATE TABLE piece (
 );
 CREATE TABLE recipe (pk INTEGER PRIMARY KEY AUTOINCREMENT, family INTEGER NOT NULL, pieces BLOB NOT NULL);
 CREATE INDEX recipe_family ON recipe (family);
+CREATE TABLE item (
+    pk INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    ns TEXT NOT NULL,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    created_ns INTEGER NOT NULL,
+    updated_ns INTEGER NOT NULL,
+    expires_ns INTEGER,
+    ttl_ns INTEGER,
+    UNIQUE (tenant, ns, key)
+);
+CREATE INDEX item_expires ON item (expires_ns) WHERE expires_ns IS NOT NULL;
+CREATE VIRTUAL TABLE item_text USING fts5 (text, content = '', contentless_delete = 1, tokenize = "unicode61 remove_diacritics 2");
+CREATE TABLE item_vector (item INTEGER NOT NULL, number INTEGER NOT NULL, vector BLOB NOT NULL, PRIMARY KEY (item, number)) WITHOUT ROWID;
 """
 """A checkpoint with `shown` = 0 is none that a caller sees. Without a body it is only a name: it was written to, or
 named as a parent, before it was stored. With one it was removed, and later ones need its writes (removal.py). Row
-numbers are never used again (AUTOINCREMENT), so what a process remembers under one is never something else."""
+numbers are never used again (AUTOINCREMENT), so what a process remembers under one is never something else.
+
+`item` is the store's. Its `ns` has a NUL behind each label: what begins with "a\\0" is the namespace ("a",) or below it,
+and never ("ab",)."""
 
 MIGRATIONS = (_FIRST,)
 """Each makes format n+1 of format n. An older release refuses a newer format."""
