@@ -95,9 +95,11 @@ class Checkpoints:
         state: tuple[str, bytes],
         values: Mapping[str, Cut | Packed],
         before: Found | None,
+        bound: tuple[str | None, str] | None = None,
     ) -> Found | None:
-        """Store a checkpoint, in place of one of the same id. A packed value is one of `before`, the parent as it was
-        read: None if anything was removed from the family since, so it has to be read again."""
+        """Store a checkpoint, in place of one of the same id. `bound`: its sandbox's trajectory and
+        snapshot. A packed value is one of `before`, the parent as it was read: None if anything was removed from the
+        family since, so it has to be read again."""
         with self.writing():
             place = self._place(thread, ns)
             if before is not None and before.place != place:
@@ -112,10 +114,11 @@ class Checkpoints:
             body = Body(state, packed)
             above = None if parent is None else self._named(place.space, parent)
             row = self.db.read_one(
-                "INSERT INTO checkpoint (space, id, parent, shown, metadata, body) VALUES (?, ?, ?, 1, ?, ?)"
-                " ON CONFLICT (space, id) DO UPDATE SET parent = excluded.parent, shown = 1, metadata = excluded.metadata,"
-                " body = excluded.body RETURNING pk",
-                (place.space, checkpoint, above, metadata, body.encode()),
+                "INSERT INTO checkpoint (space, id, parent, shown, metadata, body, trajectory, snapshot)"
+                " VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (space, id) DO UPDATE SET parent = excluded.parent, shown = 1,"
+                " metadata = excluded.metadata, body = excluded.body, trajectory = excluded.trajectory,"
+                " snapshot = excluded.snapshot RETURNING pk",
+                (place.space, checkpoint, above, metadata, body.encode(), *(bound or (None, None))),
             )
         assert row is not None
         return Found(row[0], place, checkpoint, parent, {}, body)

@@ -42,8 +42,23 @@ CREATE TABLE checkpoint (
     shown INTEGER NOT NULL DEFAULT 0,
     metadata TEXT,
     body BLOB,
+    snapshot TEXT,
+    trajectory TEXT,
     UNIQUE (space, id)
 );
+CREATE INDEX checkpoint_snapshot ON checkpoint (snapshot) WHERE snapshot IS NOT NULL;
+CREATE INDEX checkpoint_trajectory ON checkpoint (trajectory) WHERE trajectory IS NOT NULL;
+CREATE TABLE call (
+    pk INTEGER PRIMARY KEY,
+    checkpoint INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    trajectory TEXT NOT NULL,
+    before TEXT NOT NULL,
+    after TEXT
+);
+CREATE INDEX call_checkpoint ON call (checkpoint, name);
+CREATE INDEX call_after ON call (after) WHERE after IS NOT NULL;
+CREATE TABLE home (trajectory TEXT PRIMARY KEY, snapshot TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE writes (
     checkpoint INTEGER NOT NULL,
     task TEXT NOT NULL,
@@ -81,6 +96,10 @@ CREATE TABLE item_vector (item INTEGER NOT NULL, number INTEGER NOT NULL, vector
 """A checkpoint with `shown` = 0 is none that a caller sees. Without a body it is only a name: it was written to, or
 named as a parent, before it was stored. With one it was removed, and later ones need its writes (removal.py). Row
 numbers are never used again (AUTOINCREMENT), so what a process remembers under one is never something else.
+
+A checkpoint with a snapshot is bound to a sandbox's files (bindings.py): `trajectory` is the one that goes on from it,
+NULL until a fork is made for it. A call is written before it is made, `after` once its snapshot is known. `home` is what
+a sandbox that was given to a saver held at first.
 
 `item` is the store's. Its `ns` has a NUL behind each label: what begins with "a\\0" is the namespace ("a",) or below it,
 and never ("ab",)."""

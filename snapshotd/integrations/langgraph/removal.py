@@ -94,8 +94,8 @@ class Removal:
 
     def _copy_space(self, source: int, target: int) -> None:
         self._db.write(
-            "INSERT INTO checkpoint (space, id, shown, metadata, body)"
-            " SELECT ?, id, shown, metadata, body FROM checkpoint WHERE space = ? ORDER BY pk",
+            "INSERT INTO checkpoint (space, id, shown, metadata, body, snapshot)"
+            " SELECT ?, id, shown, metadata, body, snapshot FROM checkpoint WHERE space = ? ORDER BY pk",
             (target, source),
         )
         self._db.write(
@@ -153,16 +153,20 @@ class Removal:
         assert row is not None
         body = Body.decode(row[0])
         rest = Body(("null", b""), {name: value for name, value in body.values.items() if name in channels})
-        self._db.write("UPDATE checkpoint SET shown = 0, metadata = NULL, body = ? WHERE pk = ?", (rest.encode(), pk))
+        self._db.write(
+            "UPDATE checkpoint SET shown = 0, metadata = NULL, snapshot = NULL, trajectory = NULL, body = ? WHERE pk = ?",
+            (rest.encode(), pk),
+        )
         self._db.write(
             "DELETE FROM writes WHERE checkpoint = ? AND channel NOT IN (SELECT value FROM json_each(?))",
             (pk, json.dumps(sorted(channels))),
         )
 
     def _remove(self, numbers: Sequence[int]) -> None:
-        self._db.write(
-            "DELETE FROM writes WHERE checkpoint IN (SELECT value FROM json_each(?))", (json_array(numbers),)
-        )
+        for table in ("writes", "call"):
+            self._db.write(
+                f"DELETE FROM {table} WHERE checkpoint IN (SELECT value FROM json_each(?))", (json_array(numbers),)
+            )
         self._db.write("DELETE FROM checkpoint WHERE pk IN (SELECT value FROM json_each(?))", (json_array(numbers),))
 
     def _sweep(self, family: int) -> None:

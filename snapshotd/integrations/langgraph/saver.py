@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -25,12 +26,16 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.config import get_config
 
+from snapshotd.client import ExecResult, Sandbox, Snapshotd
 from snapshotd.errors import UsageError
+from snapshotd.integrations.langgraph.bindings import Bindings
 from snapshotd.integrations.langgraph.checkpoints import Checkpoints, Found, Write, name_of
 from snapshotd.integrations.langgraph.file import open_file
 from snapshotd.integrations.langgraph.reading import Reader
 from snapshotd.integrations.langgraph.removal import Removal
+from snapshotd.integrations.langgraph.sandboxes import Sandboxes
 from snapshotd.integrations.langgraph.values import Cut, Packed
 
 _PAGE = 16
@@ -54,11 +59,23 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
     cannot be read back, which it names).
     """
 
-    def __init__(self, path: str | Path, *, serde: SerializerProtocol | None = None) -> None:
-        """Open a file, made when there is none; ":memory:" keeps everything in memory. NotFound: no such folder;
-        VersionMismatch: the file was written by a newer release."""
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        sandbox: Sandbox | None = None,
+        client: Snapshotd | None = None,
+        serde: SerializerProtocol | None = None,
+    ) -> None:
+        """Open a file, made when there is none; ":memory:" keeps everything in memory. With a `sandbox` every checkpoint
+        is bound to a snapshot of its files (sandboxes.py), and without a path the file is the one of that sandbox below
+        $XDG_DATA_HOME (~/.local/share). `client`: of the sandbox's daemon, if it is not the default one. NotFound: no
+        such folder; VersionMismatch: the file was written by a newer release; UsageError: neither path nor sandbox."""
         super().__init__(serde=serde)
+        if path is None:
+            path = _path_for(sandbox)
         self._all = Checkpoints(open_file(path))
+        self._sandboxes = None if sandbox is None else Sandboxes(Bindings(self._all.db), sandbox, client or Snapshotd())
         self._removal = Removal(self._all)
         self._reader = Reader(self._all)
         self._latest: OrderedDict[tuple[str, str, str], tuple[Found, ChannelVersions]] = OrderedDict()
@@ -84,6 +101,40 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
     ) -> None:
         self.close()
 
+    # -- the sandbox ---------------------------------------------------------------------------------------------------
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        config: RunnableConfig | None = None,
+        irreversible: bool = False,
+        **options: Any,
+    ) -> ExecResult:
+        """Run a command in the sandbox of the step that this is called in, as `Sandbox.exec`, whose options it takes.
+
+        It finds the files of the step's checkpoint. After a kill the same call of the same task is not made again: its
+        recorded result is the answer. A call that was cut off is made again on the files before it, unless it is
+        `irreversible`: then Undecided. UsageError: outside of a graph (without `config`), or the saver has no sandbox;
+        NotFound: the files are gone; Conflict: another call has held the sandbox for an hour."""
+        return self._with_sandbox().exec(_here(config), command, irreversible, **options)
+
+    async def aexec(self, command: str | Sequence[str], **options: Any) -> ExecResult:
+        """See `exec`."""
+        options["config"] = _here(options.get("config"))
+        return await asyncio.to_thread(self.exec, command, **options)
+
+    def sandbox(self, config: RunnableConfig | None = None) -> Sandbox:
+        """The sandbox of the step that this is called in, or of the checkpoint that `config` names (a thread's latest,
+        if it names none), with its files. Calls that are made through it directly are made again after a kill. Errors:
+        as `exec`."""
+        return self._with_sandbox().at(_here(config))
+
+    def _with_sandbox(self) -> Sandboxes:
+        if self._sandboxes is None:
+            raise UsageError("this saver has no sandbox: give it one, SnapshotdSaver(path, sandbox=...)")
+        return self._sandboxes
+
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def put(
@@ -99,7 +150,12 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
             name_of("channel", channel)
         rest = {name: value for name, value in checkpoint.items() if name not in ("id", "channel_values")}
         state = self.serde.dumps_typed(rest)
-        described = _json(get_checkpoint_metadata(config, metadata))
+        known = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
+        bound = None
+        if self._sandboxes is not None:
+            bound = self._sandboxes.next_place(thread, ns, parent, known)
+            known["snapshot"] = bound[1]
+        described = _json(known)
         versions, stored = checkpoint["channel_versions"], None
         made: dict[str, Cut] = {}
         while stored is None:
@@ -120,8 +176,10 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
                     made[channel] = self._all.values.cut(*self.serde.dumps_typed(value))
                 values[channel] = made[channel]
             stored = self._all.put(
-                thread, ns, name_of("checkpoint id", checkpoint["id"]), parent, described, state, values, before
+                thread, ns, name_of("checkpoint id", checkpoint["id"]), parent, described, state, values, before, bound
             )
+        if self._sandboxes is not None:
+            self._sandboxes.stored()
         self._remember(stored, versions)
         return _config(thread, ns, stored.id)
 
@@ -313,6 +371,24 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
                 self._latest.popitem(last=False)
 
 
+def _here(config: RunnableConfig | None) -> RunnableConfig:
+    """The config itself, or the one of the node or tool that this is called in."""
+    try:
+        return get_config() if config is None else config
+    except RuntimeError as exc:
+        raise UsageError("there is no graph here: call this in a node or a tool, or give a config") from exc
+
+
+def _path_for(sandbox: Sandbox | None) -> Path:
+    """The file of a sandbox, in a folder that is made if need be."""
+    if sandbox is None:
+        raise UsageError("a saver needs a file, a sandbox, or both: SnapshotdSaver('agent.db')")
+    data = os.environ.get("XDG_DATA_HOME", "")
+    folder = Path(data if os.path.isabs(data) else Path.home() / ".local" / "share") / "snapshotd" / "langgraph"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"{sandbox.id}.db"
+
+
 def _names(config: RunnableConfig) -> tuple[str, str, str | None]:
     """(thread, namespace, checkpoint) of a config. UsageError: it names no thread."""
     names = config.get("configurable", {})
@@ -330,7 +406,7 @@ def _config(thread: str, ns: str, checkpoint: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint}}
 
 
-def _json(metadata: CheckpointMetadata) -> str:
+def _json(metadata: Mapping[str, Any]) -> str:
     try:
         return json.dumps(metadata, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as exc:

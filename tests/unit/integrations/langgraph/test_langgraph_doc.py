@@ -11,8 +11,9 @@ from tests.e2e.console import Bindings, Shell, transcript
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "docs" / "integrations" / "langgraph.md"
-ELSEWHERE = ("pip ",)
-"""Beginnings of commands that are not run: packages are installed before the tests are."""
+ELSEWHERE = ("pip ", "python3 coder.py")
+"""Beginnings of commands that are not run here: packages are installed before the tests are, and tests/e2e/test_langgraph.py
+has a daemon."""
 
 
 def test_every_program_of_the_page_prints_what_it_shows(tmp_path: Path) -> None:
