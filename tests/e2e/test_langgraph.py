@@ -9,14 +9,16 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from operator import add
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
+from langgraph.graph import END, START, StateGraph
 
-from snapshotd.client import Sandbox, Snapshotd
-from snapshotd.errors import NotFound, UsageError
+from snapshotd.client import ExecFailed, Sandbox, Snapshotd
+from snapshotd.errors import DaemonUnavailable, NotFound, Undecided, UsageError
 from snapshotd.integrations.langgraph import SnapshotdSaver
 from tests import long
 from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
@@ -176,6 +178,62 @@ def test_no_call_is_made_twice_after_kill_9(
     assert done.stdout == "done"
     assert log_of(sandbox) == "123456"
     assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
+
+
+class Log(TypedDict):
+    seen: Annotated[list[str], add]
+
+
+@pytest.mark.parametrize("irreversible", [False, True])
+def test_a_call_that_died_with_the_daemon_is_made_again_or_asked_about(
+    saver: SnapshotdSaver, sandbox: Sandbox, small_snap: Snap, irreversible: bool
+) -> None:
+    kills = [1]
+
+    def told(_: bytes) -> None:
+        if kills:
+            kills.pop()
+            small_snap.kill_daemon()
+
+    def work(state: Log) -> dict[str, Any]:
+        step = len(state["seen"])
+        script = (
+            f"echo {step} >> log; echo did {step}; sleep 3" if step == 1 else f"echo {step} >> log; echo did {step}"
+        )
+        listener = told if step == 1 else None
+        return {
+            "seen": [saver.exec(script, irreversible=irreversible and step == 1, on_stdout=listener).stdout.strip()]
+        }
+
+    builder = StateGraph(Log).add_node("work", work).add_edge(START, "work")
+    builder.add_conditional_edges("work", lambda state: "work" if len(state["seen"]) < 3 else END)
+    graph = builder.compile(checkpointer=saver)
+    with pytest.raises(DaemonUnavailable):
+        graph.invoke({"seen": []}, CONFIG)
+    if irreversible:
+        with pytest.raises(Undecided, match="may or may not have happened"):
+            graph.invoke(None, CONFIG)
+        graph.update_state(CONFIG, {"seen": ["decided"]})
+    assert graph.invoke(None, CONFIG)["seen"] == ["did 0", "decided" if irreversible else "did 1", "did 2"]
+    assert log_of(sandbox) == ("02" if irreversible else "012")
+
+
+def test_a_recorded_failure_is_a_failure_again(saver: SnapshotdSaver) -> None:
+    """A step that fails after its calls is made again, with the same answers."""
+    seen: list[Any] = []
+
+    def work(state: Log) -> dict[str, Any]:
+        with pytest.raises(ExecFailed, match="exit code 3") as failed:
+            saver.exec("echo x >> log; echo out; echo err >&2; exit 3", check=True)
+        seen.append((failed.value.result, saver.exec(["cat", "log"]).stdout))
+        raise ValueError("not yet")
+
+    graph = StateGraph(Log).add_node("work", work).add_edge(START, "work").compile(checkpointer=saver)
+    for given in ({"seen": []}, None, None):
+        with pytest.raises(ValueError, match="not yet"):
+            graph.invoke(given, CONFIG)
+    assert seen[0] == seen[1] == seen[2]
+    assert (seen[0][0].stdout, seen[0][0].stderr, seen[0][1]) == ("out\n", "err\n", "x\n")
 
 
 def test_the_program_of_the_page_prints_what_it_shows(tmp_path: Path, small_snap: Snap) -> None:

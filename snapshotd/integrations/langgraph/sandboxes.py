@@ -17,15 +17,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 import threading
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 
-from snapshotd.client import ExecResult, Sandbox, Snapshotd
+from snapshotd.client import ExecFailed, ExecResult, Sandbox, Snapshotd
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.errors import (
     CommandNotFound,
@@ -37,12 +39,17 @@ from snapshotd.errors import (
     UsageError,
 )
 from snapshotd.integrations.langgraph.bindings import Bindings, Bound
+from snapshotd.types import new_id
 
 _WAIT_S, _HELD_S, _LOOK_S = 30.0, 3600.0, 0.05
+_ATTEMPTS = 256
+"""Tasks whose calls are counted."""
 _FIRST_LOOK = 16
 """Snapshots of a sandbox's log that are asked for at first."""
 _REFUSED = (UsageError, NotFound, CommandNotFound, CommandNotRunnable)
 """Errors of a call that was not made."""
+_MARKER = re.compile(r"\[secret:[A-Za-z0-9][A-Za-z0-9_.-]{0,63}:[0-9a-f]{16}\]")
+"""Stands in a record for a secret (docs/secrets.md)."""
 _CUT_OFF = ("interrupted", "unknown")
 
 
@@ -60,7 +67,7 @@ class Sandboxes:
     def __init__(self, bindings: Bindings, sandbox: Sandbox, client: Snapshotd) -> None:
         self._bindings, self._client, self._home = bindings, client, sandbox.id
         self._stored = threading.Condition()
-        self._made: Counter[tuple[int, str]] = Counter()
+        self._attempts: OrderedDict[int, tuple[object, Counter[str]]] = OrderedDict()
         self._busy: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
 
@@ -112,14 +119,14 @@ class Sandboxes:
         """See `SnapshotdSaver.exec`."""
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         bound = self._find(config)
-        name = self._name(bound, config, argv, options)
+        name = self._name(config, argv, options)
         deadline = time.monotonic() + _HELD_S
         with self._lock(bound):
             while True:
                 bound, line = self._go_to(bound)
                 known = self._known(bound, name, argv, line, irreversible)
                 if known is not None:
-                    return self._recorded(known)
+                    return self._recorded(known, argv, options)
                 sandbox = Sandbox.connect(str(bound.trajectory), client=self._client)
                 call = self._bindings.begin(bound, name, sandbox.id, line.head)
                 try:
@@ -135,6 +142,9 @@ class Sandboxes:
                 except _REFUSED:
                     self._bindings.end(call, None)
                     raise
+                except ExecFailed as exc:
+                    self._bindings.end(call, exc.result.snapshot_id)
+                    raise
                 self._bindings.end(call, result.snapshot_id)
                 return result
 
@@ -146,8 +156,7 @@ class Sandboxes:
         for call in self._bindings.calls(bound, name):
             for place, info in enumerate(line.since):
                 before = line.since[place - 1].id if place else bound.snapshot
-                arguments = info.tool.arguments if isinstance(info.tool.arguments, dict) else {}
-                is_it = info.id == call.after if call.after else before == call.before and arguments.get("argv") == argv
+                is_it = info.id == call.after if call.after else before == call.before and _is_of(info, argv)
                 if is_it and info.tool.status not in _CUT_OFF:
                     self._bindings.end(call.pk, info.id)
                     return info
@@ -157,12 +166,17 @@ class Sandboxes:
                 raise _undecided(bound, argv)
         return None
 
-    def _recorded(self, info: SnapshotInfo) -> ExecResult:
-        out, err = (
-            b"".join(self._client.output(info.id, which)) if which in info.tool.outputs else b""
-            for which in ("stdout", "stderr")
-        )
-        return ExecResult(-1 if info.tool.exit_code is None else info.tool.exit_code, out, err, info.id)
+    def _recorded(self, info: SnapshotInfo, argv: Sequence[str], options: Mapping[str, Any]) -> ExecResult:
+        found = {}
+        for which in ("stdout", "stderr"):
+            listener = options.get(f"on_{which}") or (lambda _: None)
+            found[which] = b"".join(self._client.output(info.id, which)) if which in info.tool.outputs else b""
+            listener(found[which])
+        code = -1 if info.tool.exit_code is None else info.tool.exit_code
+        result = ExecResult(code, found["stdout"], found["stderr"], info.id)
+        if options.get("check") and code != 0:
+            raise ExecFailed(f"the command `{shlex.join(argv)}` ended with exit code {code}, as is recorded", result)
+        return result
 
     def _go_to(self, bound: Bound) -> tuple[Bound, Line]:
         """Bring the sandbox to the checkpoint's files, or leave it at the calls of its step."""
@@ -228,26 +242,47 @@ class Sandboxes:
                 )
                 if find is not None:
                     return find
-                if checkpoint is None or not self._stored.wait(max(deadline - time.monotonic(), 0)):
+                if checkpoint is not None and time.monotonic() < deadline:
+                    self._stored.wait(_LOOK_S)  # another saver may be the one that stores it
+                else:
                     raise UsageError(
                         f"thread {thread!r} has no checkpoint {checkpoint or ''} with files: run the graph with this saver, and with "
                         "durability 'sync' or 'async'"
                     )
 
-    def _name(self, bound: Bound, config: RunnableConfig, argv: Sequence[str], options: Mapping[str, Any]) -> str:
-        """The same for the same call after a kill: calls of a task that are equal are told apart by their order."""
-        task = config["configurable"].get("__pregel_task_id", "")
+    def _name(self, config: RunnableConfig, argv: Sequence[str], options: Mapping[str, Any]) -> str:
+        """The same for the same call after a kill: calls of a task that are equal are told apart by their order. A retry
+        within the task (LangGraph's `RetryPolicy`) goes on counting, so it makes its calls again. Outside of a task
+        every call has a name of its own."""
+        names = config["configurable"]
+        task, attempt = names.get("__pregel_task_id"), names.get("__pregel_scratchpad")
+        if task is None:
+            return new_id()
         kept = {name: options[name] for name in ("cwd", "env", "user") if options.get(name) is not None}
         digest = hashlib.blake2b(json.dumps([task, argv, kept]).encode(), digest_size=16).hexdigest()
         with self._guard:
-            number = self._made[bound.pk, digest]
-            self._made[bound.pk, digest] += 1
-        return f"{digest}.{number}"
+            _, counts = self._attempts.setdefault(
+                id(attempt), (attempt, Counter())
+            )  # held, so that its id stays its own
+            if len(self._attempts) > _ATTEMPTS:
+                self._attempts.popitem(last=False)
+            counts[digest] += 1
+            return f"{digest}.{counts[digest]}"
 
     def _lock(self, bound: Bound) -> threading.Lock:
         """One call at a time in one sandbox."""
         with self._guard:
             return self._busy.setdefault(bound.trajectory or f"checkpoint {bound.pk}", threading.Lock())
+
+
+def _is_of(info: SnapshotInfo, argv: Sequence[str]) -> bool:
+    """True if a step is of this command, as it is recorded: with markers in place of secrets."""
+    arguments = info.tool.arguments
+    recorded = arguments.get("argv") if info.tool.name == "exec" and isinstance(arguments, dict) else None
+    if not isinstance(recorded, list) or len(recorded) != len(argv):
+        return False
+    patterns = (".+".join(map(re.escape, _MARKER.split(word))) for word in recorded)
+    return all(re.fullmatch(pattern, word, re.DOTALL) for pattern, word in zip(patterns, argv, strict=True))
 
 
 def _before(info: SnapshotInfo) -> str:

@@ -26,6 +26,8 @@ from snapshotd.client import Sandbox, Snapshotd  # noqa: E402
 from snapshotd.integrations.langgraph import SnapshotdSaver  # noqa: E402
 
 STEPS = 6
+TOKEN = "ghp_" + "a1B2c3" * 6
+"""It looks like a secret, so the record of its command has a marker in its place."""
 CONFIG: Any = {"configurable": {"thread_id": "t"}}
 
 
@@ -59,7 +61,7 @@ def agent(saver: SnapshotdSaver, point: str = "never", at: int = 0) -> Any:
         if doomed and point == "before":
             die()
         script = f"echo {step} >> log; echo {wish} > step-{step}; echo did {step}"
-        script += "; sleep 1" if step == 3 else ""
+        script += f"; sleep 1; : {TOKEN}" if step == 3 else ""
         if doomed and point == "in":
 
             def told(_: bytes) -> None:
