@@ -12,6 +12,7 @@ import ormsgpack
 
 from snapshotd.errors import UsageError
 from snapshotd.integrations.langgraph import codec
+from snapshotd.integrations.langgraph.commits import Commits
 from snapshotd.integrations.langgraph.values import Cut, Packed, Values
 from snapshotd.sqlite import Database, Row, Value
 
@@ -84,6 +85,7 @@ class Checkpoints:
         self.db = database
         self.values = Values(database)
         self._places: dict[tuple[str, str], Place] = {}
+        self._commits = Commits(database, self._forget)
 
     def put(
         self,
@@ -100,7 +102,8 @@ class Checkpoints:
         """Store a checkpoint, in place of one of the same id. `bound`: its sandbox's trajectory and
         snapshot. A packed value is one of `before`, the parent as it was read: None if anything was removed from the
         family since, so it has to be read again."""
-        with self.writing():
+
+        def change() -> Found | None:
             place = self._place(thread, ns)
             if before is not None and before.place != place:
                 return None
@@ -120,12 +123,15 @@ class Checkpoints:
                 " snapshot = excluded.snapshot RETURNING pk",
                 (place.space, checkpoint, above, metadata, body.encode(), *(bound or (None, None))),
             )
-        assert row is not None
-        return Found(row[0], place, checkpoint, parent, {}, body)
+            assert row is not None
+            return Found(row[0], place, checkpoint, parent, {}, body)
+
+        return self._commits.run(change)
 
     def put_writes(self, thread: str, ns: str, checkpoint: str, writes: Sequence[Write]) -> None:
         """Add writes to a checkpoint, which may come later."""
-        with self.writing():
+
+        def change() -> None:
             place = self._place(thread, ns)
             pk = self._named(place.space, checkpoint)
             for write in writes:
@@ -136,6 +142,8 @@ class Checkpoints:
                     (pk, write.task, write.number, write.path, write.channel, pack_value(value)),
                 )
 
+        self._commits.run(change)
+
     @contextmanager
     def writing(self) -> Iterator[None]:
         """A transaction; what it stored is forgotten if it fails."""
@@ -144,8 +152,7 @@ class Checkpoints:
                 yield
         except BaseException:
             with self.db.lock:
-                self.values.forget()
-                self._places.clear()
+                self._forget()
             raise
 
     def find(self, thread: str, ns: str, checkpoint: str | None, *, writes: bool = True) -> Found | None:
@@ -212,6 +219,10 @@ class Checkpoints:
         return [(task, channel, unpack_value(value)) for _, task, _, channel, value in rows]
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self.values.forget()
+        self._places.clear()
 
     def _found(self, row: Row, place: Place, writes: bool) -> Found:
         pk, _, checkpoint, parent, metadata, body = row

@@ -76,13 +76,16 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
             path = _path_for(sandbox)
         self._all = Checkpoints(open_file(path))
         self._sandboxes = None if sandbox is None else Sandboxes(Bindings(self._all.db), sandbox, client or Snapshotd())
+        # Reads have a connection of their own, so they never wait for a commit to reach the disk.
+        self._seen = self._all if path == ":memory:" else Checkpoints(open_file(path))
         self._removal = Removal(self._all)
-        self._reader = Reader(self._all)
+        self._reader = Reader(self._seen)
         self._latest: OrderedDict[tuple[str, str, str], tuple[Found, ChannelVersions]] = OrderedDict()
         self._guard = threading.Lock()
 
     def close(self) -> None:
         """Close the file. Idempotent."""
+        self._seen.db.close()
         self._all.db.close()
 
     def __enter__(self) -> Self:
@@ -341,7 +344,7 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
             for name in (names.get("thread_id"), names.get("checkpoint_ns"), names.get("checkpoint_id") or None, until)
         )
         left = -1 if limit is None else max(limit, 0)
-        numbers = self._all.numbers(thread, ns, checkpoint, below, None if wanted or limit is None else left)
+        numbers = self._seen.numbers(thread, ns, checkpoint, below, None if wanted or limit is None else left)
         for at in range(0, len(numbers), _PAGE):
             found = self._reader.some(numbers[at : at + _PAGE], wanted or {})
             if limit is not None:

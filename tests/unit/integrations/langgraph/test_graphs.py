@@ -109,7 +109,7 @@ def test_interrupts_forks_and_subgraphs_go_on_in_another_process(tmp_path: Path,
 
 
 TASKS = """
-import os, sys
+import os, sys, time
 from langgraph.func import entrypoint, task
 from snapshotd.integrations.langgraph import SnapshotdSaver
 path, log, dies = sys.argv[1:]
@@ -127,22 +127,24 @@ with SnapshotdSaver(path) as saver:
         for number in range(count):
             done.append(step(number).result())
             if dies == str(number):
+                deadline = time.monotonic() + 30
+                while len(saver.get_tuple(config).pending_writes) <= number and time.monotonic() < deadline:
+                    time.sleep(0.01)
                 os.kill(os.getpid(), 9)
         return done
 
-    saved = saver.get_tuple({"configurable": {"thread_id": "t"}})
-    print(flow.invoke(5 if saved is None else None, {"configurable": {"thread_id": "t"}}, durability="sync"))
+    config = {"configurable": {"thread_id": "t"}}
+    saved = saver.get_tuple(config)
+    print(flow.invoke(5 if saved is None else None, config, durability="sync"))
 """
 
 
 def test_no_task_runs_twice_after_a_kill(tmp_path: Path) -> None:
-    """The process is killed within a super-step, behind each of its tasks in turn."""
+    """The process is killed within a super-step, once what its tasks returned is stored."""
     log = tmp_path / "log"
     for dies in ("0", "2", "4", "no") if long.LONG else ("2", "no"):
         words = [sys.executable, "-c", TASKS, str(tmp_path / "agent.db"), str(log), dies]
         done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == (0 if dies == "no" else -9), done.stderr
     assert done.stdout == "[0, 10, 20, 30, 40]\n"
-    ran = log.read_text().split()
-    assert sorted(set(ran)) == list("01234")
-    assert all(ran.count(number) == 1 for number in "13"), ran
+    assert log.read_text().split() == list("01234")
