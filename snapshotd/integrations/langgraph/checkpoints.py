@@ -13,7 +13,7 @@ import ormsgpack
 from snapshotd.errors import UsageError
 from snapshotd.integrations.langgraph import codec
 from snapshotd.integrations.langgraph.commits import Commits
-from snapshotd.integrations.langgraph.values import Cut, Packed, Values
+from snapshotd.integrations.langgraph.values import Cut, Packed, Values, json_array
 from snapshotd.sqlite import Database, Row, Value
 
 _SELECT = (
@@ -163,7 +163,7 @@ class Checkpoints:
         which = "ORDER BY c.id DESC LIMIT 1" if checkpoint is None else "AND c.id = ?"
         names = () if checkpoint is None else (checkpoint,)
         row = self.db.read_one(f"{_SELECT} WHERE c.space = ? AND c.shown {which}", (place.space, *names))
-        return None if row is None else self._found(row, place, writes)
+        return None if row is None else self._found(row, place, self.writes_of(row[0]) if writes else [])
 
     def numbers(
         self, thread: str | None, ns: str | None, checkpoint: str | None, before: str | None, limit: int | None
@@ -185,19 +185,24 @@ class Checkpoints:
     def page(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[Found]:
         """The rows that are still there and whose metadata has all of `wanted`, in that order. Within
         `reading`."""
-        found, places = [], dict[int, Place]()
-        for pk in numbers:
-            row = self.db.read_one(f"{_SELECT} WHERE c.pk = ? AND c.shown", (pk,))
-            if row is not None and (not wanted or _has(json.loads(row[4]), wanted)):
-                if row[1] not in places:
-                    names = self.db.read_one(
-                        "SELECT name, ns FROM space s JOIN thread t ON t.pk = s.thread WHERE s.pk = ?", row[1:2]
-                    )
-                    place = None if names is None else self._known_place(*names)
-                    if place is None:
-                        raise self.values.lost("the thread of a checkpoint")
-                    places[row[1]] = place
-                found.append(self._found(row, places[row[1]], True))
+        rows = self.db.read(
+            f"{_SELECT.replace('FROM', 'FROM json_each(?) CROSS JOIN', 1)} WHERE c.pk = value AND c.shown",
+            (json_array(numbers),),
+        )
+        writes: dict[int, list[Row]] = {row[0]: [] for row in rows}
+        for pk, *write in self.db.read(
+            "SELECT w.checkpoint, w.path, w.task, w.idx, w.channel, w.value FROM json_each(?) j"
+            " CROSS JOIN writes w ON w.checkpoint = j.value",
+            (json_array(writes),),
+        ):
+            writes[pk].append(tuple(write))
+        places: dict[int, Place] = {}
+        found = []
+        for row in rows:
+            pk, space, _, _, metadata, _ = row
+            if not wanted or _has(json.loads(metadata), wanted):
+                places[space] = place = places.get(space) or self._place_of(space)
+                found.append(self._found(row, place, _in_order(writes[pk])))
         return found
 
     def ancestors(self, checkpoint: Found) -> Iterator[tuple[int, Body]]:
@@ -214,9 +219,7 @@ class Checkpoints:
 
     def writes_of(self, pk: int) -> list[tuple[str, str, Packed]]:
         """(task, channel, value) of a checkpoint's writes, in the order in which they apply. Within `reading`."""
-        rows = self.db.read("SELECT path, task, idx, channel, value FROM writes WHERE checkpoint = ?", (pk,))
-        rows.sort(key=lambda row: row[:3])  # LangGraph's `writes_sort_key`
-        return [(task, channel, unpack_value(value)) for _, task, _, channel, value in rows]
+        return _in_order(self.db.read("SELECT path, task, idx, channel, value FROM writes WHERE checkpoint = ?", (pk,)))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -224,10 +227,18 @@ class Checkpoints:
         self.values.forget()
         self._places.clear()
 
-    def _found(self, row: Row, place: Place, writes: bool) -> Found:
+    def _found(self, row: Row, place: Place, writes: list[tuple[str, str, Packed]]) -> Found:
         pk, _, checkpoint, parent, metadata, body = row
-        pending = self.writes_of(pk) if writes else []
-        return Found(pk, place, checkpoint, parent, json.loads(metadata), Body.decode(body), pending)
+        return Found(pk, place, checkpoint, parent, json.loads(metadata), Body.decode(body), writes)
+
+    def _place_of(self, space: int) -> Place:
+        names = self.db.read_one(
+            "SELECT name, ns FROM space s JOIN thread t ON t.pk = s.thread WHERE s.pk = ?", (space,)
+        )
+        place = None if names is None else self._known_place(*names)
+        if place is None:
+            raise self.values.lost("the thread of a checkpoint")
+        return place
 
     def _known_place(self, thread: str, ns: str) -> Place | None:
         """A thread's namespace, remembered as long as nothing was removed from its family."""
@@ -267,6 +278,12 @@ class Checkpoints:
         if row is not None:
             return int(row[0])
         return self.db.insert("INSERT INTO checkpoint (space, id) VALUES (?, ?)", (space, checkpoint))
+
+
+def _in_order(rows: list[Row]) -> list[tuple[str, str, Packed]]:
+    """(task, channel, value) of writes, in the order in which they apply: LangGraph's `writes_sort_key`."""
+    rows.sort(key=lambda row: row[:3])
+    return [(task, channel, unpack_value(value)) for _, task, _, channel, value in rows]
 
 
 def pack_value(value: Packed) -> bytes:

@@ -17,6 +17,7 @@ from snapshotd.errors import UsageError
 from snapshotd.integrations.langgraph.cutting import elements
 
 _BARE = (dict, list, tuple, str, int, float, bool, bytes, type(None))
+_BARE_TYPES = frozenset(_BARE)
 _EXTENSIONS = {*range(0xC7, 0xCA), *range(0xD4, 0xD9)}
 """First bytes of a value of a class, in msgpack."""
 _CLASSES = (0, 1, 2, 4, 5)
@@ -38,7 +39,7 @@ def load(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
 def _check(value: Any, data: bytes) -> None:
     if data[0] in _EXTENSIONS:
         _name(data)
-    if not (isinstance(value, list) and any(isinstance(item, _BARE) for item in value) and _MAY_NAME.search(data)):
+    if not (isinstance(value, list) and not _BARE_TYPES.isdisjoint(map(type, value)) and _MAY_NAME.search(data)):
         return
     begin, ends = elements(data) or (0, [])
     for item, end in zip(value, ends, strict=False):
