@@ -7,7 +7,8 @@ is cut where its content says so (FastCDC), so that an insertion moves no cut bu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from pyfastcdc import FastCDC
 
@@ -30,39 +31,77 @@ _HOLDERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 """First byte to the bytes of its count, and the items for each."""
 
 
-def cut(kind: str, data: bytes) -> tuple[bytes, list[bytes]]:
-    """(a head that is no piece, the pieces behind it) of a value that a serialiser calls `kind`. Together they are
-    `data`."""
-    begin, ends = (elements(data, _FEW_BYTES) if kind == "msgpack" else None) or (0, [len(data)])
-    pieces: list[bytes] = []
-    head = begin
-    for end in ends:
+class Pieces(NamedTuple):
+    """The ends of a value's pieces, counted from behind its head."""
+
+    head: int
+    """The length of a head that is no piece."""
+    ends: list[int]
+    settled: int
+    """Pieces at the beginning that stay the same, whatever elements are added."""
+
+    def places(self, first: int) -> Iterator[tuple[int, int]]:
+        """Where the pieces from number `first` on begin and end in the value."""
+        begin = self.head + (self.ends[first - 1] if first else 0)
+        for end in self.ends[first:]:
+            yield begin, self.head + end
+            begin = self.head + end
+
+
+def cut(kind: str, data: bytes) -> Pieces:
+    """The pieces of a value that a serialiser calls `kind`."""
+    found = elements(data, _FEW_BYTES) if kind == "msgpack" else None
+    return (
+        Pieces(0, *_grouped(data, 0, 0, [len(data)]))
+        if found is None
+        else Pieces(found[0], *_grouped(data, found[0], 0, found[1]))
+    )
+
+
+def cut_on(data: bytes, head: int, ends: Sequence[int]) -> Pieces:
+    """The pieces of an array whose first ones end there. The last of these ends with an element."""
+    at, found = head + (ends[-1] if ends else 0), list[int]()
+    while at < len(data):
+        at = _skip(data, at)
+        found.append(at)
+    more, settled = _grouped(data, head, ends[-1] if ends else 0, found)
+    return Pieces(head, [*ends, *more], len(ends) + settled)
+
+
+def head_of(data: bytes) -> int:
+    """The length of the header of an array; 0 for anything else."""
+    first = data[0] if data else 0
+    return 1 if 0x90 <= first < 0xA0 else {0xDC: 3, 0xDD: 5}.get(first, 0)
+
+
+def _grouped(data: bytes, head: int, at: int, items: list[int]) -> tuple[list[int], int]:
+    """(ends, settled) of pieces from `at` behind the head on, which are made of items that end there."""
+    ends, settled, begin = list[int](), 0, head + at
+    for end in items:
         if end - begin >= _LEAST_BYTES or end == len(data):
-            piece = data[begin:end]
-            pieces += _by_content(piece) if len(piece) > _LONG_BYTES else (piece,)
+            settled = len(ends)
+            if end - begin > _LONG_BYTES:
+                ends += [piece - head for piece in _by_content(data, begin, end)]
+            else:
+                ends.append(end - head)
             begin = end
-    return data[:head], pieces
+    return ends, settled
 
 
-def _by_content(data: bytes) -> Iterator[bytes]:
+def _by_content(data: bytes, begin: int, end: int) -> Iterator[int]:
     cutter = FastCDC(_AVERAGE_BYTES, min_size=_AVERAGE_BYTES // 4, max_size=_LONG_BYTES)
-    at = 0
-    for chunk in cutter.cut_buf(data):
-        yield data[at : at + chunk.length]
-        at += chunk.length
+    for chunk in cutter.cut_buf(memoryview(data)[begin:end]):
+        begin += chunk.length
+        yield begin
 
 
 def elements(data: bytes, average: int = 0) -> tuple[int, list[int]] | None:
     """(length of the header, end of each element) of an array; None for anything else, and if its elements have fewer
     than `average` bytes on average."""
-    first = data[0] if data else 0
-    if 0x90 <= first < 0xA0:
-        at, count = 1, first & 15
-    elif first in (0xDC, 0xDD):
-        at = 1 + _HOLDERS[first][0]
-        count = int.from_bytes(data[1:at], "big")
-    else:
+    at = head_of(data)
+    if not at:
         return None
+    count = data[0] & 15 if at == 1 else int.from_bytes(data[1:at], "big")
     if len(data) < count * average or count < 1:
         return None
     begin, ends = at, []

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
-    BaseCheckpointSaver,
     ChannelVersions,
     Checkpoint,
     CheckpointMetadata,
@@ -26,10 +24,10 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.config import get_config
 
 from snapshotd.client import ExecResult, Sandbox, Snapshotd
 from snapshotd.errors import UsageError
+from snapshotd.integrations.langgraph.asynchronous import Asynchronous, here
 from snapshotd.integrations.langgraph.bindings import Bindings
 from snapshotd.integrations.langgraph.checkpoints import Checkpoints, Found, Write, name_of
 from snapshotd.integrations.langgraph.file import open_file
@@ -41,10 +39,10 @@ from snapshotd.integrations.langgraph.values import Cut, Packed
 _PAGE = 16
 list_ = list
 """The built-in, which a method's name hides within the class."""
-_REMEMBERED = 256
+_REMEMBERED, _REMEMBERED_BYTES = 256, 64 << 20
 
 
-class SnapshotdSaver(BaseCheckpointSaver[Any]):
+class SnapshotdSaver(Asynchronous):
     """A checkpointer for LangGraph that keeps each message once.
 
         with SnapshotdSaver("agent.db") as saver:
@@ -80,7 +78,8 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
         self._seen = self._all if path == ":memory:" else Checkpoints(open_file(path))
         self._removal = Removal(self._all)
         self._reader = Reader(self._seen)
-        self._latest: OrderedDict[tuple[str, str, str], tuple[Found, ChannelVersions]] = OrderedDict()
+        self._latest: OrderedDict[tuple[str, str, str], _Latest] = OrderedDict()
+        self._latest_bytes = 0
         self._guard = threading.Lock()
 
     def close(self) -> None:
@@ -92,14 +91,6 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
@@ -120,18 +111,13 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
         recorded result is the answer. A call that was cut off is made again on the files before it, unless it is
         `irreversible`: then Undecided. UsageError: outside of a graph (without `config`), or the saver has no sandbox;
         NotFound: the files are gone; Conflict: another call has held the sandbox for an hour."""
-        return self._with_sandbox().exec(_here(config), command, irreversible, **options)
-
-    async def aexec(self, command: str | Sequence[str], **options: Any) -> ExecResult:
-        """See `exec`."""
-        options["config"] = _here(options.get("config"))
-        return await asyncio.to_thread(self.exec, command, **options)
+        return self._with_sandbox().exec(here(config), command, irreversible, **options)
 
     def sandbox(self, config: RunnableConfig | None = None) -> Sandbox:
         """The sandbox of the step that this is called in, or of the checkpoint that `config` names (a thread's latest,
         if it names none), with its files. Calls that are made through it directly are made again after a kill. Errors:
         as `exec`."""
-        return self._with_sandbox().at(_here(config))
+        return self._with_sandbox().at(here(config))
 
     def _with_sandbox(self) -> Sandboxes:
         if self._sandboxes is None:
@@ -162,7 +148,7 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
         versions, stored = checkpoint["channel_versions"], None
         made: dict[str, Cut] = {}
         while stored is None:
-            before, seen = self._before(thread, ns, parent)
+            before, seen, grown = self._before(thread, ns, parent)
             old = before.body.values if before is not None else {}
             values: dict[str, Cut | Packed] = {}
             for channel, value in checkpoint["channel_values"].items():
@@ -175,15 +161,17 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
                 ):
                     values[channel] = old[channel]
                     continue
-                if channel not in made:
-                    made[channel] = self._all.values.cut(*self.serde.dumps_typed(value))
+                if channel not in made:  # else something was removed meanwhile, and nothing is shared any more
+                    made[channel] = self._all.values.cut(*self.serde.dumps_typed(value), grown.get(channel))
                 values[channel] = made[channel]
+            grown = {channel: value for channel, value in (grown | made).items() if channel in values}
             stored = self._all.put(
                 thread, ns, name_of("checkpoint id", checkpoint["id"]), parent, described, state, values, before, bound
             )
+            made = {channel: value._replace(shared=0) for channel, value in made.items()}
         if self._sandboxes is not None:
             self._sandboxes.stored()
-        self._remember(stored, versions)
+        self._remember(_Latest(stored, dict(versions), grown))
         return _config(thread, ns, stored.id)
 
     def put_writes(
@@ -269,64 +257,6 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
         that its delta channels need stay, unseen."""
         self._removal.prune([name_of("thread id", thread) for thread in thread_ids], strategy)
 
-    # -- the same, asynchronous ----------------------------------------------------------------------------------------
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """See `put`."""
-        return await asyncio.to_thread(self.put, config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """See `put_writes`."""
-        await asyncio.to_thread(self.put_writes, config, writes, task_id, task_path)
-
-    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """See `get_tuple`."""
-        return await asyncio.to_thread(self.get_tuple, config)
-
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
-        """See `list`."""
-        pages = self._pages(config, filter, before, limit)
-        while (page := await asyncio.to_thread(next, pages, None)) is not None:
-            for found in page:
-                yield found
-
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """See `get_delta_channel_history`."""
-        return await asyncio.to_thread(self.get_delta_channel_history, config=config, channels=channels)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """See `delete_thread`."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
-
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """See `delete_for_runs`."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
-
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """See `copy_thread`."""
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
-
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """See `prune`."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
-
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _pages(
@@ -353,33 +283,39 @@ class SnapshotdSaver(BaseCheckpointSaver[Any]):
             if left == 0:
                 return
 
-    def _before(self, thread: str, ns: str, parent: str | None) -> tuple[Found | None, ChannelVersions]:
-        """The parent and its channels' versions, remembered or read."""
+    def _before(self, thread: str, ns: str, parent: str | None) -> tuple[Found | None, ChannelVersions, dict[str, Cut]]:
+        """The parent, its channels' versions, and values as they were serialised; remembered or read."""
         if parent is None:
-            return None, {}
+            return None, {}, {}
         with self._guard:
             kept = self._latest.pop((thread, ns, parent), None)
-        if kept is not None:
-            return kept
+            if kept is not None:
+                self._latest_bytes -= kept.size()
+                return kept
         with self._all.db.reading():
             found = self._all.find(thread, ns, parent, writes=False)
         if found is None:
-            return None, {}
-        return found, cast(Checkpoint, self.serde.loads_typed(found.body.state)).get("channel_versions", {})
+            return None, {}, {}
+        return found, cast(Checkpoint, self.serde.loads_typed(found.body.state)).get("channel_versions", {}), {}
 
-    def _remember(self, stored: Found, versions: ChannelVersions) -> None:
+    def _remember(self, latest: _Latest) -> None:
+        found = latest.found
         with self._guard:
-            self._latest[stored.place.thread, stored.place.ns, stored.id] = stored, dict(versions)
-            if len(self._latest) > _REMEMBERED:
-                self._latest.popitem(last=False)
+            self._latest[found.place.thread, found.place.ns, found.id] = latest
+            self._latest_bytes += latest.size()
+            while len(self._latest) > _REMEMBERED or self._latest_bytes > _REMEMBERED_BYTES:
+                self._latest_bytes -= self._latest.popitem(last=False)[1].size()
 
 
-def _here(config: RunnableConfig | None) -> RunnableConfig:
-    """The config itself, or the one of the node or tool that this is called in."""
-    try:
-        return get_config() if config is None else config
-    except RuntimeError as exc:
-        raise UsageError("there is no graph here: call this in a node or a tool, or give a config") from exc
+class _Latest(NamedTuple):
+    """A checkpoint that the next one may be made from."""
+
+    found: Found
+    versions: ChannelVersions
+    values: dict[str, Cut]
+
+    def size(self) -> int:
+        return sum(len(value.data) for value in self.values.values())
 
 
 def _path_for(sandbox: Sandbox | None) -> Path:

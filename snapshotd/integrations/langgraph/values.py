@@ -22,7 +22,7 @@ from blake3 import blake3
 
 from snapshotd.errors import DataLoss
 from snapshotd.integrations.langgraph import codec
-from snapshotd.integrations.langgraph.cutting import cut
+from snapshotd.integrations.langgraph.cutting import Pieces, cut, cut_on, head_of
 from snapshotd.sqlite import Database
 
 _SHORT_BYTES = 128
@@ -59,9 +59,11 @@ class Cut(NamedTuple):
     """A serialised value that is about to be stored."""
 
     kind: str
-    head: bytes
-    pieces: Sequence[bytes] = ()
+    data: bytes
+    pieces: Pieces
     hashes: Sequence[bytes] = ()
+    shared: int = 0
+    """Pieces at the beginning that are those of the value it grew from."""
 
 
 class Values:
@@ -79,39 +81,49 @@ class Values:
         self._pieces: OrderedDict[int, bytes] = OrderedDict()
         self._kept_bytes = 0
 
-    def cut(self, kind: str, data: bytes) -> Cut:
-        """The pieces of what a serialiser made. May be called without the lock."""
+    def cut(self, kind: str, data: bytes, before: Cut | None = None) -> Cut:
+        """The pieces of what a serialiser made. May be called without the lock. `before`: the value that it may have
+        grown from; then only what is new is looked at."""
         data = bytes(data)
         if len(data) <= _SHORT_BYTES:
-            return Cut(kind, data)
-        head, pieces = cut(kind, data)
-        key = self._key
-        return Cut(kind, head, pieces, [blake3(piece, key=key).digest(_HASH_BYTES) for piece in pieces])
+            return Cut(kind, data, Pieces(len(data), [], 0))
+        pieces, hashes, shared = None, list[bytes](), 0
+        if before is not None and before.kind == kind and before.pieces.settled and before.pieces.head:
+            old, head = before.pieces, head_of(data)
+            ends = old.ends[: old.settled]
+            if head and data.startswith(before.data[old.head : old.head + ends[-1]], head):
+                pieces, hashes, shared = cut_on(data, head, ends), list(before.hashes[: old.settled]), old.settled
+        pieces = pieces or cut(kind, data)
+        key, view = self._key, memoryview(data)
+        for begin, end in pieces.places(shared):
+            hashes.append(blake3(view[begin:end], key=key).digest(_HASH_BYTES))
+        return Cut(kind, data, pieces, hashes, shared)
 
     def store(self, family: int, epoch: int, value: Cut, before: Packed | None) -> Packed:
         """Within a transaction: store what is new of it. `before`: the value that it may have grown from."""
-        if not value.pieces:
-            return Packed(value.kind, value.head)
+        head = value.data[: value.pieces.head]
+        if not value.pieces.ends:
+            return Packed(value.kind, head)
         known = self._known
-        pks = []
-        for digest, piece in zip(value.hashes, value.pieces, strict=True):
+        pks = list(self.pieces_of(before)[: value.shared]) if before is not None and value.shared else []
+        for digest, (begin, end) in zip(value.hashes[len(pks) :], value.pieces.places(len(pks)), strict=True):
             pk = known.get((family, epoch, digest))
             if pk is None:
-                pk = known[family, epoch, digest] = self._piece(family, digest, piece)
+                pk = known[family, epoch, digest] = self._piece(family, digest, value.data[begin:end])
             pks.append(pk)
         while len(known) > _KNOWN_HASHES:
             known.popitem(last=False)
         if len(pks) <= _MOST_OWN:
-            return Packed(value.kind, value.head, tuple(pks))
+            return Packed(value.kind, head, tuple(pks))
         if before is not None and before.recipe:
             base = self.pieces_in(before.recipe)
             keep = _shared(base, pks)
             if len(pks) - keep <= _MOST_OWN:
-                return Packed(value.kind, value.head, tuple(pks[keep:]), before.recipe, keep)
+                return Packed(value.kind, head, tuple(pks[keep:]), before.recipe, keep)
         recipe = self._db.insert(
             "INSERT INTO recipe (family, pieces) VALUES (?, ?)", (family, codec.compress(ormsgpack.packb(steps(pks))))
         )
-        return Packed(value.kind, value.head, (), recipe, len(pks))
+        return Packed(value.kind, head, (), recipe, len(pks))
 
     def forget(self) -> None:
         """A transaction was rolled back: what was stored in it is not there, and its row numbers are used again."""
