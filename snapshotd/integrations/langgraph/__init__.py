@@ -2,5 +2,6 @@
 
 from snapshotd.integrations.langgraph.saver import SnapshotdSaver
 from snapshotd.integrations.langgraph.store import SnapshotdStore
+from snapshotd.integrations.langgraph.transfer import copy_threads
 
-__all__ = ["SnapshotdSaver", "SnapshotdStore"]
+__all__ = ["SnapshotdSaver", "SnapshotdStore", "copy_threads"]

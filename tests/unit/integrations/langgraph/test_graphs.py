@@ -17,9 +17,10 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 
-from snapshotd.integrations.langgraph import SnapshotdSaver
+from snapshotd.errors import Conflict
+from snapshotd.integrations.langgraph import SnapshotdSaver, copy_threads
 from tests import long
-from tests.langgraph_rig import config
+from tests.langgraph_rig import config, sqlite_saver
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -83,7 +84,7 @@ def test_delta_channels_are_the_same_asynchronously(saver: SnapshotdSaver) -> No
     assert asyncio.run(look()).values["said"] == said
 
 
-def asking_graph(saver: SnapshotdSaver) -> Any:
+def asking_graph(saver: Any) -> Any:
     def ask(state: MessagesState) -> dict[str, Any]:
         return {"messages": [AIMessage(f"you said {interrupt('may I?')}", id=f"a{len(state['messages'])}")]}
 
@@ -106,6 +107,46 @@ def test_interrupts_forks_and_subgraphs_go_on_in_another_process(tmp_path: Path,
         done = graph.invoke(Command(resume="no"), config("t"))
         assert [message.content for message in done["messages"]] == ["hello", "other", "you said no"]
         assert len(list(graph.get_state_history(config("t")))) > len(history)
+
+
+def test_threads_move_in_from_another_saver_and_out_again(tmp_path: Path, saver: SnapshotdSaver) -> None:
+    """With what is pending in them: they go on where they were."""
+    with sqlite_saver(tmp_path / "theirs.db") as theirs, sqlite_saver(tmp_path / "back.db") as back:
+        theirs.setup()
+        for thread in ("t", "other"):
+            asking_graph(theirs).invoke({"messages": [HumanMessage("hello", id="1")]}, config(thread))
+            asking_graph(theirs).invoke(Command(resume="once"), config(thread))
+            asking_graph(theirs).invoke({"messages": [HumanMessage("again", id="2")]}, config(thread))
+        assert copy_threads(theirs, saver, ["t"]) == len(list(theirs.list({"configurable": {"thread_id": "t"}})))
+        assert {one.config["configurable"]["thread_id"] for one in saver.list(None)} == {"t"}
+        assert seen(saver) == seen(theirs)
+        with pytest.raises(Conflict, match="'t'"):
+            copy_threads(theirs, saver)
+        asking_graph(saver).invoke(Command(resume="twice"), config("t"))
+        asking_graph(saver).invoke({"messages": [HumanMessage("more", id="3")]}, config("t"))
+        back.setup()
+        copy_threads(saver, back)
+        assert seen(back) == seen(saver)
+        done = asking_graph(back).invoke(Command(resume="thrice"), config("t"))
+        texts = ["hello", "you said once", "again", "you said twice", "more", "you said thrice"]
+        assert [message.content for message in done["messages"]] == texts
+        asking_graph(saver).invoke({"messages": [HumanMessage("new", id="4")]}, config("fresh"))
+        copy_threads(saver, back, ["fresh"])
+        done = asking_graph(back).invoke(Command(resume="here"), config("fresh"))
+        assert done["messages"][-1].content == "you said here"
+
+
+def seen(saver: Any) -> Any:
+    return [
+        (
+            one.config,
+            one.checkpoint["channel_values"],
+            one.metadata,
+            one.parent_config,
+            sorted(map(str, one.pending_writes)),
+        )
+        for one in saver.list({"configurable": {"thread_id": "t"}})
+    ]
 
 
 TASKS = """
