@@ -246,18 +246,18 @@ def start(path: Path, thread: str, count: int) -> subprocess.Popen[str]:
 
 def test_several_processes_make_and_write_one_file(path: Path) -> None:
     """They all begin at once: one of them makes the file. Two of them write to the same thread."""
-    running = [start(path, thread, 30) for thread in ("one", "two", "shared", "shared")]
+    running = [start(path, thread, 30) for thread in ("one", "shared", "shared")]
     told = [process.communicate(timeout=120)[0].split() for process in running]
-    assert [process.returncode for process in running] == [0] * 4
+    assert [process.returncode for process in running] == [0] * 3
     with SnapshotdSaver(path) as saver:
-        for thread, ids in (("one", told[0]), ("two", told[1]), ("shared", told[2] + told[3])):
+        for thread, ids in (("one", told[0]), ("shared", told[1] + told[2])):
             found = list(saver.list(config(thread)))
             assert sorted(one.checkpoint["id"] for one in found) == sorted(ids)
             assert all(len(one.checkpoint["channel_values"]["messages"]) == one.metadata["step"] + 1 for one in found)
 
 
 def test_nothing_that_was_stored_is_lost_by_kill_9(path: Path) -> None:
-    for number in range(long.size(2, 10)):
+    for number in range(long.size(1, 10)):
         process = start(path, f"thread-{number}", 200)
         assert process.stdout is not None
         seen = [process.stdout.readline().strip() for _ in range(10 + 7 * number)]
