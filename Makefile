@@ -7,6 +7,7 @@
 #   make bench   measure steps and forks (as root)
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
 #   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
+#   make bench-savers   compare LangGraph's savers (PostgreSQL too, if it is installed)
 #   make docs    write the generated references again
 #   make setup   only install what is missing
 #   make clean   remove what the above made here (not the state directory)
@@ -32,7 +33,7 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
 endif
 
-.PHONY: help demo test test-all check lint bench bench-storage bench-compare docs setup clean
+.PHONY: help demo test test-all check lint bench bench-storage bench-compare bench-savers docs setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -67,6 +68,10 @@ bench-storage: $(STAMPS)/packages-demo $(INSTALLED)
 # Besides: git, restic, btrfs-progs, a Docker engine. A missing one is named in the table.
 bench-compare: $(STAMPS)/packages-demo $(INSTALLED)
 	$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
+
+# Besides: postgresql, and from PyPI langgraph-checkpoint-postgres and psycopg[binary]. A missing one is named.
+bench-savers: $(INSTALLED)
+	$(BIN)/python benchmarks/savers.py $(BENCH_ARGS)
 
 docs: $(INSTALLED)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md

@@ -196,8 +196,11 @@ class Database:
 
     def read(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         """Run one statement and return all its rows. Writing statements belong inside `transaction`."""
-        with self.lock, self._translated():
-            return self.connection.execute(sql, values).fetchall()
+        with self.lock:
+            try:
+                return self.connection.execute(sql, values).fetchall()
+            except apsw.Error as exc:  # not `_translated`, which takes as long as a small statement
+                raise self._meaning(exc) from exc
 
     def read_one(self, sql: str, values: Sequence[Value] = ()) -> Row | None:
         """The first row, or None."""
@@ -221,15 +224,13 @@ class Database:
 
     def insert(self, sql: str, values: Sequence[Value]) -> int:
         """Run one INSERT and return the new row's number."""
-        with self._translated():
-            self.connection.execute(sql, values).fetchall()
-            return self.connection.last_insert_rowid()
+        self.read(sql, values)
+        return self.connection.last_insert_rowid()
 
     def write(self, sql: str, values: Sequence[Value] = ()) -> int:
         """Run one statement and return how many rows it changed."""
-        with self._translated():
-            self.connection.execute(sql, values).fetchall()
-            return self.connection.changes()
+        self.read(sql, values)
+        return self.connection.changes()
 
     def write_many(self, sql: str, values: Iterable[Sequence[Value]]) -> None:
         """Run one statement once per item."""
@@ -240,17 +241,25 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """Writes inside become visible together at the end, or, on any exception, not at all. Does not nest."""
         with self.lock:
-            conn = self.connection
-            with self._translated():
-                conn.execute("BEGIN IMMEDIATE").fetchall()
+            self.read("BEGIN IMMEDIATE")
             try:
                 yield
-                with self._translated():
-                    conn.execute("COMMIT").fetchall()
+                self.read("COMMIT")
             finally:
-                if conn.in_transaction:  # not after COMMIT, nor when SQLite itself rolled back (disk full)
-                    with self._translated():
-                        conn.execute("ROLLBACK").fetchall()
+                if self.connection.in_transaction:  # not after COMMIT, nor when SQLite itself rolled back (disk full)
+                    self.read("ROLLBACK")
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Reads inside see one moment, whatever other processes write meanwhile. Does not nest, nor in
+        `transaction`."""
+        with self.lock:
+            self.read("BEGIN")
+            try:
+                yield
+            finally:
+                if self.connection.in_transaction:
+                    self.read("COMMIT")
 
     def flush(self) -> None:
         """Return when everything committed so far survives power loss. Nothing to do where commits are durable.
@@ -322,8 +331,11 @@ class Database:
         try:
             yield
         except apsw.Error as exc:
-            number = self._conn.system_errno if self._conn is not None else 0
-            raise _meaning(exc, number, self.name, self.form) from exc
+            raise self._meaning(exc) from exc
+
+    def _meaning(self, exc: apsw.Error) -> SnapshotdError | OSError:
+        number = self._conn.system_errno if self._conn is not None else 0
+        return _meaning(exc, number, self.name, self.form)
 
 
 def create(path: Path, form: Form, script: str = "") -> None:

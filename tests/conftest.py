@@ -71,6 +71,14 @@ def pytest_report_header() -> str:
     return f"{'all tests' if long.LONG else 'the short set of tests'}, random ones from SNAPSHOTD_SEED={long.SEED} on (see tests/long.py)"
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what tests had to say (`record_property("told", ...)`), from whichever process they ran in."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == "told":
+                terminalreporter.write_line(str(value))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked
     `each_runtime`. Files that take long come first, and those that take seconds last, so that all processes end at the

@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[2] / "snapshotd"
 
 RANKS: tuple[tuple[str, ...], ...] = (
-    ("cli", "client"),
+    ("cli", "client", "integrations"),
     ("daemon",),
     ("engine",),
     ("fuse",),
@@ -33,12 +33,14 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
     "trees": ("repo",),  # layers are archived to the repository and come back from it
     "images": ("layers", "formats", "trees"),  # an image is ingested like any other foreign tree
     "cli": ("client",),  # every command goes through the client
+    "integrations": ("client",),  # what has to do with a sandbox
 }
 """Package to the other packages of its own rank that it may import."""
 
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
+    ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
 """(importer, imported): the only modules it may import. The other side of the socket knows the words of the engine, not
@@ -104,15 +106,18 @@ TEST_ONLY = ("testing",)
 OWNERS: dict[str, tuple[str, ...]] = {
     "docker": ("runtime/", "images/docker.py"),
     "apsw": ("sqlite.py",),
-    "pyfastcdc": ("repo/",),
+    "langchain_core": ("integrations/langgraph/",),  # comes with langgraph-checkpoint
+    "langgraph": ("integrations/langgraph/",),
+    "ormsgpack": ("integrations/langgraph/",),  # comes with langgraph-checkpoint
+    "pyfastcdc": ("repo/", "integrations/langgraph/"),
     "pyfuse3": ("fuse/",),
     "trio": ("fuse/",),  # what pyfuse3 runs on
     "boto3": ("store/s3.py",),
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
-    "blake3": ("repo/", "secrets/key.py"),
+    "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
     "cryptography": ("secrets/vault.py",),
-    "zstandard": ("repo/", "images/decompress.py"),
+    "zstandard": ("repo/", "images/decompress.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
     "httpx2": ("gateway/forward.py",),
@@ -287,6 +292,10 @@ def test_every_package_is_in_the_tables() -> None:
         ("engine/sandbox/step.py", "snapshotd.secrets.redactor.Funnel", True),
         ("engine/sandbox/step.py", "snapshotd.secrets.vault.FileVault", False),
         ("secrets/vault.py", "snapshotd.catalog.base", False),
+        ("integrations/langgraph/saver.py", "snapshotd.sqlite.Database", True),
+        ("integrations/langgraph/saver.py", "snapshotd.kernel.files", False),
+        ("integrations/langgraph/saver.py", "snapshotd.client.Sandbox", True),
+        ("client/sandbox.py", "snapshotd.integrations.langgraph", False),
         ("new/thing.py", "snapshotd.kernel.files", False),
     ],
 )

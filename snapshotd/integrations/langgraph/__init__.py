@@ -1,0 +1,7 @@
+"""LangGraph's memory, kept by snapshotd: `pip install 'snapshotd[langgraph]'` (docs/integrations/langgraph.md)."""
+
+from snapshotd.integrations.langgraph.saver import SnapshotdSaver
+from snapshotd.integrations.langgraph.store import SnapshotdStore
+from snapshotd.integrations.langgraph.transfer import copy_threads
+
+__all__ = ["SnapshotdSaver", "SnapshotdStore", "copy_threads"]

@@ -1,0 +1,310 @@
+"""Threads, checkpoints and writes in the file. Knows LangGraph's records, not its classes nor their serialisation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import ormsgpack
+
+from snapshotd.errors import UsageError
+from snapshotd.integrations.langgraph import codec
+from snapshotd.integrations.langgraph.commits import Commits
+from snapshotd.integrations.langgraph.values import Cut, Packed, Values, json_array
+from snapshotd.sqlite import Database, Row, Value
+
+_SELECT = (
+    "SELECT c.pk, c.space, c.id, p.id, c.metadata, c.body FROM checkpoint c LEFT JOIN checkpoint p ON p.pk = c.parent"
+)
+_KEPT_PLACES = 1024
+
+
+class Place(NamedTuple):
+    """A thread's namespace: its row, its names, the family that its pieces belong to, and how often something was
+    removed from that family."""
+
+    space: int
+    thread: str
+    ns: str
+    family: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The content of a checkpoint's row beside its names and metadata."""
+
+    state: tuple[str, bytes]
+    """The checkpoint without its values, serialised."""
+    values: dict[str, Packed]
+    """By channel."""
+
+    def encode(self) -> bytes:
+        rows = {channel: value.row() for channel, value in self.values.items()}
+        return codec.compress(ormsgpack.packb([*self.state, rows]))
+
+    @classmethod
+    def decode(cls, stored: bytes) -> Body:
+        kind, data, rows = ormsgpack.unpackb(codec.expand(stored))
+        return cls((kind, data), {channel: Packed.of(row) for channel, row in rows.items()})
+
+
+class Write(NamedTuple):
+    """A task's write to a channel. It replaces one of the same task and number if `replaces`."""
+
+    task: str
+    number: int
+    path: str
+    channel: str
+    value: Cut
+    replaces: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint as it was read, with all that is needed to make its values without the file."""
+
+    pk: int
+    place: Place
+    id: str
+    parent: str | None
+    metadata: dict[str, Any]
+    body: Body
+    writes: list[tuple[str, str, Packed]] = field(default_factory=list)
+    """(task, channel, value) in the order in which they apply."""
+
+
+class Checkpoints:
+    """Every method that changes something is one durable transaction, and every one that reads sees one moment.
+    Thread-safe. Errors: those of `sqlite.Database`; UsageError: a name that is no text."""
+
+    def __init__(self, database: Database) -> None:
+        self.db = database
+        self.values = Values(database)
+        self._places: dict[tuple[str, str], Place] = {}
+        self._commits = Commits(database, self._forget)
+
+    def put(
+        self,
+        thread: str,
+        ns: str,
+        checkpoint: str,
+        parent: str | None,
+        metadata: str,
+        state: tuple[str, bytes],
+        values: Mapping[str, Cut | Packed],
+        before: Found | None,
+        bound: tuple[str | None, str] | None = None,
+    ) -> Found | None:
+        """Store a checkpoint, in place of one of the same id. `bound`: its sandbox's trajectory and
+        snapshot. A packed value is one of `before`, the parent as it was read: None if anything was removed from the
+        family since, so it has to be read again."""
+
+        def change() -> Found | None:
+            place = self._place(thread, ns)
+            if before is not None and before.place != place:
+                return None
+            old = before.body.values if before is not None else {}
+            packed = {
+                channel: value
+                if isinstance(value, Packed)
+                else self.values.store(place.family, place.epoch, value, old.get(channel))
+                for channel, value in values.items()
+            }
+            body = Body(state, packed)
+            above = None if parent is None else self._named(place.space, parent)
+            row = self.db.read_one(
+                "INSERT INTO checkpoint (space, id, parent, shown, metadata, body, trajectory, snapshot)"
+                " VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (space, id) DO UPDATE SET parent = excluded.parent, shown = 1,"
+                " metadata = excluded.metadata, body = excluded.body, trajectory = excluded.trajectory,"
+                " snapshot = excluded.snapshot RETURNING pk",
+                (place.space, checkpoint, above, metadata, body.encode(), *(bound or (None, None))),
+            )
+            assert row is not None
+            return Found(row[0], place, checkpoint, parent, {}, body)
+
+        return self._commits.run(change)
+
+    def put_writes(self, thread: str, ns: str, checkpoint: str, writes: Sequence[Write]) -> None:
+        """Add writes to a checkpoint, which may come later."""
+
+        def change() -> None:
+            place = self._place(thread, ns)
+            pk = self._named(place.space, checkpoint)
+            for write in writes:
+                value = self.values.store(place.family, place.epoch, write.value, None)
+                self.db.write(
+                    f"INSERT OR {'REPLACE' if write.replaces else 'IGNORE'} INTO writes"
+                    " (checkpoint, task, idx, path, channel, value) VALUES (?, ?, ?, ?, ?, ?)",
+                    (pk, write.task, write.number, write.path, write.channel, pack_value(value)),
+                )
+
+        self._commits.run(change)
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """A transaction; what it stored is forgotten if it fails."""
+        try:
+            with self.db.transaction():
+                yield
+        except BaseException:
+            with self.db.lock:
+                self._forget()
+            raise
+
+    def find(self, thread: str, ns: str, checkpoint: str | None, *, writes: bool = True) -> Found | None:
+        """A checkpoint; the one with the greatest id if none is named. Within `reading`."""
+        place = self._known_place(thread, ns)
+        if place is None:
+            return None
+        which = "ORDER BY c.id DESC LIMIT 1" if checkpoint is None else "AND c.id = ?"
+        names = () if checkpoint is None else (checkpoint,)
+        row = self.db.read_one(f"{_SELECT} WHERE c.space = ? AND c.shown {which}", (place.space, *names))
+        return None if row is None else self._found(row, place, self.writes_of(row[0]) if writes else [])
+
+    def numbers(
+        self, thread: str | None, ns: str | None, checkpoint: str | None, before: str | None, limit: int | None
+    ) -> list[int]:
+        """The rows of the checkpoints with these names (None: any) and an id below `before`, the greatest id first."""
+        conditions: list[tuple[str, Value]] = [
+            (sql, value)
+            for sql, value in (("t.name = ?", thread), ("s.ns = ?", ns), ("c.id = ?", checkpoint), ("c.id < ?", before))
+            if value is not None
+        ]
+        where = "".join(f" AND {sql}" for sql, _ in conditions)
+        rows = self.db.read(
+            "SELECT c.pk FROM thread t JOIN space s ON s.thread = t.pk JOIN checkpoint c ON c.space = s.pk"
+            f" WHERE c.shown{where} ORDER BY c.id DESC, c.pk DESC LIMIT ?",
+            (*(value for _, value in conditions), -1 if limit is None else limit),
+        )
+        return [row[0] for row in rows]
+
+    def page(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[Found]:
+        """The rows that are still there and whose metadata has all of `wanted`, in that order. Within
+        `reading`."""
+        rows = self.db.read(
+            f"{_SELECT.replace('FROM', 'FROM json_each(?) CROSS JOIN', 1)} WHERE c.pk = value AND c.shown",
+            (json_array(numbers),),
+        )
+        writes: dict[int, list[Row]] = {row[0]: [] for row in rows}
+        for pk, *write in self.db.read(
+            "SELECT w.checkpoint, w.path, w.task, w.idx, w.channel, w.value FROM json_each(?) j"
+            " CROSS JOIN writes w ON w.checkpoint = j.value",
+            (json_array(writes),),
+        ):
+            writes[pk].append(tuple(write))
+        places: dict[int, Place] = {}
+        found = []
+        for row in rows:
+            pk, space, _, _, metadata, _ = row
+            if not wanted or _has(json.loads(metadata), wanted):
+                places[space] = place = places.get(space) or self._place_of(space)
+                found.append(self._found(row, place, _in_order(writes[pk])))
+        return found
+
+    def ancestors(self, checkpoint: Found) -> Iterator[tuple[int, Body]]:
+        """(row, body) of the checkpoints before it, the nearest first, hidden ones too. Within `reading`."""
+        seen = {checkpoint.pk}
+        row = self.db.read_one("SELECT parent FROM checkpoint WHERE pk = ?", (checkpoint.pk,))
+        while row is not None and row[0] is not None and row[0] not in seen:  # a checkpoint that is its own ancestor
+            pk = row[0]
+            seen.add(pk)
+            row = self.db.read_one("SELECT parent, body FROM checkpoint WHERE pk = ?", (pk,))
+            if row is None or row[1] is None:
+                return
+            yield pk, Body.decode(row[1])
+
+    def writes_of(self, pk: int) -> list[tuple[str, str, Packed]]:
+        """(task, channel, value) of a checkpoint's writes, in the order in which they apply. Within `reading`."""
+        return _in_order(self.db.read("SELECT path, task, idx, channel, value FROM writes WHERE checkpoint = ?", (pk,)))
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _forget(self) -> None:
+        self.values.forget()
+        self._places.clear()
+
+    def _found(self, row: Row, place: Place, writes: list[tuple[str, str, Packed]]) -> Found:
+        pk, _, checkpoint, parent, metadata, body = row
+        return Found(pk, place, checkpoint, parent, json.loads(metadata), Body.decode(body), writes)
+
+    def _place_of(self, space: int) -> Place:
+        names = self.db.read_one(
+            "SELECT name, ns FROM space s JOIN thread t ON t.pk = s.thread WHERE s.pk = ?", (space,)
+        )
+        place = None if names is None else self._known_place(*names)
+        if place is None:
+            raise self.values.lost("the thread of a checkpoint")
+        return place
+
+    def _known_place(self, thread: str, ns: str) -> Place | None:
+        """A thread's namespace, remembered as long as nothing was removed from its family."""
+        kept = self._places.get((thread, ns))
+        if kept is not None:
+            row = self.db.read_one("SELECT epoch FROM family WHERE pk = ?", (kept.family,))
+            if row is not None and row[0] == kept.epoch:
+                return kept
+            del self._places[thread, ns]
+        row = self.db.read_one(
+            "SELECT s.pk, t.name, s.ns, f.pk, f.epoch FROM thread t CROSS JOIN space s ON s.thread = t.pk AND s.ns = ?"
+            " CROSS JOIN family f ON f.pk = t.family WHERE t.name = ?",
+            (ns, thread),
+        )
+        if row is None:
+            return None
+        if len(self._places) >= _KEPT_PLACES:
+            self._places.clear()
+        place = self._places[thread, ns] = Place(*row)
+        return place
+
+    def _place(self, thread: str, ns: str) -> Place:
+        """A thread's namespace, made if it is new."""
+        place = self._known_place(thread, ns)
+        if place is None:
+            if self.db.read_one("SELECT 1 FROM thread WHERE name = ?", (thread,)) is None:
+                family = self.db.insert("INSERT INTO family DEFAULT VALUES", ())
+                self.db.insert("INSERT INTO thread (name, family) VALUES (?, ?)", (thread, family))
+            self.db.insert("INSERT INTO space (thread, ns) SELECT pk, ? FROM thread WHERE name = ?", (ns, thread))
+            place = self._known_place(thread, ns)
+            assert place is not None
+        return place
+
+    def _named(self, space: int, checkpoint: str) -> int:
+        """The row of a checkpoint, which may be nothing but its name so far."""
+        row = self.db.read_one("SELECT pk FROM checkpoint WHERE space = ? AND id = ?", (space, checkpoint))
+        if row is not None:
+            return int(row[0])
+        return self.db.insert("INSERT INTO checkpoint (space, id) VALUES (?, ?)", (space, checkpoint))
+
+
+def _in_order(rows: list[Row]) -> list[tuple[str, str, Packed]]:
+    """(task, channel, value) of writes, in the order in which they apply: LangGraph's `writes_sort_key`."""
+    rows.sort(key=lambda row: row[:3])
+    return [(task, channel, unpack_value(value)) for _, task, _, channel, value in rows]
+
+
+def pack_value(value: Packed) -> bytes:
+    return codec.compress(ormsgpack.packb(value.row()))
+
+
+def unpack_value(stored: bytes) -> Packed:
+    return Packed.of(ormsgpack.unpackb(codec.expand(stored)))
+
+
+def _has(metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    return all(metadata.get(key) == value for key, value in wanted.items())
+
+
+def name_of(what: str, name: object) -> str:
+    """`name` as a text in the file. UsageError: it cannot be one."""
+    text = str(name)
+    try:
+        text.encode()
+    except UnicodeEncodeError as exc:
+        raise UsageError(
+            f"the {what} {text[:80]!a} holds half of a character (a lone surrogate): give text that is valid Unicode"
+        ) from exc
+    return text

@@ -1,0 +1,266 @@
+"""LangGraph's state and a sandbox's files, bound: a prebuilt agent with a scripted model travels in time, forks, and is
+killed."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from operator import add
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.checkpoint.conformance import checkpointer_test, validate
+from langgraph.graph import END, START, StateGraph
+
+from snapshotd.client import ExecFailed, Sandbox, Snapshotd
+from snapshotd.errors import DaemonUnavailable, NotFound, Undecided, UsageError
+from snapshotd.integrations.langgraph import SnapshotdSaver
+from tests import long
+from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
+from tests.e2e.support import Snap
+from tests.leftovers import nothing_left
+
+pytestmark = [pytest.mark.runc, pytest.mark.filterwarnings("ignore:create_react_agent has been moved")]
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "integrations" / "langgraph.md"
+PROGRAM = Path(__file__).with_name("programs") / "langgraph_agent.py"
+
+
+@pytest.fixture(scope="module")
+def small_snap(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """A daemon with a small image. It finds no Docker, so that sandboxes are runc's."""
+    snap = Snap(tmp_path_factory.mktemp("g") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"})
+    snap("image", "import", small_root, "--name", "default")
+    yield snap
+    snap.stop_daemon()
+    nothing_left(snap.state_dir, running=False)
+
+
+@pytest.fixture
+def client(small_snap: Snap) -> Snapshotd:
+    return Snapshotd(small_snap.state_dir)
+
+
+@pytest.fixture
+def sandbox(client: Snapshotd) -> Iterator[Sandbox]:
+    sandbox = Sandbox.create(runtime="runc", client=client)
+    yield sandbox
+    for one in reversed(client.trajectories()):
+        client.remove(one.id, force=True)
+
+
+@pytest.fixture
+def saver(tmp_path: Path, sandbox: Sandbox, client: Snapshotd) -> Iterator[SnapshotdSaver]:
+    with SnapshotdSaver(tmp_path / "agent.db", sandbox=sandbox, client=client) as saver:
+        yield saver
+
+
+def log_of(sandbox: Sandbox) -> str:
+    return sandbox.files.read_text("log").replace("\n", "") if sandbox.files.exists("log") else ""
+
+
+def before_call(graph: Any, step: int) -> Any:
+    """The checkpoint from which call number `step` is made."""
+    return next(
+        state
+        for state in graph.get_state_history(CONFIG)
+        if state.next and state.next[0] == "tools" and f"call-{step}" in str(state.values["messages"][-1].tool_calls)
+    )
+
+
+def test_the_history_names_snapshots_and_going_back_brings_their_files(
+    saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd
+) -> None:
+    graph = agent(saver)
+    graph.invoke({"messages": [("user", "please")]}, CONFIG)
+    assert log_of(sandbox) == "123456"
+    history = list(graph.get_state_history(CONFIG))
+    for state in history:
+        done = sum(message.type == "tool" for message in state.values.get("messages", []))
+        files = {item.name for item in client.list_files(state.metadata["snapshot"], "/workspace")}
+        assert files == {f"step-{step}" for step in range(1, done + 1)} | ({"log"} if done else set())
+
+    third = before_call(graph, 3)
+    graph.invoke(None, third.config)
+    assert saver.sandbox(CONFIG).id == sandbox.id
+    assert log_of(sandbox) == "123456"
+    tools = [snapshot.info.tool.name for snapshot in sandbox.snapshots()]
+    assert tools[1:] == ["exec"] * STEPS + ["rewind"] + ["exec"] * (STEPS - 2)
+    for config, why in (
+        ({}, "no thread"),
+        (None, "no graph"),
+        ({"configurable": {"thread_id": "none"}}, "no checkpoint"),
+    ):
+        with pytest.raises(UsageError, match=why):
+            saver.exec("true", config=config)  # type: ignore[arg-type]
+
+
+def test_forks_from_one_step_run_side_by_side(saver: SnapshotdSaver, sandbox: Sandbox) -> None:
+    graph = agent(saver)
+    graph.invoke({"messages": [("user", "please")]}, CONFIG)
+    third = next(
+        one for one in graph.get_state_history(CONFIG) if one.next == ("agent",) and len(one.values["messages"]) == 5
+    )
+    wishes = [f"wish{number}" for number in range(4)]
+    forks = [graph.update_state(third.config, {"messages": [("user", wish)]}, as_node="tools") for wish in wishes]
+    assert log_of(sandbox) == "123456"
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda config: graph.invoke(None, config), forks))
+    boxes = {}
+    for wish, state in zip(wishes, done, strict=True):
+        assert state["messages"][-1].id == f"ai-done-{wish}"
+        (last,) = [
+            one
+            for one in graph.get_state_history(CONFIG)
+            if not one.next and one.values["messages"] == state["messages"]
+        ]
+        box = saver.sandbox(last.config)
+        boxes[box.id] = box
+        assert log_of(box) == "123456"
+        assert [box.files.read_text(f"step-{step}").strip() for step in (2, 3, 6)] == ["please", wish, wish]
+    assert len({*boxes, sandbox.id}) == 5
+    assert sandbox.files.read_text("step-3").strip() == "please"
+
+
+def test_a_copy_of_a_thread_is_a_fork_and_other_threads_begin_with_the_first_files(
+    saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, tmp_path: Path
+) -> None:
+    sandbox.files.write("given", "x")
+    graph = agent(saver)
+    graph.invoke({"messages": [("user", "please")]}, CONFIG)
+    saver.copy_thread("t", "copy")
+    copy: Any = {"configurable": {"thread_id": "copy"}}
+    box = saver.sandbox(copy)
+    assert box.id != sandbox.id
+    assert (log_of(box), box.files.read_text("given")) == ("123456", "x")
+    other: Any = {"configurable": {"thread_id": "other"}}
+    graph.invoke({"messages": [("user", "anew")]}, other)
+    assert saver.sandbox(other).id not in (sandbox.id, box.id)
+    assert log_of(saver.sandbox(other)) == "123456"
+    assert saver.sandbox(other).files.read_text("step-1").strip() == "anew"
+    with SnapshotdSaver(tmp_path / "agent.db", sandbox=sandbox, client=client) as again:
+        assert again.sandbox(copy).id == box.id
+
+
+def test_the_state_of_a_pruned_snapshot_is_there_and_its_files_are_said_to_be_gone(
+    saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd
+) -> None:
+    graph = agent(saver)
+    graph.invoke({"messages": [("user", "please")]}, CONFIG)
+    third = before_call(graph, 3)
+    saver.copy_thread("t", "copy")
+    sandbox.remove(force=True)
+    state = graph.get_state(third.config)
+    assert state.values == third.values
+    with pytest.raises(
+        NotFound, match=rf"the files .* are gone because snapshot {third.metadata['snapshot'][:12]} was removed"
+    ):
+        graph.invoke(None, third.config)
+    with pytest.raises(NotFound, match="its state is there"):
+        saver.sandbox({"configurable": {"thread_id": "copy"}})
+
+
+@pytest.mark.parametrize(
+    ("point", "step"), [("in", 3), *([("before", 1), ("after", 4), ("after", 6), ("in", 6)] if long.LONG else [])]
+)
+def test_no_call_is_made_twice_after_kill_9(
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, point: str, step: int
+) -> None:
+    for number, kill in enumerate((point, "never")):
+        words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, kill, str(step)]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=small_snap.env, cwd=ROOT)
+        assert done.returncode == (0 if number else -9), done.stderr
+    assert done.stdout == "done"
+    assert log_of(sandbox) == "123456"
+    assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
+
+
+class Log(TypedDict):
+    seen: Annotated[list[str], add]
+
+
+@pytest.mark.parametrize("irreversible", [False, True])
+def test_a_call_that_died_with_the_daemon_is_made_again_or_asked_about(
+    saver: SnapshotdSaver, sandbox: Sandbox, small_snap: Snap, irreversible: bool
+) -> None:
+    kills = [1]
+
+    def told(_: bytes) -> None:
+        if kills:
+            kills.pop()
+            small_snap.kill_daemon()
+
+    def work(state: Log) -> dict[str, Any]:
+        step = len(state["seen"])
+        script = (
+            f"echo {step} >> log; echo did {step}; sleep 3" if step == 1 else f"echo {step} >> log; echo did {step}"
+        )
+        listener = told if step == 1 else None
+        return {
+            "seen": [saver.exec(script, irreversible=irreversible and step == 1, on_stdout=listener).stdout.strip()]
+        }
+
+    builder = StateGraph(Log).add_node("work", work).add_edge(START, "work")
+    builder.add_conditional_edges("work", lambda state: "work" if len(state["seen"]) < 3 else END)
+    graph = builder.compile(checkpointer=saver)
+    with pytest.raises(DaemonUnavailable):
+        graph.invoke({"seen": []}, CONFIG)
+    if irreversible:
+        with pytest.raises(Undecided, match="may or may not have happened"):
+            graph.invoke(None, CONFIG)
+        graph.update_state(CONFIG, {"seen": ["decided"]})
+    assert graph.invoke(None, CONFIG)["seen"] == ["did 0", "decided" if irreversible else "did 1", "did 2"]
+    assert log_of(sandbox) == ("02" if irreversible else "012")
+
+
+def test_a_recorded_failure_is_a_failure_again(saver: SnapshotdSaver) -> None:
+    """A step that fails after its calls is made again, with the same answers."""
+    seen: list[Any] = []
+
+    def work(state: Log) -> dict[str, Any]:
+        with pytest.raises(ExecFailed, match="exit code 3") as failed:
+            saver.exec("echo x >> log; echo out; echo err >&2; exit 3", check=True)
+        seen.append((failed.value.result, saver.exec(["cat", "log"]).stdout))
+        raise ValueError("not yet")
+
+    graph = StateGraph(Log).add_node("work", work).add_edge(START, "work").compile(checkpointer=saver)
+    for given in ({"seen": []}, None, None):
+        with pytest.raises(ValueError, match="not yet"):
+            graph.invoke(given, CONFIG)
+    assert seen[0] == seen[1] == seen[2]
+    assert (seen[0][0].stdout, seen[0][0].stderr, seen[0][1]) == ("out\n", "err\n", "x\n")
+
+
+def test_the_program_of_the_page_prints_what_it_shows(tmp_path: Path, small_snap: Snap) -> None:
+    shown = re.search(r"\$ python3 coder\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert shown is not None
+    words = [sys.executable, ROOT / "docs" / "examples" / "integrations" / "coder.py"]
+    env = {**small_snap.env, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == (shown[1], "")
+    for one in reversed(Snapshotd(small_snap.state_dir).trajectories()):
+        small_snap("rm", "--force", one.id)
+
+
+def test_the_bound_saver_has_full_marks_too(
+    tmp_path: Path, sandbox: Sandbox, client: Snapshotd, record_property: Callable[[str, object], None]
+) -> None:
+    files = iter(range(100))
+
+    @checkpointer_test(name="SnapshotdSaver")
+    async def saver() -> AsyncIterator[SnapshotdSaver]:
+        async with SnapshotdSaver(tmp_path / f"{next(files)}.db", sandbox=sandbox, client=client) as opened:
+            yield opened
+
+    report = asyncio.run(validate(saver))
+    passed = {name: result.tests_passed for name, result in report.results.items()}
+    record_property(
+        "told", f"langgraph-checkpoint-conformance, with a sandbox: {sum(passed.values())} passed: {passed}"
+    )
+    assert [result.failures for result in report.results.values()] == [[]] * len(passed)
+    assert sum(passed.values()) >= 81
