@@ -528,3 +528,17 @@ def test_one_connection_carries_many_turns() -> None:
         connection.close()
         assert len(memory.replies) == 5
         assert len(provider.requests) == 5
+
+
+def test_a_websocket_is_told_to_come_over_http() -> None:
+    """The Codex client then uses HTTP at once; at a 404 it tries the WebSocket again for seven seconds."""
+    with served([{"text": "hi"}]) as (server, _, memory):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+        connection.request("GET", "/v1/responses", headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status, answer.headers["upgrade"]) == (426, "HTTP/1.1")
+        connection.close()
+        assert ask(server.port, RESPONSES, BODIES[RESPONSES]).status == 200
+        assert len(memory.turns) == 1
