@@ -46,6 +46,9 @@ class AnthropicMessages(Dialect):
     def message(self, item: dict[str, Any]) -> Message:
         return Message(text(item.get("role")) or "user", item.get("content"))
 
+    def item(self, message: Message) -> dict[str, Any]:
+        return {"role": message.role, "content": message.content}
+
     def normal(self, item: dict[str, Any]) -> Any:
         return [item.get("role"), normal_parts(_plain_results(item.get("content")), _UNSTABLE, _THOUGHTS)]
 

@@ -154,6 +154,9 @@ class ItemReader(Protocol):
     def message(self, item: dict[str, Any]) -> Message:
         """The catalog form: role, and the provider's JSON as content."""
 
+    def item(self, message: Message) -> dict[str, Any]:
+        """The item that `message` has made a message of."""
+
     def normal(self, item: dict[str, Any]) -> Any:
         """The normal form that two items share if they are the same message: without the parts that clients change when
         they send a message again."""

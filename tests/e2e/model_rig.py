@@ -59,10 +59,10 @@ class Provider:
 
 
 @contextlib.contextmanager
-def provider(directory: Path, *steps: dict[str, Any]) -> Iterator[Provider]:
-    """A provider whose model says these steps."""
+def provider(directory: Path, *steps: dict[str, Any], **more: Any) -> Iterator[Provider]:
+    """A provider whose model says these steps. `more`: of its script."""
     script = directory / "script.json"
-    script.write_text(json.dumps({"api_key": KEY, "steps": steps}))
+    script.write_text(json.dumps({"api_key": KEY, "steps": steps, **more}))
     process = subprocess.Popen(
         [sys.executable, "-m", "snapshotd.testing.provider", "--script", str(script), "--with-stdin"],
         stdin=subprocess.PIPE,
