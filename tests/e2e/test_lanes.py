@@ -110,3 +110,15 @@ def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -
     assert _roles(agents, fork) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
     assert agents.names(fork) == ["bash", "exit"]
     assert agents.files(fork) == {"begun": "begun\n", "more": "more\n"}
+
+
+def test_an_edit_that_the_model_would_not_see_is_refused(agents: Agents, tmp_path: Path) -> None:
+    changed = tmp_path / "changed.json"
+    changed.write_text('"changed"')
+    with provider(tmp_path, *MAIN[:1], {"text": "Begun."}) as at:
+        step = agents.steps(agents.run(at, TEAM, "do it all", kind="anthropic"))[1]["id"]
+    for change in (("--message", "user=changed"), ("--result", changed), ("--drop-messages", "1")):
+        refused = agents.snap("edit", *change, step, code=None)
+        assert refused.returncode != 0
+        assert "never see" in refused.stderr
+    agents.snap("edit", "--env", "A=1", step)
