@@ -378,7 +378,15 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
             raise click.UsageError(
                 f"there is no key for {kind}: {variable} is not set here; set it, or name another variable"
             )
-        found.append(Provider(kind, url or None, os.environ.get(variable) or None))
+        key = os.environ.get(variable) or None
+        if key is None and not url:
+            raise click.UsageError(
+                f"there is no key for {kind}: {variable} is not set here, and {PROVIDER_URLS[kind]} answers nobody without "
+                "one; set it, or name another variable"
+            )
+        if key is None:
+            click.echo(f"there is no key for {kind}: {variable} is not set here; it is asked without one", err=True)
+        found.append(Provider(kind, url or None, key))
     return found
 
 

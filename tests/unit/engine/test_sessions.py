@@ -16,7 +16,7 @@ from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Conflict, OutOfSpace
-from snapshotd.types import Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
+from snapshotd.types import AgentSpec, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 from tests.records import begin, make_image
 
 LOG: Any = SimpleNamespace(append=lambda _: None)
@@ -257,3 +257,19 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     second.join(60)
     assert len(refused) == 1
     assert not sandbox.ended
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "argv"),
+    [
+        (0, ("-p", "another task"), ("claude", "-p", "another task")),
+        (0, ("bash", "-c", "true"), ("bash", "-c", "true")),
+        (0, (), ()),
+        (1, ("-x", "{index}"), ("claude", "-x", "3")),
+        (1, ("x",), ("claude", "x")),
+    ],
+)
+def test_the_arguments_of_a_fork(program: int, args: tuple[str, ...], argv: tuple[str, ...]) -> None:
+    """A command cannot begin with a dash: such arguments are for the recorded one."""
+    agent = AgentSpec(("claude", "-p", "the task"), program)
+    assert sessions.fork_agent(cast(Any, SimpleNamespace(agent=agent)), args, 3).argv == argv
