@@ -127,6 +127,8 @@ class _MessageStream(StreamReader):
             self._blocks[number] = dict(mapping(value.get("content_block")))
         elif kind == "content_block_delta" and number in self._blocks and number is not None:
             self._delta(number, mapping(value.get("delta")))
+        elif kind == "content_block_stop" and number in self._blocks and number is not None:
+            self.asked = self.asked or self._blocks[number].get("type") == "tool_use"
         elif kind == "message_delta":
             self._message.update(mapping(value.get("delta")))
             usage = {name: count for name, count in mapping(value.get("usage")).items() if count is not None}

@@ -159,6 +159,7 @@ class _ResponseStream(StreamReader):
             and len(self._items) < PART_LIMIT
         ):
             self._items.append(value["item"])
+            self.asked = self.asked or value["item"].get("call_id") is not None
         elif kind == "error":
             self._response["error"] = value.get("error") or {
                 "type": value.get("code") or "error",
