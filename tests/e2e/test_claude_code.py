@@ -49,7 +49,9 @@ MAIN = [
 ]
 LANES = {"EXPLORE-ALPHA": _lane("a"), "EXPLORE-BETA": _lane("b")}
 FILES = {
-    **{"greeting": "bye\n", "left": "l\n", "right": "r\n"},
+    "greeting": "bye\n",
+    "left": "l\n",
+    "right": "r\n",
     **{f"{name}{number}": f"{number}\n" for name in "ab" for number in (1, 2)},
 }
 CALLS = ["Agent"] * 2 + ["Bash"] * 8 + ["Edit", "Read"]

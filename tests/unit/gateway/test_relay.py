@@ -549,19 +549,21 @@ def test_a_call_in_a_stream_is_recorded_before_the_agent_can_make_it(path: str) 
     """Claude Code starts a tool when its block is complete, before the reply has ended."""
     calls = [{"name": "first", "arguments": {}}, {"name": "second", "arguments": {}}]
     ends = {RESPONSES: b"response.output_item.done", MESSAGES: b"content_block_stop"}[path]
-    with served([{"calls": calls, "hold": "gate", "hold_after": 8 if path == MESSAGES else 9}]) as (server, at, memory):
-        with socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as connection:
-            body = json.dumps({**BODIES[path], "stream": True}).encode()
-            head = f"POST {path} HTTP/1.1\r\nhost: g\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-            connection.sendall(head.encode() + body)
-            seen = b""
-            poll(lambda: memory.turns)
-            while b"first" not in seen:
-                seen += connection.recv(65536)
-            assert memory.replies == []
-            assert ends not in seen
-            at.release("gate")
-            while piece := connection.recv(65536):
-                seen += piece
+    script = [{"calls": calls, "hold": "gate", "hold_after": 8 if path == MESSAGES else 9}]
+    body = json.dumps({**BODIES[path], "stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: g\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    with (
+        served(script) as (server, at, memory),
+        socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as connection,
+    ):
+        connection.sendall(head.encode() + body)
+        seen = b""
+        while b"first" not in seen:
+            seen += connection.recv(65536)
+        assert memory.replies == []
+        assert ends not in seen
+        at.release("gate")
+        while piece := connection.recv(65536):
+            seen += piece
     assert seen.count(b"event: " + ends) == 2
     assert [call.name for call in memory.reply.content.calls] == ["first", "second"]
