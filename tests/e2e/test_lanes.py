@@ -112,6 +112,24 @@ def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -
     assert agents.files(fork) == {"begun": "begun\n", "more": "more\n"}
 
 
+def test_a_difference_is_shown_line_by_line(agents: Agents, tmp_path: Path) -> None:
+    """The time in a prompt is another one in each run: a resume is refused, and its message says what differs."""
+    program = tmp_path / "agent.py"
+    program.write_text(
+        TEAM.read_text().replace('"You lead."', 'f"You lead.\\nNow: {time.time_ns()}"') + "\nos._exit(3)\n"
+    )
+    program.write_text(program.read_text().replace("import threading", "import threading\nimport time"))
+    with provider(tmp_path, *MAIN[:1], {"text": "Begun."}) as at:
+        trajectory = agents.run(at, program, "do it all", kind="anthropic", code=3)
+        agents.snap("resume", trajectory, code=None)
+        told = agents.snap("attach", trajectory, code=None)
+        shown = told.stdout + told.stderr
+        assert "message 0 (system) differs:" in shown
+        assert "\n-Now: " in shown
+        assert "\n+Now: " in shown
+        assert "You lead." not in shown.partition("differs:")[2]
+
+
 def test_an_edit_that_the_model_would_not_see_is_refused(agents: Agents, tmp_path: Path) -> None:
     changed = tmp_path / "changed.json"
     changed.write_text('"changed"')

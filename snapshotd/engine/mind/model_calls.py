@@ -12,6 +12,7 @@ are compared by what the model and the user said first, not by what tools answer
 from __future__ import annotations
 
 import base64
+import difflib
 import hashlib
 import itertools
 import json
@@ -26,7 +27,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.lanes import Lane, Lanes, opening_count, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import CALLER, LANE, OF_MODEL, REPLY_DENIED, SIDE, shown
+from snapshotd.engine.mind.replay import CALLER, LANE, OF_MODEL, REPLY_DENIED, SIDE
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
@@ -46,6 +47,8 @@ from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolC
 
 MAX_OPEN_TOOLS = 1000
 _OUTLINE_CHARS = 300
+_LINES, _LINE_CHARS = 20, 200
+"""The most of a difference that a person is shown."""
 _TOLD = 2000
 """Messages at the end of a recorded conversation that are recognised when another program sends them."""
 
@@ -88,7 +91,7 @@ class ModelCalls:
             outline,
             lane.number if lane.recorded else None,
             called=lane.caller is not None,
-            actual=f"model {request.model[:200]} with {shown(outline)}",
+            difference=lambda: self._difference(request, lane),
         )
         if replayed is not None:
             return self._again(request, lane, known, replayed.entry)
@@ -236,14 +239,10 @@ class ModelCalls:
         if not self._recorder.replaying or met is None:
             return False
         name, arguments = met.entry.name, met.entry.arguments
-        actual = f"tool {name} with {shown(arguments)}"
         number = lane.number if lane.recorded else None
         if not self._recorder.has_left(number):
             return False
-        if (
-            self._recorder.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False, actual=actual)
-            is None
-        ):
+        if self._recorder.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None:
             return False
         with self._lock:
             self._tools.pop(result.id, None)
@@ -363,6 +362,21 @@ class ModelCalls:
             if known or told > opening_count(request):
                 known = told
         return lane, known
+
+    def _difference(self, request: TurnRequest, lane: Lane) -> str:
+        """The first message of a request that is not the recorded one, line by line. The answers of tools may
+        differ."""
+        if lane.side:
+            return ""
+        reader, recorded = request.reader, self._recorder.to_be_told(len(request.items))
+        for number, (item, old) in enumerate(zip(request.items, recorded, strict=False)):
+            digest = request.memo.of(request.api.value, reader.item(old), reader.normal)
+            if digest != request.digests[number] and not any(True for _ in reader.results(item)):
+                before, after = ("\n".join(texts(message.content)) for message in (old, reader.message(item)))
+                lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+                changed = [line[:_LINE_CHARS] for line in lines if not line.startswith(("---", "+++", "@@"))]
+                return "\n".join([f"; message {number} ({old.role}) differs:", *changed[:_LINES]]) + "\n"
+        return ""
 
     def _told(self, request: TurnRequest) -> frozenset[bytes]:
         """Digests of the recorded conversation, for a program that goes on with it without a replay."""

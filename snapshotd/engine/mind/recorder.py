@@ -139,18 +139,26 @@ class Recorder:
             return self._met(entry)
 
     def replayed_on_wire(
-        self, kind: EntryKind, name: str, arguments: Any, lane: int | None, *, called: bool, actual: str
+        self,
+        kind: EntryKind,
+        name: str,
+        arguments: Any,
+        lane: int | None,
+        *,
+        called: bool,
+        difference: Callable[[], str] = str,
     ) -> Recorded | None:
         """As `replayed`, in a lane (replay.py, `match_on_wire`). A lane that has met all that is recorded of it waits
-        until the others have, too. `actual`: the request, for a person."""
+        until the others have, too. `difference`: asked how the request differs from the recorded one, for a person."""
         with self._lock:
             self._check_diverged()
             name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
+            actual = f"{kind} {name} with {shown(arguments)}"
             while self._replay is not None:
                 try:
                     entry = self._replay.match_on_wire(kind, name, arguments, lane, called=called)
                 except Mismatch as mismatch:
-                    self._other_than(mismatch.recorded, actual)
+                    self._other_than(mismatch.recorded, actual + self.funnel.conceal_text(difference()))
                     return None
                 except Elsewhere:
                     self._wait_for_others(actual)
@@ -537,6 +545,16 @@ class Recorder:
         return itertools.chain(
             self._catalog.journal(self.sandbox.head), self._catalog.unbound(self.sandbox.trajectory.id)
         )
+
+    def to_be_told(self, limit: int) -> list[Message]:
+        """The first messages that a program which is replayed has to send, as it knows them."""
+        if self._resumption is None:
+            return []
+        began, head = self._resumption.began, self._resumption.head
+        return [
+            Message(message.role, self.funnel.reveal(message.content))
+            for message in itertools.islice(self._catalog.conversation(head.id, began.messages), limit)
+        ]
 
     def told(self, limit: int) -> list[Message]:
         """The last messages of the conversation up to the head, as the program knows them."""
