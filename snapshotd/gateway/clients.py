@@ -1,5 +1,5 @@
-"""What is known about the clients that people run (clients.toml): the parts of their requests that are new in each run,
-and their questions on the side."""
+"""Knowledge about the clients that people run (clients.toml): the parts of their requests that are new in each run, and
+their questions on the side."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import difflib
 import hashlib
-import itertools
 import json
 import threading
 import time
@@ -42,7 +41,6 @@ from snapshotd.gateway.base import (
     TurnReply,
     TurnRequest,
 )
-from snapshotd.gateway.clients import is_aside
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolCall, new_id
 
 MAX_OPEN_TOOLS = 1000
@@ -184,7 +182,8 @@ class ModelCalls:
 
     def _results(self, request: TurnRequest, lane: Lane, known: int) -> list[ToolResult]:
         """The tool results that a request brings: of calls that are open, and of calls that nobody knows in a lane that
-        goes on. What an earlier daemon received and did not process is among them; results of the past are not."""
+        goes on. Results that an earlier daemon received and did not process are among them; those of the past are
+        not."""
         with self._lock:
             since = 0 if self._unclosed else known
             self._unclosed.clear()
@@ -353,7 +352,7 @@ class ModelCalls:
         with self._lock:
             open_calls = {call_id: opened.entry.arguments for call_id, opened in self._tools.items()}
         lane, known = self._lanes.of(request, open_calls)
-        if not known and _is_aside(request):
+        if not known and request.aside:
             lane.side = True
         if self._finished and not lane.digests:
             told = known
@@ -406,14 +405,6 @@ def _past(recorder: Recorder) -> tuple[Lanes, set[str]]:
             lanes.called(lane, call_ids)
             finished.update(call_ids)
     return (Lanes(lanes.next_number), finished) if recorder.replaying else (lanes, finished)
-
-
-def _is_aside(request: TurnRequest) -> bool:
-    """True for a question of a known client that is no part of its conversation."""
-    if request.params.get("tools"):
-        return False
-    system = itertools.takewhile(lambda message: message.role in ("system", "developer"), request.new_messages(limit=8))
-    return any(is_aside(text) for message in system for text in texts(message.content))
 
 
 def _is_side(details: dict[str, Any]) -> bool:

@@ -133,7 +133,7 @@ class Replay:
         if lane is None and not called and not self._begun:
             raise Mismatch(self._left[0])
         if all(entry.details.get(SIDE) for entry in self._left):
-            self._left = []  # nobody waits for them: they are asked again, if at all
+            self._left = []  # no lane waits for them: they are asked again, if at all
             return None
         raise Elsewhere
 
@@ -287,7 +287,7 @@ def _within(entry: Entry, task: Entry) -> bool:
 
 
 def _compared(kind: EntryKind, arguments: Any) -> str:
-    """What has to be the same. The prompt in a request's outline is for people: its digest is what counts."""
+    """The part that has to be the same. The prompt in a request's outline is for people: its digest is what counts."""
     if kind is EntryKind.MODEL and isinstance(arguments, dict) and "digest" in arguments:
         arguments = {name: value for name, value in arguments.items() if name not in ("prompt", "messages")}
     return canonical(arguments)
