@@ -490,7 +490,7 @@ class Sessions:
         """
         trajectory = sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
-        spec = self._exec_spec(sandbox, argv, agent.cwd, agent.env, None)
+        spec = self._exec_spec(sandbox, argv, agent.cwd, agent.env, agent.user)
         began_at_ns = time.time_ns()
         recorder = self._recorders[trajectory.id]
         recorder.after_live = lambda: self._outlive(sandbox, recorder, began_at_ns)
