@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, let_go, program_of, provider, waits
-from tests.e2e.support import Snap
+from tests.e2e.support import Snap, wait_until
 
 TEAM = PROGRAMS / "team_agent.py"
 ASK = {
@@ -94,6 +94,27 @@ def test_killed_in_one_of_them(agents: Agents, tmp_path: Path) -> None:
     assert _roles(agents, trajectory) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
     done = [call for call in _calls(agents, trajectory) if call["status"] == "done"]
     assert len(done) == 8
+
+
+def test_the_daemon_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_path: Path) -> None:
+    """The next daemon goes on with every lane, and the agent notices nothing."""
+    agents = Agents(own_snap, "runc")
+    beta = [BETA[0], bash(f"{WAITS}; echo two > b2"), BETA[2]]
+    with provider(tmp_path, *MAIN, conversations={"explore alpha": ALPHA, "explore beta": beta}) as at:
+        trajectory = agents.start(at, TEAM, "do it all", kind="anthropic")
+        waits(trajectory)
+        wait_until(lambda: len(at.asked()) == 7, "the other one has ended")
+        wait_until(lambda: agents.names(trajectory).count("bash") == 4, "its last call has its snapshot")
+        own_snap.kill_daemon()
+        own_snap("ls")  # the next one goes on
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert len(at.asked()) == 10
+    assert agents.files(trajectory) == {**FILES, "waited": "x\n"}
+    calls = _calls(agents, trajectory)
+    assert sorted(call["name"] for call in calls) == ["agent"] * 2 + ["bash"] * 6
+    assert all(call["arguments"] and call["status"] == "done" for call in calls)
+    assert _roles(agents, trajectory) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
 
 
 def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -> None:

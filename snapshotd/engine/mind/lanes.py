@@ -126,6 +126,9 @@ class Lanes:
         """A lane that is known from before."""
         with self._lock:
             self._lanes = [*(other for other in self._lanes if other.number != lane.number), lane]
+            for call_id, owner in self._owners.items():
+                if owner.number == lane.number:
+                    self._owners[call_id] = lane
             self._next = max(self._next, lane.number + 1)
 
     def numbered(self, number: int) -> Lane | None:
