@@ -16,7 +16,7 @@ prints its URL and serves until it is ended. The script is JSON: a list of steps
 A step:
 
     text         the text of the reply
-    calls        [{name, arguments, id?}]: tools that it wants called
+    calls        [{name, arguments, id?, namespace?}]: tools that it wants called
     usage        {input, output, cached}: tokens
     piece_chars  length of a stream's deltas (8)
     hold         name of a gate: the reply waits until it is released; with `hold_after`: N, a stream waits after its N-th event
@@ -333,7 +333,10 @@ class _Handler(BaseHTTPRequestHandler):
 def _reply(number: int, body: dict[str, Any], step: dict[str, Any]) -> Reply:
     calls = tuple(
         Call(
-            call.get("id") or f"call_{step.get('lane', '')}{number}_{position}", call["name"], call.get("arguments", {})
+            call.get("id") or f"call_{step.get('lane', '')}{number}_{position}",
+            call["name"],
+            call.get("arguments", {}),
+            call.get("namespace"),
         )
         for position, call in enumerate(step.get("calls", []))
     )

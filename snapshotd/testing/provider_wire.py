@@ -21,6 +21,8 @@ class Call:
     id: str
     name: str
     arguments: Any
+    namespace: str | None = None
+    """Of the tool, in the Responses API."""
 
     @property
     def text(self) -> str:
@@ -220,6 +222,7 @@ class Responses(Wire):
                 "call_id": call.id,
                 "name": call.name,
                 "arguments": call.text,
+                **({} if call.namespace is None else {"namespace": call.namespace}),
             }
             for call in reply.calls
         ]

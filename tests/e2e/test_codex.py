@@ -81,6 +81,35 @@ def test_one_snapshot_for_each_call(agents: Agents, codex: tuple[str, ...], tmp_
             assert len(agents.said(fork)) == len(said)
 
 
+def test_two_sub_agents(agents: Agents, codex: tuple[str, ...], tmp_path: Path) -> None:
+    """Their calls end at once, and they work on in the background."""
+    spawn = [
+        {"name": "spawn_agent", "namespace": "multi_agent_v1", "arguments": {"message": f"EXPLORE-{name} now"}}
+        for name in ("ALPHA", "BETA")
+    ]
+    lanes = {
+        f"EXPLORE-{name}": [{"text": name, "calls": [_shell(f"echo {name} > {name}")]}, {"text": f"{name} is done"}]
+        for name in ("ALPHA", "BETA")
+    }
+    both = _shell("until [ -e ALPHA ] && [ -e BETA ]; do sleep 0.1; done; sleep 1; cat ALPHA BETA > both")
+    ends = [{"text": "All is done."}] * 3  # a sub-agent that ends late is told to the model once more
+    main = [{"text": "I ask two.", "calls": spawn}, {"text": "I wait.", "calls": [both]}, *ends]
+    with provider(tmp_path, *main, conversations=lanes) as at:
+        trajectory = agents.run(at, *START, more=codex)
+        calls = _calls(agents, trajectory)
+        assert sorted(call["name"] for call in calls) == ["exec_command"] * 3 + ["spawn_agent"] * 2
+        assert all(call["arguments"] and call["status"] == "done" for call in calls)
+        assert agents.files(trajectory, "/work")["both"] == "ALPHA\nBETA\n"
+        models = [entry for entry in agents.snap.json("journal", trajectory) if entry["kind"] == "model"]
+        callers = {model["details"]["lane"]: model["details"].get("caller") for model in models}
+        assert sorted(callers.values(), key=str) == [None, "call_0_0", "call_0_1"]
+        steps = [step for step in agents.steps(trajectory) if step["tool"]["name"] == "exec_command"]
+        (fork,) = agents.snap.json("fork", "--resume", steps[0]["id"])["trajectories"]
+        agents.snap("attach", fork)
+        assert "diverged" not in agents.names(fork)
+        assert agents.files(fork, "/work") == agents.files(trajectory, "/work")
+
+
 def test_killed_and_resumed(agents: Agents, codex: tuple[str, ...], tmp_path: Path) -> None:
     waiting = {"text": "I wait.", "calls": [_shell(f"bash -c '{WAITS}'")]}
     with provider(tmp_path, *MAIN[:2], waiting, {"text": "Done."}) as at:

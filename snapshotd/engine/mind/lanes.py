@@ -8,7 +8,7 @@ A conversation that begins with words which an open call holds (a sub-agent's ta
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ MAX_LANES = 256
 """Conversations of one sandbox that are told apart; the one used longest ago is forgotten."""
 MAX_CALLS = 10_000
 """Calls that are remembered with their lanes."""
+MAX_ASKED = 256
+"""Calls that have ended and may still lead to a conversation: a sub-agent may work in the background."""
 MIN_TASK_CHARS = 8
 """A shorter text of a call's arguments says nothing about who was called by it."""
 
@@ -50,6 +52,8 @@ class Lanes:
         self._lanes: list[Lane] = []
         self._owners: dict[str, Lane] = {}
         """The lane of every call that a model asked for, by the provider's id."""
+        self._asked: dict[str, Any] = {}
+        """The arguments of the newest calls."""
         self._next = first
         self._lock = threading.Lock()
 
@@ -62,7 +66,13 @@ class Lanes:
             if lane is None:
                 taken = {other.caller for other in self._lanes}
                 free = {call_id: arguments for call_id, arguments in open_calls.items() if call_id not in taken}
-                lane = Lane(self._next, caller=_caller(request, opening, free))
+                ended = {
+                    call_id: arguments
+                    for call_id, arguments in self._asked.items()
+                    if call_id not in taken and call_id not in open_calls
+                }
+                caller = _caller(request, opening, free) or _caller(request, opening, ended, whole=True)
+                lane = Lane(self._next, caller=caller)
                 lane.side = lane.caller is not None
                 self._next += 1
                 known = 0
@@ -105,11 +115,13 @@ class Lanes:
             known += 1
         return known
 
-    def called(self, lane: Lane, call_ids: Iterable[str]) -> None:
-        """The lane's model asks for these calls."""
+    def called(self, lane: Lane, calls: Mapping[str, Any]) -> None:
+        """The lane's model asks for these calls. `calls`: their arguments, by id."""
         with self._lock:
-            for call_id in call_ids:
-                self._owners[call_id] = lane
+            self._owners.update(dict.fromkeys(calls, lane))
+            self._asked.update(calls)
+            while len(self._asked) > MAX_ASKED:
+                del self._asked[next(iter(self._asked))]
             while len(self._owners) > MAX_CALLS:
                 del self._owners[next(iter(self._owners))]
 
@@ -144,17 +156,20 @@ def opening_count(request: TurnRequest) -> int:
     )
 
 
-def _caller(request: TurnRequest, opening: int, open_calls: Mapping[str, Any]) -> str | None:
-    """The open call whose arguments hold a text that the user's first words hold, too: the one with the longest."""
-    if not open_calls:
+def _caller(request: TurnRequest, opening: int, calls: Mapping[str, Any], *, whole: bool = False) -> str | None:
+    """The call whose arguments hold a text that the user's first words hold, too: the one with the longest. `whole`:
+    the text has to be one of theirs, and not a part of it."""
+    if not calls:
         return None
     said = [text for message in request.new_messages(limit=opening) for text in texts(message.content)]
     best: tuple[int, str] | None = None
-    for call_id, arguments in open_calls.items():
+    for call_id, arguments in calls.items():
         for text in texts(arguments):
             wanted = text.strip()
             length = len(wanted)
-            if length >= MIN_TASK_CHARS and (best is None or length > best[0]) and any(wanted in part for part in said):
+            if length < MIN_TASK_CHARS or (best is not None and length <= best[0]):
+                continue
+            if any(wanted == part.strip() if whole else wanted in part for part in said):
                 best = length, call_id
     return None if best is None else best[1]
 

@@ -145,7 +145,7 @@ class ModelCalls:
         if reply.failed:
             return
         self._said(turn.lane, content)
-        self._lanes.called(turn.lane, [call.id for call in calls])
+        self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
         for call in calls:
             self._open_tool(call, turn.opened.entry, turn.lane)
 
@@ -262,10 +262,10 @@ class ModelCalls:
             self._recorder.met([*request.new_messages(known), *content.messages])
         if REPLY_DENIED in entry.details:
             return replace(recorded, status=Denied.http_status, error=entry.details[REPLY_DENIED])
-        call_ids = [call["id"] for call in entry.result["calls"]]
-        self._lanes.called(lane, call_ids)
-        if call_ids:
-            self._recorder.meets_calls(lane.number, call_ids)
+        asked = {call["id"]: call["arguments"] for call in entry.result["calls"]}
+        self._lanes.called(lane, asked)
+        if asked:
+            self._recorder.meets_calls(lane.number, list(asked))
         live = self._recorder.live_if_exhausted()
         for call in entry.result["calls"]:
             if live:
@@ -295,7 +295,7 @@ class ModelCalls:
         recorded = _recorded(entry)
         if len(lane.digests) == known:
             self._said(lane, request.reader.read_again(request, recorded))
-        self._lanes.called(lane, [call["id"] for call in entry.result["calls"]])
+        self._lanes.called(lane, {call["id"]: call["arguments"] for call in entry.result["calls"]})
         for call in entry.result["calls"]:
             self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry, lane)
         return recorded
@@ -342,7 +342,7 @@ class ModelCalls:
                     self._unclosed.add(line["tool"])
                 owner = lanes.get(line.get("lane", -1))
                 if owner is not None:
-                    self._lanes.called(owner, [line["tool"]])
+                    self._lanes.called(owner, {line["tool"]: None if opened is None else opened.entry.arguments})
         for lane in lanes.values():
             self._lanes.add(lane)
         self._resumed = set(lanes)
@@ -401,9 +401,9 @@ def _past(recorder: Recorder) -> tuple[Lanes, set[str]]:
         )
         lanes.add(lane)
         if not recorder.replaying and isinstance(entry.result, dict):
-            call_ids = [call["id"] for call in entry.result.get("calls", ())]
-            lanes.called(lane, call_ids)
-            finished.update(call_ids)
+            asked = {call["id"]: call["arguments"] for call in entry.result.get("calls", ())}
+            lanes.called(lane, asked)
+            finished.update(asked)
     return (Lanes(lanes.next_number), finished) if recorder.replaying else (lanes, finished)
 
 

@@ -43,7 +43,7 @@ class Talk:
         if reply is not None:
             lane.digests += request(reply, system="").digests
             for block in reply[1] if isinstance(reply[1], list) else ():
-                self.lanes.called(lane, [block["id"]])
+                self.lanes.called(lane, {block["id"]: block["input"]})
                 self.open[block["id"]] = block["input"]
         return lane, known
 
@@ -69,6 +69,16 @@ def test_two_with_the_same_words_are_two() -> None:
     two, _ = talk.ask(("user", "do the same"))
     assert one is not two
     assert {one.caller, two.caller} == {"a", "b"}
+
+
+def test_a_sub_agent_in_the_background() -> None:
+    """Codex ends the call at once, and the sub-agent works on."""
+    talk = Talk()
+    talk.ask(("user", "go"), reply=use("a", message="explore the left side"))
+    del talk.open["a"]
+    other, _ = talk.ask(("user", "please explore the left side again"))
+    lane, _ = talk.ask(("user", "explore the left side"), system="sub")
+    assert (other.caller, lane.caller) == (None, "a")
 
 
 def test_a_request_that_is_repeated_is_the_same_one() -> None:
