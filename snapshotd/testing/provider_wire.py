@@ -22,7 +22,7 @@ class Call:
     name: str
     arguments: Any
     namespace: str | None = None
-    """Of the tool, in the Responses API."""
+    """The tool's, in the Responses API."""
 
     @property
     def text(self) -> str:

@@ -11,7 +11,6 @@ are compared by what the model and the user said first, not by what tools answer
 
 from __future__ import annotations
 
-import base64
 import difflib
 import hashlib
 import json
@@ -22,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind import wire_records
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.lanes import Lane, Lanes, opening_count, texts
 from snapshotd.engine.mind.pending import Open
@@ -30,21 +30,11 @@ from snapshotd.engine.mind.replay import CALLER, LANE, OF_MODEL, REPLY_DENIED, S
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
-from snapshotd.errors import Denied, SnapshotdError, Unsupported
-from snapshotd.gateway.base import (
-    REPLAY_LIMIT_BYTES,
-    Api,
-    ModelCall,
-    Recorded,
-    ReplyContent,
-    ToolResult,
-    TurnReply,
-    TurnRequest,
-)
+from snapshotd.errors import Denied, SnapshotdError
+from snapshotd.gateway.base import Api, ModelCall, Recorded, ReplyContent, ToolResult, TurnReply, TurnRequest
 from snapshotd.types import CallID, CallStatus, Entry, EntryKind, Message, ToolCall, new_id
 
 MAX_OPEN_TOOLS = 1000
-_OUTLINE_CHARS = 300
 _LINES, _LINE_CHARS = 20, 200
 """The most of a difference that a person is shown."""
 _TOLD = 2000
@@ -82,7 +72,7 @@ class ModelCalls:
         lane, known = self._lane(request)
         replaying = self._recorder.replaying
         results = [result for result in self._results(request, lane, known) if not self._replayed_result(lane, result)]
-        outline = _outline(request)
+        outline = wire_records.outline(request)
         replayed = self._recorder.replayed_on_wire(
             EntryKind.MODEL,
             request.model[:200],
@@ -133,8 +123,8 @@ class ModelCalls:
         self._recorder.pending.take(turn.opened.entry.id)
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
-        details = {"gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason}
-        result = _result(reply, calls)
+        details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
+        result = wire_records.result(reply, calls)
         status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
         if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
@@ -255,7 +245,7 @@ class ModelCalls:
             lane.recorded, lane.number = True, entry.details.get(LANE, lane.number)
             lane.caller, lane.side = entry.details.get(CALLER, lane.caller), _is_side(entry.details)
             self._lanes.add(lane)
-        recorded = _recorded(entry)
+        recorded = wire_records.recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         self._heard(lane, known, [*request.digests[known:], *content.digests])
         if not lane.side:
@@ -292,7 +282,7 @@ class ModelCalls:
         entry = self._recorder.reply(request.model[:200], outline) if known == len(request.digests) else None
         if entry is None:
             return None
-        recorded = _recorded(entry)
+        recorded = wire_records.recorded(entry)
         if len(lane.digests) == known:
             self._said(lane, request.reader.read_again(request, recorded))
         self._lanes.called(lane, {call["id"]: call["arguments"] for call in entry.result["calls"]})
@@ -416,69 +406,3 @@ def _rid(lane: Lane, at: int, number: int, message: Message) -> str:
     may take back its last messages."""
     text = json.dumps([message.role, message.content], sort_keys=True)
     return f"{lane.number}:{at}:{number}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _outline(request: TurnRequest) -> dict[str, Any]:
-    """A short form of a request: a replay compares it, and a person sees it where the two differ. It leaves out the
-    results of tools."""
-    first = opening_count(request)
-    fixed = hashlib.sha256()
-    for number, (item, digest) in enumerate(zip(request.items, request.digests, strict=True)):
-        fixed.update(digest if number < first or request.reader.from_model(item) else b"answer")
-    opening = request.new_messages(max(0, first - 1), limit=1)
-    return {
-        "api": str(request.api),
-        "stream": request.stream,
-        "messages": len(request.items),
-        "digest": fixed.hexdigest(),
-        "prompt": _shown(opening[0]) if opening else None,
-    }
-
-
-def _shown(message: Message) -> str:
-    content = message.content
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    return text[:_OUTLINE_CHARS]
-
-
-def _usage(reply: TurnReply) -> dict[str, int]:
-    usage = reply.content.usage
-    numbers = {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-    return {name: number for name, number in numbers.items() if number is not None}
-
-
-def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    if reply.body is not None:
-        try:
-            body = {"body": reply.body.decode()}
-        except UnicodeDecodeError:
-            body = {"body_b64": base64.b64encode(reply.body).decode()}
-    return {
-        "status": reply.status,
-        "content_type": reply.content_type,
-        "complete": reply.complete,
-        **body,
-        "calls": [{"id": call.id, "name": call.name[:200] or "tool", "arguments": call.arguments} for call in calls],
-    }
-
-
-def _recorded(entry: Entry) -> Recorded:
-    """The reply of an entry, to be sent again. Unsupported: it was not kept."""
-    result = entry.result
-    if "body_b64" in result:
-        return Recorded(
-            result["status"], result["content_type"], base64.b64decode(result["body_b64"]), result["complete"]
-        )
-    if "body" in result:
-        return Recorded(result["status"], result["content_type"], result["body"].encode(), result["complete"])
-    if entry.status is CallStatus.DONE:
-        raise Unsupported(
-            f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot "
-            "without resuming, and start an agent there"
-        )
-    return Recorded(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")
