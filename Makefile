@@ -4,7 +4,7 @@
 #   make test    lint, types and the short set of tests: twelve minutes on two idle cores (as root: containers and Docker too)
 #   make test-all   lint, types and every test, long random walks, kills and power cuts too: an hour (docs/testing.md)
 #   make check   lint, types and the tests that need no root: a minute
-#   make bench   measure steps and forks (as root)
+#   make bench   measure steps, forks and model requests (as root)
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
 #   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
 #   make bench-savers   compare LangGraph's savers (PostgreSQL too, if it is installed)
@@ -60,6 +60,7 @@ lint: $(INSTALLED)
 
 bench: $(STAMPS)/packages-demo $(INSTALLED)
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/mind.py --only gateway
 
 # Besides: git, restic, borgbackup. `make bench-storage BENCH_ARGS='--git DIR'` adds the history of a project.
 bench-storage: $(STAMPS)/packages-demo $(INSTALLED)

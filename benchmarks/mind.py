@@ -43,6 +43,31 @@ if first_time:
     os._exit(9)
 """
 
+ASKED = 100
+"""Requests for each figure of the gateway."""
+ASKING = f"""
+import http.client, json, os, socket, statistics, sys, time, urllib.parse
+url = urllib.parse.urlsplit(os.environ.get("ANTHROPIC_BASE_URL") or sys.argv[1])
+http = http.client.HTTPConnection(url.hostname, url.port)
+http.connect()
+http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+said = [{{"role": ("user", "assistant")[number % 2], "content": "x" * 800}} for number in range(81)]
+tools = [{{"name": "t%d" % number, "description": "d" * 1500, "input_schema": {{"type": "object"}}}} for number in range(20)]
+first, whole = [], []
+for number in range({ASKED}):
+    said[-1] = {{"role": "user", "content": "number %d" % number}}
+    body = {{"model": "m", "max_tokens": 9, "stream": True, "system": "s" * 20000, "tools": tools, "messages": said}}
+    text = json.dumps(body).encode()
+    began = time.perf_counter()
+    http.request("POST", "/v1/messages", text, {{"content-type": "application/json"}})
+    answer = http.getresponse()
+    headed = time.perf_counter()
+    answer.read()
+    whole.append(time.perf_counter() - began)
+    first.append(headed - began)
+print(1000 * statistics.median(whole), 1000 * statistics.median(first), flush=True)
+"""
+
 
 class Cost(NamedTuple):
     """In milliseconds: what the caller waits, and what the daemon works (all threads, kernel too), which other load
@@ -164,6 +189,20 @@ def replay_turns(client: Snapshotd, folder: Path) -> tuple[list[float], list[flo
     return [float(word) for word in live.split()], [float(word) for word in met.split()]
 
 
+def requests(client: Snapshotd, folder: Path) -> list[list[float]]:
+    """Milliseconds of a request for a model's reply, and of them to its head: direct, and through the gateway."""
+    program = folder / "asking.py"
+    program.write_text(ASKING)
+    with ScriptedProvider({"by": "sequence", "steps": [{"text": "It is so."}] * (2 * ASKED)}) as provider:
+        told = subprocess.run([sys.executable, str(program), provider.url], check=True, capture_output=True, text=True)
+        trajectory = client.run(
+            agent=program, runtime="runc", providers=[Provider("anthropic", provider.url, "key-of-the-script")]
+        )
+        found = [told.stdout, _output(client, trajectory.id)]
+    client.remove(trajectory.id, force=True)
+    return [[float(word) for word in line.split()] for line in found]
+
+
 def _output(client: Snapshotd, trajectory: str) -> str:
     events = [event for event in client.events(trajectory) if event["event"] == "output"]
     return b"".join(base64.b64decode(event["data_b64"]) for event in events).decode().splitlines()[-1]
@@ -180,12 +219,15 @@ def measure(client: Snapshotd, folder: Path, only: str | None) -> None:
             print(
                 f"{CALLS} turns behind the gateway, {what}: {took:.2f} s, of which the agent waited {waited:.2f} s for answers"
             )
+    if only in (None, "gateway"):
+        for what, (whole, head) in zip(("direct", "through the gateway"), requests(client, folder), strict=True):
+            print(f"a model request of 100 KB, {what}: {whole:.1f} ms, {head:.1f} ms of them to the reply's head")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state-dir", type=Path, help="of a daemon that has the image `default`")
-    parser.add_argument("--only", choices=("rewind", "calls", "turns"))
+    parser.add_argument("--only", choices=("rewind", "calls", "turns", "gateway"))
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
     client = Snapshotd(state_dir=options.state_dir or folder / "state")

@@ -184,6 +184,8 @@ class AgentSpec:
     program: int
     cwd: str = "/workspace"
     env: tuple[tuple[str, str], ...] = ()
+    user: str | None = None
+    """The user that runs it, as `USER[:GROUP]` in the sandbox; None: root."""
 
 
 @dataclass(frozen=True, slots=True)

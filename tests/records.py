@@ -137,7 +137,7 @@ def begin(image: Image, name: str | None = None, **fields: Any) -> tuple[Traject
         trajectory_id,
         name,
         SandboxSpec(image.id, "runc", Network.BRIDGE, Limits(1 << 30, 0.5, 99)),
-        AgentSpec(("python3", "agent.py", "--x"), 2, "/workspace/sub", (("A", "1"),)),
+        AgentSpec(("python3", "agent.py", "--x"), 2, "/workspace/sub", (("A", "1"),), "nobody"),
         snapshot_id,
         TrajectoryStatus.RUNNING,
         CREATED_AT_NS,

@@ -156,6 +156,7 @@ def encode_agent(agent: AgentSpec | None) -> str | None:
             "program": agent.program,
             "cwd": agent.cwd,
             "env": [list(pair) for pair in agent.env],
+            **({} if agent.user is None else {"user": agent.user}),
         }
     )
 
@@ -165,7 +166,11 @@ def _decode_agent(text: str | None) -> AgentSpec | None:
         return None
     data = json.loads(text)
     return AgentSpec(
-        tuple(data["argv"]), data["program"], data["cwd"], tuple((name, value) for name, value in data["env"])
+        tuple(data["argv"]),
+        data["program"],
+        data["cwd"],
+        tuple((name, value) for name, value in data["env"]),
+        data.get("user"),
     )
 
 

@@ -322,12 +322,19 @@ def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[
     found = []
     for kind, url in wanted:
         variable = keys.get(kind, f"{kind.upper()}_API_KEY")
-        key = passed_on([variable]).get(variable)
+        key = passed_on([variable]).get(variable) or None
         if kind in keys and key is None:
             raise click.UsageError(
                 f"there is no key for {kind}: {variable} is not set here; set it, or name another variable"
             )
-        found.append(Provider(kind, url or None, key or None))
+        if key is None and not url:
+            raise click.UsageError(
+                f"there is no key for {kind}: {variable} is not set here, and {PROVIDER_URLS[kind]} answers nobody without "
+                "one; set it, or name another variable"
+            )
+        if key is None:
+            click.echo(f"there is no key for {kind}: {variable} is not set here; it is asked without one", err=True)
+        found.append(Provider(kind, url or None, key))
     return found
 
 

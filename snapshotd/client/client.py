@@ -111,11 +111,13 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         args: Sequence[str] = (),
         command: Sequence[str] = (),
         requirements: str | Path | None = None,
+        user: str | None = None,
         detach: bool = False,
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
-        """Start an agent file with `args`, or a `command`; `events` follows it. Further keywords: see `sandbox_fields`.
+        """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
+        the sandbox, as `USER[:GROUP]`; else root. Further keywords: see `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -127,6 +129,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             "args": list(args),
             "command": list(command),
             "requirements": absolute(requirements),
+            "user": user,
             "detach": detach,
         }
         started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body))

@@ -113,6 +113,8 @@ class RunRequest:
     args: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
     requirements: Path | None = None
+    user: str | None = None
+    """The user that runs it in the sandbox, as `USER[:GROUP]`; None: root."""
 
 
 @dataclass(frozen=True, slots=True)

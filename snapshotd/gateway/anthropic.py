@@ -46,6 +46,9 @@ class AnthropicMessages(Dialect):
     def message(self, item: dict[str, Any]) -> Message:
         return Message(text(item.get("role")) or "user", item.get("content"))
 
+    def item(self, message: Message) -> dict[str, Any]:
+        return {"role": message.role, "content": message.content}
+
     def normal(self, item: dict[str, Any]) -> Any:
         return [item.get("role"), normal_parts(_plain_results(item.get("content")), _UNSTABLE, _THOUGHTS)]
 
@@ -124,6 +127,8 @@ class _MessageStream(StreamReader):
             self._blocks[number] = dict(mapping(value.get("content_block")))
         elif kind == "content_block_delta" and number in self._blocks and number is not None:
             self._delta(number, mapping(value.get("delta")))
+        elif kind == "content_block_stop" and number in self._blocks and number is not None:
+            self.asked = self.asked or self._blocks[number].get("type") == "tool_use"
         elif kind == "message_delta":
             self._message.update(mapping(value.get("delta")))
             usage = {name: count for name, count in mapping(value.get("usage")).items() if count is not None}

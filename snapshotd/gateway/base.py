@@ -24,16 +24,19 @@ Durability: none of its own; the handler stores.
 
 from __future__ import annotations
 
+import json
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import takewhile
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from snapshotd.errors import UsageError
+from snapshotd.gateway.clients import is_aside
 from snapshotd.gateway.digest import DigestMemo, digest_of
 from snapshotd.types import Message
 
@@ -150,6 +153,9 @@ class ItemReader(Protocol):
     def message(self, item: dict[str, Any]) -> Message:
         """The catalog form: role, and the provider's JSON as content."""
 
+    def item(self, message: Message) -> dict[str, Any]:
+        """The item that `message` has made a message of."""
+
     def normal(self, item: dict[str, Any]) -> Any:
         """The normal form that two items share if they are the same message: without the parts that clients change when
         they send a message again."""
@@ -207,6 +213,14 @@ class TurnRequest:
         """One per message, in order. The same when a client sends a message again in another spelling
         (`ItemReader.normal`)."""
         return tuple(self.memo.of(self.api.value, item, self.reader.normal) for item in self.items)
+
+    @cached_property
+    def aside(self) -> bool:
+        """True for a question of a known client that is no part of its conversation, such as one for a title."""
+        if self.params.get("tools"):
+            return False
+        system = takewhile(lambda message: message.role in ("system", "developer"), self.new_messages(limit=8))
+        return any(is_aside(json.dumps(message.content, ensure_ascii=False)) for message in system)
 
     def matching_prefix(self, known: Sequence[bytes]) -> int:
         """Number of leading messages that have the digests `known`, in order. Stops at the first that differs."""

@@ -34,6 +34,8 @@ class StreamReader(ABC):
 
     settled = False
     """The model has said everything; only the provider's epilogue may follow (counts, an end mark)."""
+    asked = False
+    """A call for the agent is complete: some agents make it before the reply has ended."""
     finished = False
     """The stream's own end mark, or an error that ends it, was there. Nothing of interest follows."""
 

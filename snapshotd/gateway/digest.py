@@ -9,6 +9,8 @@ import marshal
 from collections.abc import Callable
 from typing import Any
 
+from snapshotd.gateway.clients import settled
+
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
 """One for all: making it costs more than encoding a short message."""
 
@@ -39,13 +41,14 @@ class DigestMemo:
         self._known: dict[bytes, bytes] = {}
 
     def of(self, kind: str, item: Any, normal: Callable[[Any], Any]) -> bytes:
-        """`digest_of(normal(item))`, where `normal` depends on nothing but `kind`."""
+        """The digest of `normal(item)`, without what is new in each run (clients.py); `normal` depends on nothing but
+        `kind`."""
         mark = hashlib.blake2b(
             marshal.dumps((kind, item), 2), digest_size=16
         ).digest()  # version 2: the same bytes for equal values
         found = self._known.get(mark)
         if found is None:
-            found = digest_of(normal(item), self.key)
+            found = hmac.digest(self.key, settled(canonical_json(normal(item))), "sha256")
             if len(self._known) >= self._limit:
                 self._known.clear()
             self._known[mark] = found

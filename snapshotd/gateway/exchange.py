@@ -55,13 +55,22 @@ class Exchange:
     def run(self) -> None:
         """Answer. Raises SnapshotdError, Gone, or Refused (the memory is used up)."""
         route = routes.find(self._http)
-        if route is None:
+        if (self._http.header(b"upgrade") or b"").lower() == b"websocket":
+            self._refuse_upgrade()
+        elif route is None:
             message = f"The gateway does not answer {self._http.method} {self._http.path[:200]}; docs/gateway.md lists what it does."
             self._peer.answer(404, error_body(self.provider, 404, message))
         elif route.dialect is None:
             self._pass_through(route.provider)
         else:
             self._turn(route.dialect)
+
+    def _refuse_upgrade(self) -> None:
+        """A client that prefers WebSockets goes on over HTTP at once; after another status it tries again for
+        seconds."""
+        message = "The gateway speaks HTTP/1.1 and no WebSockets; send the request with POST."
+        headers = (NO_RETRY, ("upgrade", "HTTP/1.1"), ("connection", "upgrade"))
+        self._peer.answer(426, error_body(self.provider, 426, message), headers)
 
     def fail(self, error: SnapshotdError) -> None:
         """Tell the agent about an error of ours; if it got half an answer already, cut that. May raise Gone."""

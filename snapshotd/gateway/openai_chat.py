@@ -63,6 +63,10 @@ class OpenAIChat(Dialect):
             text(item.get("role")) or "user", fields.get("content") if fields.keys() <= {"content"} else fields
         )
 
+    def item(self, message: Message) -> dict[str, Any]:
+        content = message.content
+        return {"role": message.role, **(content if isinstance(content, dict) else {"content": content})}
+
     def normal(self, item: dict[str, Any]) -> Any:
         fields = without(item, _UNSTABLE)
         fields["content"] = normal_parts(item.get("content"), _UNSTABLE)

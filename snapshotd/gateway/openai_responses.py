@@ -8,6 +8,7 @@ from typing import Any
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway.base import Api, ModelCall, ProviderKind, ReplyContent, TokenUsage, TurnRequest
+from snapshotd.gateway.clients import FIELDS
 from snapshotd.gateway.dialect import (
     PART_LIMIT,
     Dialect,
@@ -23,7 +24,7 @@ from snapshotd.gateway.json_body import parse_text
 from snapshotd.gateway.sse import Event
 from snapshotd.types import Message
 
-_UNSTABLE = frozenset({"id", "status", "annotations", "logprobs", "created_by"})
+_UNSTABLE = frozenset({"id", "status", "annotations", "logprobs", "created_by"}) | FIELDS
 _OUTPUT = "_call_output"
 
 
@@ -68,6 +69,10 @@ class OpenAIResponses(Dialect):
         return Message(
             "tool" if _kind(item).endswith(_OUTPUT) else "assistant" if self.from_model(item) else role or "user", item
         )
+
+    def item(self, message: Message) -> dict[str, Any]:
+        content = message.content
+        return content if isinstance(content, dict) else {"role": message.role, "content": content}
 
     def normal(self, item: dict[str, Any]) -> Any:
         fields = without(item, _UNSTABLE | {"type"})
@@ -154,6 +159,7 @@ class _ResponseStream(StreamReader):
             and len(self._items) < PART_LIMIT
         ):
             self._items.append(value["item"])
+            self.asked = self.asked or value["item"].get("call_id") is not None
         elif kind == "error":
             self._response["error"] = value.get("error") or {
                 "type": value.get("code") or "error",

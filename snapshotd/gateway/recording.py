@@ -43,10 +43,11 @@ class Recording:
     def hold(self) -> bool:
         """True if the agent must wait for the rest until the reply is recorded, because it could act on the rest.
 
-        A plain reply waits as a whole, up to the limit; of a stream, the part after the model's last words waits.
+        A plain reply waits as a whole, up to the limit; of a stream, the part after the model's last words waits, or
+        after its first call.
         """
         limit = READ_LIMIT_BYTES if self.streamed else self._limit
-        return self.body_bytes <= limit and (self._stream.settled or not self.streamed)
+        return self.body_bytes <= limit and (self._stream.settled or self._stream.asked or not self.streamed)
 
     @property
     def finished(self) -> bool:

@@ -7,6 +7,8 @@ prints its URL and serves until it is ended. The script is JSON: a list of steps
 
     steps     the model's replies, in order
     models    {name: steps}: other steps for requests that name this model
+    conversations  {text: steps}: other steps for conversations whose first words of the user hold this text; the first that fits
+    toolless  steps for requests that offer no tools (the title of a conversation, for one)
     by        the step that a request gets: "turns" (default): the number of replies that its conversation holds already, so that a resumed
               or forked agent meets the same step again; "results": the number of tool results; "sequence": the next one
     api_key   the key that requests must carry; without it, any key is accepted
@@ -14,7 +16,7 @@ prints its URL and serves until it is ended. The script is JSON: a list of steps
 A step:
 
     text         the text of the reply
-    calls        [{name, arguments, id?}]: tools that it wants called
+    calls        [{name, arguments, id?, namespace?}]: tools that it wants called
     usage        {input, output, cached}: tokens
     piece_chars  length of a stream's deltas (8)
     hold         name of a gate: the reply waits until it is released; with `hold_after`: N, a stream waits after its N-th event
@@ -119,7 +121,7 @@ class ScriptedProvider:
     def play(self, wire: Wire, body: dict[str, Any], raw: bytes) -> tuple[int, int, dict[str, Any] | None]:
         """Number, attempt and step that a request meets; no step beyond the end of the script."""
         by, model = self._script.get("by", "turns"), str(body.get("model"))
-        steps = self._script.get("models", {}).get(model, self._script.get("steps", []))
+        lane, steps = self._steps(wire, body, model)
         with self._lock:
             number = (
                 self._sequence_step(steps)
@@ -130,12 +132,22 @@ class ScriptedProvider:
             )
             if number >= len(steps):
                 return number, 0, None
-            identity = (model, number, "" if by == "sequence" else hashlib.sha256(raw).hexdigest())
+            identity = (f"{model} {lane}", number, "" if by == "sequence" else hashlib.sha256(raw).hexdigest())
             attempt = self._attempts.get(identity, 0)
             self._attempts[identity] = attempt + 1
-        step = dict(steps[number])
+        step = {"lane": lane, **steps[number]}
         failures = step.pop("failures", [])
         return number, attempt, {**step, **failures[attempt]} if attempt < len(failures) else step
+
+    def _steps(self, wire: Wire, body: dict[str, Any], model: str) -> tuple[str, list[dict[str, Any]]]:
+        """The steps of the conversation that a request belongs to, and a name for it."""
+        if "toolless" in self._script and not body.get("tools"):
+            return "toolless_", self._script["toolless"]
+        opening = json.dumps(wire.opening(body), ensure_ascii=False)
+        for number, (text, steps) in enumerate(self._script.get("conversations", {}).items()):
+            if text in opening:
+                return f"lane{number}_", steps
+        return "", self._script.get("models", {}).get(model, self._script.get("steps", []))
 
     def wait(self, step: dict[str, Any]) -> None:
         """Wait as the step says."""
@@ -201,6 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
     """One connection."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else each stream waits 40 ms for an acknowledgement
     server: _Server
 
     def log_message(self, *_: Any) -> None:
@@ -319,7 +332,12 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _reply(number: int, body: dict[str, Any], step: dict[str, Any]) -> Reply:
     calls = tuple(
-        Call(call.get("id") or f"call_{number}_{position}", call["name"], call.get("arguments", {}))
+        Call(
+            call.get("id") or f"call_{step.get('lane', '')}{number}_{position}",
+            call["name"],
+            call.get("arguments", {}),
+            call.get("namespace"),
+        )
         for position, call in enumerate(step.get("calls", []))
     )
     text = step.get("text")

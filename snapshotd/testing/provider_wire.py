@@ -3,6 +3,7 @@ same bytes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ class Call:
     id: str
     name: str
     arguments: Any
+    namespace: str | None = None
+    """The tool's, in the Responses API."""
 
     @property
     def text(self) -> str:
@@ -53,6 +56,16 @@ class Wire:
     def turns(self, body: dict[str, Any]) -> int:
         """Number of the model's replies that the request's conversation holds."""
         return sum(message.get("role") == "assistant" for message in _objects(body.get("messages")))
+
+    def opening(self, body: dict[str, Any]) -> list[Any]:
+        """The user's messages before the model's first words."""
+        return [
+            message
+            for message in itertools.takewhile(
+                lambda message: message.get("role") != "assistant", _objects(body.get("messages") or body.get("input"))
+            )
+            if message.get("role") == "user"
+        ]
 
     def results(self, body: dict[str, Any]) -> int:
         """Number of tool results that it holds."""
@@ -209,6 +222,7 @@ class Responses(Wire):
                 "call_id": call.id,
                 "name": call.name,
                 "arguments": call.text,
+                **({} if call.namespace is None else {"namespace": call.namespace}),
             }
             for call in reply.calls
         ]

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.kept import cached
 from tests.e2e.support import Snap, alive, wait_until
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -59,10 +60,10 @@ class Provider:
 
 
 @contextlib.contextmanager
-def provider(directory: Path, *steps: dict[str, Any]) -> Iterator[Provider]:
-    """A provider whose model says these steps."""
+def provider(directory: Path, *steps: dict[str, Any], **more: Any) -> Iterator[Provider]:
+    """A provider whose model says these steps. `more`: of its script."""
     script = directory / "script.json"
-    script.write_text(json.dumps({"api_key": KEY, "steps": steps}))
+    script.write_text(json.dumps({"api_key": KEY, "steps": steps, **more}))
     process = subprocess.Popen(
         [sys.executable, "-m", "snapshotd.testing.provider", "--script", str(script), "--with-stdin"],
         stdin=subprocess.PIPE,
@@ -115,10 +116,10 @@ class Agents:
     def names(self, trajectory: str) -> list[str]:
         return [step["tool"]["name"] for step in self.steps(trajectory)]
 
-    def files(self, snapshot: str) -> dict[str, str]:
-        """What /workspace holds in a snapshot."""
+    def files(self, snapshot: str, path: str = "/workspace") -> dict[str, str]:
+        """What /workspace, or another directory, holds in a snapshot."""
         with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-            self.snap("restore", snapshot, "--path", "/workspace", "--to", Path(folder) / "files")
+            self.snap("restore", snapshot, "--path", path, "--to", Path(folder) / "files")
             return {path.name: path.read_text() for path in (Path(folder) / "files").rglob("*") if path.is_file()}
 
     def said(self, snapshot: str) -> list[tuple[str, Any]]:
@@ -127,6 +128,20 @@ class Agents:
 
     def journal(self, trajectory: str) -> list[tuple[str, str | None]]:
         return [(entry["kind"], entry["status"]) for entry in self.snap.json("journal", trajectory)]
+
+
+def from_npm(package: str, version: str, file: str) -> Path:
+    """A file of a package of the npm registry, which is kept from run to run."""
+
+    def install(folder: Path) -> None:
+        subprocess.run(
+            ["npm", "install", "--ignore-scripts", "--no-audit", "--prefix", folder, f"{package}@{version}"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            timeout=INSTALL_TIMEOUT_S,
+        )
+
+    return cached(f"npm-{package.strip('@').replace('/', '-')}", version, install) / "node_modules" / file
 
 
 def processes(trajectory: str) -> list[int]:

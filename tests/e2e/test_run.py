@@ -218,3 +218,14 @@ def test_a_directory_of_an_earlier_step_is_renamed_like_any_other(snap: Snap, ru
         snap.sh(trajectory, f"python3 -c \"import os; os.rename('{new_outer}/{inner}', '{new_outer}/{new_inner}')\"")
     assert snap.sh(trajectory, "cat r3/b3/c; ls")["stdout"] == "x\nr3\n"
     snap("rm", "--force", trajectory)
+
+
+@pytest.mark.runc
+def test_a_run_as_another_user(snap: Snap, runc_ready: None) -> None:
+    """Its forks run as the same one."""
+    told = snap("run", "-q", "--name", "as-nobody", "--user", "nobody", "--", "bash", "-c", "id -un; echo x > /tmp/x")
+    assert told.stdout == "nobody\n"
+    fork = snap("fork", "--resume", "as-nobody").stdout.strip()
+    assert snap("attach", "-q", fork).stdout == "nobody\n"
+    unknown = snap("run", "--user", "no-such-user", "--", "id", code=125)
+    assert "no-such-user" in unknown.stderr

@@ -467,6 +467,7 @@ class RunAgentRequest(SandboxFields):
     args: list[str] = Field(default_factory=list)
     command: list[str] = Field(default_factory=list)
     requirements: str | None = Field(None, description="Absolute path of a requirements file on the daemon's machine.")
+    user: str | None = Field(None, description="Who runs it in the sandbox, as USER[:GROUP]; else root.")
     detach: bool = Field(False, description="Keep the run when the client goes away before it has the answer.")
 
     def run(self) -> RunRequest:
@@ -481,6 +482,7 @@ class RunAgentRequest(SandboxFields):
             args=tuple(self.args),
             command=tuple(self.command),
             requirements=absolute(self.requirements, "requirements file"),
+            user=self.user,
         )
 
 

@@ -11,48 +11,34 @@ are compared by what the model and the user said first, not by what tools answer
 
 from __future__ import annotations
 
-import base64
+import difflib
 import hashlib
 import json
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind import wire_records
 from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.lanes import Lane, Lanes, opening_count, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import OF_MODEL, REPLY_DENIED
+from snapshotd.engine.mind.replay import CALLER, LANE, OF_MODEL, REPLY_DENIED, SIDE
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
-from snapshotd.errors import Denied, SnapshotdError, Unsupported
-from snapshotd.gateway.base import (
-    REPLAY_LIMIT_BYTES,
-    ModelCall,
-    RecordedReply,
-    ReplyContent,
-    ToolResult,
-    TurnReply,
-    TurnRequest,
-)
+from snapshotd.errors import Denied, SnapshotdError
+from snapshotd.gateway.base import Api, ModelCall, RecordedReply, ReplyContent, ToolResult, TurnReply, TurnRequest
 from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, ToolCall, new_id
 
-MAX_DIALOGS = 16
-"""Conversations of one sandbox that are told apart (an agent may have sub-agents); the one used longest ago is
-forgotten."""
 MAX_OPEN_TOOLS = 1000
-_OUTLINE_CHARS = 300
-
-
-@dataclass(slots=True)
-class _Dialog:
-    """One conversation as the agent sends it: the digests of its messages, in order."""
-
-    number: int
-    digests: list[bytes] = field(default_factory=list)
+_LINES, _LINE_CHARS = 20, 200
+"""The most of a difference that a person is shown."""
+_TOLD = 2000
+"""Messages at the end of a recorded conversation that are recognised when another program sends them."""
 
 
 @dataclass(slots=True)
@@ -60,7 +46,7 @@ class _Turn:
     """A turn in the course of forwarding."""
 
     opened: Open
-    dialog: _Dialog
+    lane: Lane
     step: threading.Thread | None = None
     failure: SnapshotdError | None = None
 
@@ -70,11 +56,10 @@ class ModelCalls:
 
     def __init__(self, context: Context, recorder: Recorder, gate: Gate) -> None:
         self._context, self._recorder, self._gate = context, recorder, gate
-        self._dialogs: list[_Dialog] = []
-        self._began = 0
-        """Number of conversations so far."""
+        self._lanes, self._finished = _past(recorder)
         self._tools: dict[str, Open] = {}
         """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
+        self._heard_before: dict[Api, frozenset[bytes]] = {}
         self._unclosed: set[str] = set()
         """The calls among them that an earlier daemon opened: the agent may have sent it their results."""
         self._resumed: set[int] = set()
@@ -84,27 +69,44 @@ class ModelCalls:
 
     def turn(self, request: TurnRequest) -> RecordedReply | None:
         """See `GatewayHandler.turn`."""
-        dialog, known = self._dialog(request)
+        lane, known = self._lane(request)
         replaying = self._recorder.replaying
-        results = [result for result in self._results(request, known) if not self._replayed_result(result)]
-        outline = _outline(request)
-        replayed = self._recorder.replayed(EntryKind.MODEL, request.model[:200], outline)
+        results = [result for result in self._results(request, lane, known) if not self._replayed_result(lane, result)]
+        outline = wire_records.outline(request)
+        replayed = self._recorder.replayed_on_wire(
+            EntryKind.MODEL,
+            request.model[:200],
+            outline,
+            lane.number if lane.recorded else None,
+            called=lane.caller is not None,
+            difference=lambda: self._difference(request, lane),
+        )
         if replayed is not None:
-            return self._again(request, dialog, known, replayed.entry)
-        if dialog.number in self._resumed:
-            unheard = self._unheard(request, dialog, known, outline)
+            return self._again(request, lane, known, replayed.entry)
+        if lane.number in self._resumed:
+            unheard = self._unheard(request, lane, known, outline)
             if unheard is not None:
                 return unheard
-        if replaying:  # it has just gone live: the tools' results, for one, may be in the conversation already
-            self._recorder.met(request.new_messages(known))
+        told = request.new_messages(known)
+        if lane.side:
+            pass  # its messages are in its entries
+        elif replaying:  # it has just gone live: the tools' results, for one, may be in the conversation already
+            self._recorder.met(told)
         else:
-            for number, message in enumerate(request.new_messages(known)):
-                self._recorder.message(message, rid=_rid(dialog, known, number, message))
-        self._heard(dialog, known, request.digests[known:])
-        opened = self._recorder.begin(Intent(new_id(), request.model[:200], outline, EntryKind.MODEL))
+            for number, message in enumerate(told):
+                self._recorder.message(message, rid=_rid(lane, known, number, message))
+        lane.recorded = True
+        self._heard(lane, known, request.digests[known:])
+        more: dict[str, Any] = {SIDE: True} if lane.side and lane.caller is None else {}
+        if lane.side:
+            more["messages"] = [{"role": message.role, "content": message.content} for message in told]
+        opened = self._recorder.begin(
+            Intent(new_id(), request.model[:200], outline, EntryKind.MODEL), {**lane.details, **more}
+        )
         self._note({"turn": opened.entry.id})
-        turn = _Turn(opened, dialog)
+        turn = _Turn(opened, lane)
         with self._lock:
+            lane.asking += 1
             self._turns[id(request)] = turn
         if results:
             turn.step = threading.Thread(target=self._close_tools, args=(turn, results), name="gateway-step")
@@ -115,13 +117,14 @@ class ModelCalls:
         """See `GatewayHandler.replied`."""
         with self._lock:
             turn = self._turns.pop(id(request))
+            turn.lane.asking -= 1
         if turn.step is not None:
             turn.step.join()
         self._recorder.pending.take(turn.opened.entry.id)
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
-        details = {"gateway": True, "usage": _usage(reply), "stop_reason": content.stop_reason}
-        result = _result(reply, calls)
+        details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
+        result = wire_records.result(reply, calls)
         status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
         if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
@@ -131,17 +134,19 @@ class ModelCalls:
             raise turn.failure
         if reply.failed:
             return
-        self._said(turn.dialog, content)
+        self._said(turn.lane, content)
+        self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
         for call in calls:
-            self._open_tool(call, turn.opened.entry)
+            self._open_tool(call, turn.opened.entry, turn.lane)
 
     # -- tools ---------------------------------------------------------------------------------------------------------
 
-    def _open_tool(self, call: ModelCall, model: JournalEntry) -> None:
+    def _open_tool(self, call: ModelCall, model: JournalEntry, lane: Lane) -> None:
         """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
         with self._lock:
             if call.id in self._tools:
                 return
+            self._finished.discard(call.id)
             while len(self._tools) >= MAX_OPEN_TOOLS:
                 self._recorder.pending.lost([self._tools.pop(next(iter(self._tools))).entry.id])
         intent = Intent(new_id(), call.name[:200] or "tool", call.arguments)
@@ -158,22 +163,25 @@ class ModelCalls:
                 cancelled=threading.Event(),  # the gate notices the sandbox's end
             )
         except Denied as denied:
-            self._recorder.refused(intent, denied.message, {"gateway": True, OF_MODEL: model.id})
+            self._recorder.refused(intent, denied.message, {"gateway": True, OF_MODEL: model.id, LANE: lane.number})
             raise
-        opened = self._recorder.begin(intent)
-        self._note({"tool": call.id, "entry": opened.entry.id})
+        opened = self._recorder.begin(intent, {LANE: lane.number})
+        self._note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number})
         with self._lock:
             self._tools[call.id] = opened
 
-    def _results(self, request: TurnRequest, known: int) -> list[ToolResult]:
-        """The tool results that a request brings, and the ones that an earlier daemon received and did not process."""
+    def _results(self, request: TurnRequest, lane: Lane, known: int) -> list[ToolResult]:
+        """The tool results that a request brings: of calls that are open, and of calls that nobody knows in a lane that
+        goes on. Results that an earlier daemon received and did not process are among them; those of the past are
+        not."""
         with self._lock:
-            missed = (
-                [result for result in request.results_since(0) if result.id in self._unclosed] if self._unclosed else []
-            )
-            self._unclosed.difference_update(result.id for result in missed)
-        new = {result.id for result in missed}
-        return [*missed, *(result for result in request.results_since(known) if result.id not in new)]
+            since = 0 if self._unclosed else known
+            self._unclosed.clear()
+            return [
+                result
+                for result in request.results_since(since)
+                if result.id in self._tools or (result.message >= known > 0 and result.id not in self._finished)
+            ]
 
     def _close_tools(self, turn: _Turn, results: list[ToolResult]) -> None:
         try:
@@ -185,8 +193,13 @@ class ModelCalls:
     def _close_tool(self, result: ToolResult) -> None:
         with self._lock:
             opened = self._tools.pop(result.id, None)
+            self._finished.add(result.id)
+        lane = self._lanes.lane_of(result.id)
+        details = {} if lane is None else {LANE: lane.number}
         if opened is None:
-            opened = self._recorder.begin(Intent(new_id(), (result.name or "tool")[:200], None))
+            opened = self._recorder.begin(Intent(new_id(), (result.name or "tool")[:200], None), details)
+        elif self._recorder.pending.opened(opened.entry.id) is None:  # asked for in the replay, ended after it
+            opened = self._recorder.begin(Intent(new_id(), opened.entry.name, opened.entry.arguments), details)
         self._recorder.pending.take(opened.entry.id)
         writer = self._context.spool.writer()
         try:
@@ -208,31 +221,45 @@ class ModelCalls:
 
     # -- replay --------------------------------------------------------------------------------------------------------
 
-    def _replayed_result(self, result: ToolResult) -> bool:
+    def _replayed_result(self, lane: Lane, result: ToolResult) -> bool:
         """True if the journal records the tool's end. The files are then as they were."""
         with self._lock:
             met = self._tools.get(result.id)
         if not self._recorder.replaying or met is None:
             return False
-        if self._recorder.replayed(EntryKind.TOOL, met.entry.name, met.entry.arguments) is None:
+        name, arguments = met.entry.name, met.entry.arguments
+        number = lane.number if lane.recorded else None
+        if not self._recorder.has_left(number):
+            return False
+        if self._recorder.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None:
             return False
         with self._lock:
             self._tools.pop(result.id, None)
+            self._finished.add(result.id)
         return True
 
-    def _again(self, request: TurnRequest, dialog: _Dialog, known: int, entry: JournalEntry) -> RecordedReply:
+    def _again(self, request: TurnRequest, lane: Lane, known: int, entry: JournalEntry) -> RecordedReply:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
         recorded runs for real."""
-        recorded = _recorded(entry)
+        if not lane.recorded:
+            lane.recorded, lane.number = True, entry.details.get(LANE, lane.number)
+            lane.caller, lane.side = entry.details.get(CALLER, lane.caller), _is_side(entry.details)
+            self._lanes.add(lane)
+        recorded = wire_records.recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
-        self._heard(dialog, known, [*request.digests[known:], *content.digests])
-        self._recorder.met([*request.new_messages(known), *content.messages])
+        self._heard(lane, known, [*request.digests[known:], *content.digests])
+        if not lane.side:
+            self._recorder.met([*request.new_messages(known), *content.messages])
         if REPLY_DENIED in entry.details:
             return replace(recorded, status=Denied.http_status, error=entry.details[REPLY_DENIED])
+        asked = {call["id"]: call["arguments"] for call in entry.result["calls"]}
+        self._lanes.called(lane, asked)
+        if asked:
+            self._recorder.meets_calls(lane.number, list(asked))
         live = self._recorder.live_if_exhausted()
         for call in entry.result["calls"]:
             if live:
-                self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry)
+                self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry, lane)
             else:
                 with self._lock:
                     self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
@@ -240,33 +267,42 @@ class ModelCalls:
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
-    def _said(self, dialog: _Dialog, content: ReplyContent) -> None:
+    def _said(self, lane: Lane, content: ReplyContent) -> None:
         """The model's words join the conversation."""
-        at = len(dialog.digests)
-        for number, message in enumerate(content.messages):
-            self._recorder.message(message, rid=_rid(dialog, at, number, message))
-        self._heard(dialog, at, content.digests)
+        at = len(lane.digests)
+        if not lane.side:
+            for number, message in enumerate(content.messages):
+                self._recorder.message(message, rid=_rid(lane, at, number, message))
+        self._heard(lane, at, content.digests)
 
-    def _unheard(
-        self, request: TurnRequest, dialog: _Dialog, known: int, outline: dict[str, Any]
-    ) -> RecordedReply | None:
+    def _unheard(self, request: TurnRequest, lane: Lane, known: int, outline: dict[str, Any]) -> RecordedReply | None:
         """Returns a recorded reply that the agent never received: the daemon was killed in between, and the agent
         repeats its request. The rest of the reply's recording is completed here, as far as it is missing."""
-        self._resumed.discard(dialog.number)
+        self._resumed.discard(lane.number)
         entry = self._recorder.reply(request.model[:200], outline) if known == len(request.digests) else None
         if entry is None:
             return None
-        recorded = _recorded(entry)
-        if len(dialog.digests) == known:
-            self._said(dialog, request.reader.read_again(request, recorded))
+        recorded = wire_records.recorded(entry)
+        if len(lane.digests) == known:
+            self._said(lane, request.reader.read_again(request, recorded))
+        self._lanes.called(lane, {call["id"]: call["arguments"] for call in entry.result["calls"]})
         for call in entry.result["calls"]:
-            self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry)
+            self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry, lane)
         return recorded
 
-    def _heard(self, dialog: _Dialog, at: int, digests: Sequence[bytes]) -> None:
+    def _heard(self, lane: Lane, at: int, digests: Sequence[bytes]) -> None:
         """A conversation goes on, from message number `at`."""
-        dialog.digests[at:] = digests
-        self._note({"dialog": dialog.number, "at": at, "digests": [digest.hex() for digest in digests]})
+        lane.digests[at:] = digests
+        self._note(
+            {
+                "dialog": lane.number,
+                "at": at,
+                "digests": [digest.hex() for digest in digests],
+                "caller": lane.caller,
+                "side": lane.side,
+                "begun": lane.begun,
+            }
+        )
 
     def _note(self, fields: dict[str, Any]) -> None:
         """Something that the gateway of another daemon has to know."""
@@ -276,12 +312,17 @@ class ModelCalls:
     def restore(self, record: LiveRecord) -> None:
         """Go on where the gateway of an earlier daemon was killed. A request that was being forwarded is repeated by
         its client."""
-        dialogs: dict[int, _Dialog] = {}
+        lanes: dict[int, Lane] = {}
         for line in live.wire(record.directory):
             if "dialog" in line:
-                dialog = dialogs.pop(line["dialog"], None) or _Dialog(line["dialog"])
-                dialog.digests[line["at"] :] = map(bytes.fromhex, line["digests"])
-                dialogs[dialog.number] = dialog  # the one used last comes last
+                lane = lanes.pop(line["dialog"], None) or Lane(line["dialog"], recorded=True)
+                lane.digests[line["at"] :] = map(bytes.fromhex, line["digests"])
+                lane.caller, lane.side, lane.begun = (
+                    line.get("caller"),
+                    line.get("side", False),
+                    line.get("begun", False),
+                )
+                lanes[lane.number] = lane  # the one used last comes last
             elif "turn" in line:
                 self._recorder.cut_off(line["turn"])
             else:
@@ -289,96 +330,79 @@ class ModelCalls:
                 if opened is not None:
                     self._tools[line["tool"]] = opened
                     self._unclosed.add(line["tool"])
-        self._dialogs = list(dialogs.values())[-MAX_DIALOGS:]
-        self._resumed = set(dialogs)
-        self._began = max(dialogs, default=-1) + 1
+                owner = lanes.get(line.get("lane", -1))
+                if owner is not None:
+                    self._lanes.called(owner, {line["tool"]: None if opened is None else opened.entry.arguments})
+        for lane in lanes.values():
+            self._lanes.add(lane)
+        self._resumed = set(lanes)
 
-    def _dialog(self, request: TurnRequest) -> tuple[_Dialog, int]:
-        """The conversation that a request continues, and the number of its messages that are known."""
+    def _lane(self, request: TurnRequest) -> tuple[Lane, int]:
+        """The lane that a request belongs to, and the number of its messages that are known."""
         with self._lock:
-            found = max(self._dialogs, key=lambda one: request.matching_prefix(one.digests), default=None)
-            known = 0 if found is None else request.matching_prefix(found.digests)
-            if found is None or known == 0:
-                found = _Dialog(self._began)
-                self._began += 1
-                self._dialogs.append(found)
-                del self._dialogs[:-MAX_DIALOGS]
-            else:
-                self._dialogs.remove(found)
-                self._dialogs.append(found)
-        return found, known
+            open_calls = {call_id: opened.entry.arguments for call_id, opened in self._tools.items()}
+        lane, known = self._lanes.of(request, open_calls)
+        if not known and request.aside:
+            lane.side = True
+        if self._finished and not lane.digests:
+            told = known
+            while told < len(request.items) and request.digests[told] in self._told(request):
+                told += 1
+            if known or told > opening_count(request):
+                known = told
+        return lane, known
+
+    def _difference(self, request: TurnRequest, lane: Lane) -> str:
+        """The first message of a request that is not the recorded one, line by line. The answers of tools may
+        differ."""
+        if lane.side:
+            return ""
+        reader, recorded = request.reader, self._recorder.to_be_told(len(request.items))
+        for number, (item, old) in enumerate(zip(request.items, recorded, strict=False)):
+            digest = request.memo.of(request.api.value, reader.item(old), reader.normal)
+            if digest != request.digests[number] and not any(True for _ in reader.results(item)):
+                before, after = ("\n".join(texts(message.content)) for message in (old, reader.message(item)))
+                lines = difflib.unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm="")
+                changed = [line[:_LINE_CHARS] for line in lines if not line.startswith(("---", "+++", "@@"))]
+                return "\n".join([f"; message {number} ({old.role}) differs:", *changed[:_LINES]]) + "\n"
+        return ""
+
+    def _told(self, request: TurnRequest) -> frozenset[bytes]:
+        """Digests of the recorded conversation, for a program that goes on with it without a replay."""
+        if request.api not in self._heard_before:
+            self._heard_before[request.api] = frozenset(
+                request.memo.of(request.api.value, request.reader.item(message), request.reader.normal)
+                for message in self._recorder.told(_TOLD)
+            )
+        return self._heard_before[request.api]
 
 
-def _rid(dialog: _Dialog, at: int, number: int, message: Message) -> str:
+def _past(recorder: Recorder) -> tuple[Lanes, set[str]]:
+    """The lanes of the journal, for a program that goes on with their conversations without a replay, and the calls in
+    it that have ended. In a replay they are met one by one."""
+    lanes = Lanes()
+    finished: set[str] = set()
+    for entry in recorder.past():
+        if entry.kind is not EntryKind.MODEL or LANE not in entry.details:
+            continue
+        number = entry.details[LANE]
+        lane = lanes.numbered(number) or Lane(
+            number, caller=entry.details.get(CALLER), side=_is_side(entry.details), recorded=True
+        )
+        lanes.add(lane)
+        if not recorder.replaying and isinstance(entry.result, dict):
+            asked = {call["id"]: call["arguments"] for call in entry.result.get("calls", ())}
+            lanes.called(lane, asked)
+            finished.update(asked)
+    return (Lanes(lanes.next_number), finished) if recorder.replaying else (lanes, finished)
+
+
+def _is_side(details: dict[str, Any]) -> bool:
+    return CALLER in details or bool(details.get(SIDE))
+
+
+def _rid(lane: Lane, at: int, number: int, message: Message) -> str:
     """Name under which a message is recognised if it comes again: its place and a hash of its content, since an agent
     may take back its last messages."""
     text = json.dumps([message.role, message.content], sort_keys=True)
-    return f"{dialog.number}:{at}:{number}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-
-
-def _outline(request: TurnRequest) -> dict[str, Any]:
-    """A short form of a request: a replay compares it, and a person sees it where the two differ. It leaves out the
-    results of tools."""
-    first = next(
-        (number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items)
-    )
-    fixed = hashlib.sha256()
-    for number, (item, digest) in enumerate(zip(request.items, request.digests, strict=True)):
-        fixed.update(digest if number < first or request.reader.from_model(item) else b"answer")
-    opening = request.new_messages(max(0, first - 1), limit=1)
-    return {
-        "api": str(request.api),
-        "stream": request.stream,
-        "messages": len(request.items),
-        "digest": fixed.hexdigest(),
-        "prompt": _shown(opening[0]) if opening else None,
-    }
-
-
-def _shown(message: Message) -> str:
-    content = message.content
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    return text[:_OUTLINE_CHARS]
-
-
-def _usage(reply: TurnReply) -> dict[str, int]:
-    usage = reply.content.usage
-    numbers = {
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-        "cached_tokens": usage.cached_tokens,
-    }
-    return {name: number for name, number in numbers.items() if number is not None}
-
-
-def _result(reply: TurnReply, calls: list[ModelCall]) -> dict[str, Any]:
-    body: dict[str, Any] = {}
-    if reply.body is not None:
-        try:
-            body = {"body": reply.body.decode()}
-        except UnicodeDecodeError:
-            body = {"body_b64": base64.b64encode(reply.body).decode()}
-    return {
-        "status": reply.status,
-        "content_type": reply.content_type,
-        "complete": reply.complete,
-        **body,
-        "calls": [{"id": call.id, "name": call.name[:200] or "tool", "arguments": call.arguments} for call in calls],
-    }
-
-
-def _recorded(entry: JournalEntry) -> RecordedReply:
-    """The reply of an entry, to be sent again. Unsupported: it was not kept."""
-    result = entry.result
-    if "body_b64" in result:
-        return RecordedReply(
-            result["status"], result["content_type"], base64.b64decode(result["body_b64"]), result["complete"]
-        )
-    if "body" in result:
-        return RecordedReply(result["status"], result["content_type"], result["body"].encode(), result["complete"])
-    if entry.status is CallStatus.DONE:
-        raise Unsupported(
-            f"a reply of more than {REPLAY_LIMIT_BYTES} bytes was not kept, so nothing behind it can be replayed; fork a snapshot "
-            "without resuming, and start an agent there"
-        )
-    return RecordedReply(result["status"], "application/json", b"", error=entry.error or "the provider did not answer")
+    return f"{lane.number}:{at}:{number}:{hashlib.sha256(text.encode()).hexdigest()[:16]}"

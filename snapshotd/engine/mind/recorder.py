@@ -26,7 +26,7 @@ from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.agent_state import AgentState
 from snapshotd.engine.mind.idempotency import Keys
 from snapshotd.engine.mind.pending import Open, Pending
-from snapshotd.engine.mind.replay import DENIED, Kept, Mismatch, Recorded, Replay, Resumption, shown
+from snapshotd.engine.mind.replay import DENIED, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
 from snapshotd.engine.mind.retelling import OtherWords, Retelling
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.live import LiveRecord
@@ -53,6 +53,8 @@ from snapshotd.types import (
 _log = logging.getLogger(__name__)
 _SAID = "said"
 """Detail of an entry: messages that were appended from within it."""
+_OTHERS_S = 60.0
+"""How long a conversation that has met everything recorded waits for the next step of another one."""
 _NEWEST = 256
 """Snapshots among which one is looked for that was just taken."""
 _CHANGED_BY_PEOPLE = ("edit", "retry")
@@ -78,6 +80,8 @@ class Recorder:
         self.state = AgentState(sandbox, self.funnel)
         self._lock = threading.RLock()
         """Guards the replay; taken before the sandbox's lock."""
+        self._moved = threading.Condition(self._lock)
+        """Told when the replay has come further, or ends."""
         self.pending = Pending(sandbox)
         self._resumption, self._keys = resumption, keys
         self._replay = None if resumption is None else Replay(resumption.entries)
@@ -85,6 +89,9 @@ class Recorder:
         self._retelling = None if resumption is None else Retelling(context.catalog, resumption.began, resumption.head)
         self._reached = None if resumption is None else resumption.began
         """The newest snapshot whose call has been replayed."""
+        self._places_of = {} if resumption is None else {e.id: n for n, e in enumerate(resumption.entries)}
+        self._place = -1
+        """The place of the call of `_reached` in the journal."""
         self._replayed_models: list[JournalEntry] = []
         """Model calls that were replayed since then."""
         self._went_live = False
@@ -131,6 +138,59 @@ class Recorder:
                 return None
             return self._met(entry)
 
+    def replayed_on_wire(
+        self,
+        kind: EntryKind,
+        name: str,
+        arguments: Any,
+        lane: int | None,
+        *,
+        called: bool,
+        difference: Callable[[], str] = str,
+    ) -> Recorded | None:
+        """As `replayed`, in a lane (replay.py, `match_on_wire`). A lane that has met all that is recorded of it waits
+        until the others have, too. `difference`: asked how the request differs from the recorded one, for a person."""
+        with self._lock:
+            self._check_diverged()
+            name, arguments = self.funnel.conceal_text(name), self.funnel.conceal(arguments)
+            actual = f"{kind} {name} with {shown(arguments)}"
+            while self._replay is not None:
+                try:
+                    entry = self._replay.match_on_wire(kind, name, arguments, lane, called=called)
+                except Mismatch as mismatch:
+                    self._other_than(mismatch.recorded, actual + self.funnel.conceal_text(difference()))
+                    return None
+                except Elsewhere:
+                    self._wait_for_others(actual)
+                    continue
+                if entry is not None:
+                    return self._met(entry)
+                self._go_live()
+            return None
+
+    def has_left(self, lane: int | None) -> bool:
+        """True if recorded entries of a lane are still to be met."""
+        with self._lock:
+            return self._replay is not None and self._replay.has_left(lane)
+
+    def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
+        """A replayed reply asks for calls. Where nothing that follows from them is recorded, they run for real, so
+        everything else has to be met before the program gets the reply. Diverged."""
+        with self._lock:
+            while self._replay is not None and not self._replay.exhausted and not self._replay.needs(lane, call_ids):
+                self._wait_for_others("nothing")
+
+    def _wait_for_others(self, actual: str) -> None:
+        """Wait until the replay has come further. Diverged: it does not."""
+        assert self._replay is not None
+        before = self._replay.matched
+        came = self._moved.wait_for(
+            lambda: self.diverged is not None or self._replay is None or self._replay.matched != before, _OTHERS_S
+        )
+        self._check_diverged()
+        if not came and self._replay is not None:
+            self._other_than(self._replay.next, actual)
+
     def skipped_task(self, name: str) -> Recorded | None:
         """The end of a task that has completed, with all that happened in it taken as met; None: it has to be run."""
         with self._lock:
@@ -151,13 +211,16 @@ class Recorder:
             snapshot = self._catalog.get_snapshot(entry.snapshot)
             own = snapshot if snapshot.call.id == entry.id else None
         if own is not None:
-            self._places.go_to(self.sandbox, own)
-            with self.sandbox.lock:
-                self.sandbox.state, self.sandbox.state_changed = self._catalog.state(own.id), False
-            self._reached, self._replayed_models = own, []
+            place = self._places_of.get(entry.id, self._place)
+            if place >= self._place:  # calls that ran side by side come in any order: the files never go back
+                self._places.go_to(self.sandbox, own)
+                with self.sandbox.lock:
+                    self.sandbox.state, self.sandbox.state_changed = self._catalog.state(own.id), False
+                self._reached, self._replayed_models, self._place = own, [], place
             self.said(entry.details.get(_SAID, 0))
         else:
             self._replayed_models.append(entry)
+        self._moved.notify_all()
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(self._revealed(entry), own)
 
@@ -202,6 +265,7 @@ class Recorder:
             self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
         self._replay, self._went_live = None, True
+        self._moved.notify_all()
         self.after_live()
 
     def take_live(self) -> bool:
@@ -230,6 +294,7 @@ class Recorder:
             f"{actual}; nothing was changed: resume with the program and inputs it had, or go another way from there: "
             f"`snapshotd fork --resume {last}`"
         )
+        self._moved.notify_all()
         raise self.diverged
 
     def _branch(self, expected: str, actual: str) -> None:
@@ -270,11 +335,11 @@ class Recorder:
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
-    def begin(self, intent: Intent) -> Open:
+    def begin(self, intent: Intent, details: dict[str, Any] | None = None) -> Open:
         """Record an intent. Conflict, LimitExceeded, OutOfSpace."""
         conceal = self.funnel.conceal
         self._check_diverged()
-        details: dict[str, Any] = {}
+        details = conceal(dict(details or {}))
         if intent.compensate is not None:
             details["compensate"] = {"argv": conceal(list(intent.compensate))}
         if intent.task is not None:
@@ -474,6 +539,31 @@ class Recorder:
         """A snapshot that ends no entry."""
         self._check_diverged()
         return commit_step(self._catalog, self.sandbox, call, self._listener)
+
+    def past(self) -> Iterable[JournalEntry]:
+        """The journal up to the head, with what belongs to no snapshot yet."""
+        return itertools.chain(
+            self._catalog.journal(self.sandbox.head), self._catalog.unbound(self.sandbox.trajectory.id)
+        )
+
+    def to_be_told(self, limit: int) -> list[Message]:
+        """The first messages that a program which is replayed has to send, as it knows them."""
+        if self._resumption is None:
+            return []
+        began, head = self._resumption.began, self._resumption.head
+        return [
+            Message(message.role, self.funnel.reveal(message.content))
+            for message in itertools.islice(self._catalog.conversation(head.id, began.messages), limit)
+        ]
+
+    def told(self, limit: int) -> list[Message]:
+        """The last messages of the conversation up to the head, as the program knows them."""
+        with self.sandbox.lock:
+            first = max(0, self.sandbox.message_count - limit)
+        return [
+            Message(message.role, self.funnel.reveal(message.content))
+            for message in self._catalog.conversation(self.sandbox.head, first)
+        ]
 
     def unrecorded(self, name: str, arguments: Any) -> Open:
         """A call that a replayed program makes by itself; its end is recorded already."""

@@ -1,16 +1,17 @@
 """The recorded entries of a journal, matched with the requests of a program that was started again from the top.
 
 Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they
-began. Where calls ran side by side the order in which they come again is left open, within each run of calls that
-overlapped: threads that take their work from one queue take it otherwise when a recorded call takes no time. Cut-off
-entries (no outcome, or UNKNOWN) are passed over: the program runs those again.
+began, within each lane: conversations on the wire (lanes.py) come in any order. Where calls ran side by side the order
+in which they come again is left open, within each run of calls that overlapped: threads that take their work from one
+queue take it otherwise when a recorded call takes no time. Cut-off entries (no outcome, or UNKNOWN) are passed over:
+the program runs those again.
 """
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,12 @@ OF_MODEL = "model"
 never received."""
 REPLY_DENIED = "reply_denied"
 """Detail of such a model's entry while it is replayed: why the agent did not get the reply. It is not recorded."""
+LANE = "lane"
+"""Detail of an entry on the wire: the number of its conversation (lanes.py)."""
+CALLER = "caller"
+"""Detail of a model's entry: the provider's id of the call that led to its conversation."""
+SIDE = "side"
+"""Detail of a model's entry whose conversation nobody waits for: the title of another one, for example."""
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded
 first."""
@@ -58,6 +65,10 @@ class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to tu
         self.recorded = recorded
 
 
+class Elsewhere(Exception):  # noqa: N818 - what happened, for the recorder to wait
+    """Everything recorded of this lane has been met, and other lanes are still on their way."""
+
+
 class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
@@ -68,11 +79,19 @@ class Replay:
         self._left = _without_repeated(left)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
-        self._run_of = _runs(self._left)
+        lanes: dict[Any, list[JournalEntry]] = {}
+        for entry in self._left:
+            lanes.setdefault(entry.details.get(LANE), []).append(entry)
+        self._run_of = {call_id: run for entries in lanes.values() for call_id, run in _runs(entries).items()}
+        self._apart = any(lane is not None for lane in lanes)
+        """Lanes are recorded; older journals have none."""
+        self._begun: set[Any] = set()
+        """The lanes that the program has come to."""
 
     @property
     def exhausted(self) -> bool:
-        return not self._left
+        """True if nothing is left that the program has to meet."""
+        return all(entry.details.get(SIDE) for entry in self._left)
 
     @property
     def loose(self) -> bool:
@@ -89,12 +108,53 @@ class Replay:
         """Take the entry that this is; None when all have been met. Raises Mismatch."""
         if not self._left:
             return None
-        wanted = canonical(arguments)
-        for index in self._candidates():
+        found = self._find(kind, name, arguments, None)
+        if found is None:
+            raise Mismatch(self._left[next(self._candidates(None), 0)])
+        return self._take(found)
+
+    def match_on_wire(
+        self, kind: EntryKind, name: str, arguments: Any, lane: int | None, *, called: bool = False
+    ) -> JournalEntry | None:
+        """Take the entry that this is, in its lane. `lane` None: a conversation that begins, `called` by another one
+        or not. None when all have been met. Raises Mismatch, and Elsewhere where only other lanes are left."""
+        if not self._left:
+            return None
+        if not self._apart:
+            return self.match(kind, name, arguments)
+        known = dict.fromkeys(entry.details.get(LANE) for entry in self._left)
+        for number in [lane] if lane is not None else [each for each in known if each not in self._begun]:
+            found = None if number is None else self._find(kind, name, arguments, number)
+            if found is not None:
+                self._begun.add(number)
+                return self._take(found)
+        if lane is not None and lane in known:
+            raise Mismatch(self._left[next(self._candidates(lane))])
+        if lane is None and not called and not self._begun:
+            raise Mismatch(self._left[0])
+        if all(entry.details.get(SIDE) for entry in self._left):
+            self._left = []  # no lane waits for them: they are asked again, if at all
+            return None
+        raise Elsewhere
+
+    def has_left(self, lane: int | None) -> bool:
+        """True if entries of a lane are left."""
+        return any(not self._apart or entry.details.get(LANE) == lane for entry in self._left)
+
+    def needs(self, lane: int, call_ids: Iterable[str]) -> bool:
+        """True if entries are left that follow from these calls of a lane: their ends, or what they led to."""
+        wanted = set(call_ids)
+        return not self._apart or any(
+            entry.details.get(LANE) == lane or entry.details.get(CALLER) in wanted for entry in self._left
+        )
+
+    def _find(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> int | None:
+        wanted = _compared(kind, arguments)
+        for index in self._candidates(lane):
             entry = self._left[index]
-            if entry.kind is kind and entry.name == name and canonical(entry.arguments) == wanted:
-                return self._take(index)
-        raise Mismatch(self._left[0])
+            if entry.kind is kind and entry.name == name and _compared(kind, entry.arguments) == wanted:
+                return index
+        return None
 
     def skip_task(self, name: str) -> JournalEntry | None:
         """Take the end of a task that begins now, with all that was recorded inside of it; None if it is not recorded
@@ -118,9 +178,13 @@ class Replay:
             return None
         return (facts.popleft().get("value"),)
 
-    def _candidates(self) -> Iterable[int]:
+    def _candidates(self, lane: int | None) -> Iterator[int]:
+        run = None
         for index, entry in enumerate(self._left):
-            if self._run_of[entry.id] != self._run_of[self._left[0].id]:
+            if self._apart and entry.details.get(LANE) != lane:
+                continue
+            run = self._run_of[entry.id] if run is None else run
+            if self._run_of[entry.id] != run:
                 return
             yield index
 
@@ -220,6 +284,13 @@ def _within(entry: JournalEntry, task: JournalEntry) -> bool:
     if named is not None:
         return bool(named == task.name)
     return task.began_at_ns <= entry.began_at_ns and _ended(entry) <= _ended(task)
+
+
+def _compared(kind: EntryKind, arguments: Any) -> str:
+    """The part that has to be the same. The prompt in a request's outline is for people: its digest is what counts."""
+    if kind is EntryKind.MODEL and isinstance(arguments, dict) and "digest" in arguments:
+        arguments = {name: value for name, value in arguments.items() if name not in ("prompt", "messages")}
+    return canonical(arguments)
 
 
 def canonical(value: Any) -> str:

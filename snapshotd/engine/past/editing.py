@@ -19,6 +19,7 @@ from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.mind.pending import MAX_PENDING_BYTES
+from snapshotd.engine.mind.replay import LANE
 from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs.half_made import HalfMade
 from snapshotd.engine.runs.sessions import Sessions
@@ -28,7 +29,18 @@ from snapshotd.errors import LimitExceeded, NotFound, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.amend import amend
-from snapshotd.types import CallID, CallStatus, JournalEntry, Message, Snapshot, Trajectory, TrajectoryID, new_id, short
+from snapshotd.types import (
+    CallID,
+    CallStatus,
+    EntryKind,
+    JournalEntry,
+    Message,
+    Snapshot,
+    Trajectory,
+    TrajectoryID,
+    new_id,
+    short,
+)
 
 MAX_MODE = 0o7777
 
@@ -56,6 +68,8 @@ class Editing:
         """See `Engine.edit`, without the resumption. `source` is pinned. Nothing is left when it raises."""
         for item in request.files:
             _check_file(item)
+        if request.result is not None or request.messages is not None or request.add_messages or request.drop_messages:
+            self._check_is_heard(source)
         funnel = self._context.secrecy.of(self._catalog.get_trajectory(source.trajectory))
         entries = self._entries(source, request, funnel.conceal)
         follows = (
@@ -111,6 +125,20 @@ class Editing:
             raise
 
     # -- mind ----------------------------------------------------------------------------------------------------------
+
+    def _check_is_heard(self, source: Snapshot) -> None:
+        """UsageError for an agent behind the gateway: it sends its model what it remembers itself, so that a changed
+        result or message would be in the record and never reach the model."""
+        entries = list(self._catalog.journal(source.id))
+        on_wire = [entry for entry in entries if entry.kind is EntryKind.MODEL and entry.details.get("gateway")]
+        apart = any(LANE in entry.details for entry in on_wire)
+        own = [entry for entry in entries if entry.kind is EntryKind.TOOL and apart and LANE not in entry.details]
+        if on_wire and not own:
+            raise UsageError(
+                f"the messages and results of snapshot {short(source.id)} cannot be edited: its agent talks to its model "
+                "through the gateway and keeps its conversation itself, so the model would never see the change; edit "
+                "files or the environment, or fork the snapshot and give the agent another task"
+            )
 
     def _entries(
         self, source: Snapshot, request: EditRequest, conceal: Callable[[Any], Any]

@@ -120,7 +120,7 @@ def agent_spec(request: RunRequest) -> AgentSpec:
     """The program of a run as it is called inside the sandbox. A file of the workspace is run there, so that its
     imports work."""
     if request.agent is None:
-        return AgentSpec(argv=request.command, program=0)
+        return AgentSpec(argv=request.command, program=0, user=request.user)
     inside = _inside(request.agent, request.sandbox)
     path = f"/workspace/{inside}" if inside is not None else f"/agent/{request.agent.name}"
-    return AgentSpec(argv=(PYTHON, path, *request.args), program=2)
+    return AgentSpec(argv=(PYTHON, path, *request.args), program=2, user=request.user)

@@ -501,7 +501,7 @@ class Sessions:
         """
         trajectory = sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
-        spec = self._exec_spec(sandbox, argv, agent.cwd, agent.env, None)
+        spec = self._exec_spec(sandbox, argv, agent.cwd, agent.env, agent.user)
         began_at_ns = time.time_ns()
         recorder = self._recorders[trajectory.id]
         recorder.after_live = lambda: self._outlive(sandbox, recorder, began_at_ns)
@@ -761,13 +761,15 @@ FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"
 
 
 def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> AgentSpec:
-    """The program of a fork: the source's with its arguments replaced, or `args` as a command. `{index}` becomes the
-    fork's number."""
+    """The program of a fork: the source's with its arguments replaced, or `args` as a command. Where the source's is a
+    command, arguments that begin with an option are its new ones, and everything else is another command. `{index}`
+    becomes the fork's number."""
     filled = tuple(arg.replace("{index}", str(index)) for arg in args)
     agent = source.agent if source is not None else None
     if agent is None:
         return AgentSpec(argv=filled, program=0)
-    return replace(agent, argv=(*agent.argv[: agent.program], *filled))
+    program = agent.program or int(bool(filled) and filled[0].startswith("-"))
+    return replace(agent, argv=(*agent.argv[:program], *filled))
 
 
 def free_bytes(path: Path) -> int:

@@ -212,7 +212,13 @@ def _document(record: Record) -> dict[str, Any]:
             },
             "agent": None
             if agent is None
-            else {"argv": list(agent.argv), "program": agent.program, "cwd": agent.cwd, "env": _pairs(agent.env)},
+            else {
+                "argv": list(agent.argv),
+                "program": agent.program,
+                "cwd": agent.cwd,
+                "env": _pairs(agent.env),
+                **({} if agent.user is None else {"user": agent.user}),
+            },
             "env": _pairs(trajectory.env),
             "forked_from": trajectory.forked_from,
             "experiment": trajectory.experiment,
@@ -413,7 +419,13 @@ def _read_trajectory(fields: Fields, head: SnapshotID) -> Trajectory:
         ),
         None
         if agent is None
-        else AgentSpec(agent.texts("argv"), agent.integer("program"), agent.text("cwd"), agent.pairs("env")),
+        else AgentSpec(
+            agent.texts("argv"),
+            agent.integer("program"),
+            agent.text("cwd"),
+            agent.pairs("env"),
+            agent.text_or_none("user"),
+        ),
         head,
         TrajectoryStatus.STOPPED if agent is None else TrajectoryStatus.INTERRUPTED,
         fields.integer("created_at_ns", ANY_TIME),

@@ -5,11 +5,14 @@ Errors: UsageError (malformed), LimitExceeded.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from snapshotd.engine.storing import records
 from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.types import AgentSpec
 
 _ENV_LIMIT, _TEXT_LIMIT_BYTES = 1000, 128 << 10
+_USER_LIMIT_CHARS = 200
 
 
 def decoded(data: bytes) -> records.Record:
@@ -49,7 +52,9 @@ def checked_agent(agent: AgentSpec | None) -> AgentSpec | None:
         raise LimitExceeded(f"a command line in the bundle has more than {_TEXT_LIMIT_BYTES} characters")
     if not agent.argv or agent.program > len(agent.argv) or "\0" in text or not _is_unicode(text):
         raise UsageError("the bundle is malformed: a command line in it cannot be run")
-    return AgentSpec(agent.argv, agent.program, checked_text(agent.cwd), checked_env(agent.env))
+    if agent.user is not None and not (len(agent.user) <= _USER_LIMIT_CHARS and agent.user.isprintable()):
+        raise UsageError("the bundle is malformed: a user in it cannot be one")
+    return replace(agent, cwd=checked_text(agent.cwd), env=checked_env(agent.env))
 
 
 def _is_unicode(text: str) -> bool:

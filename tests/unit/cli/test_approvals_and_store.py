@@ -208,7 +208,12 @@ def test_secrets_and_providers_reach_the_sandbox(cli: Cli, monkeypatch: pytest.M
         {"kind": "anthropic", "base_url": "http://127.0.0.1:9/a", "api_key": "key two"},
     ]
     monkeypatch.delenv("OPENAI_API_KEY")
-    started = cli("run", "-d", "--provider", "openai", "--secret", "B=1", "--", "ls").out.strip()
+    unasked = cli("run", "-d", "--provider", "openai", "--", "ls")
+    assert (unasked.code, unasked.out) == (125, "")
+    assert "OPENAI_API_KEY is not set here" in unasked.err, "its own service answers nobody without a key"
+    noted = cli("run", "-d", "--provider", "openai=http://127.0.0.1:9/v1", "--secret", "B=1", "--", "ls")
+    assert "OPENAI_API_KEY is not set here" in noted.err
+    started = noted.out.strip()
     status = cli("daemon", "--status", "--json").json
     assert (status["providers"][started][0]["api_key"], status["secret_names"][started]) == (None, ["B"])
 
@@ -227,7 +232,10 @@ def test_secrets_and_providers_reach_the_sandbox(cli: Cli, monkeypatch: pytest.M
         (["--provider", "openai=https://ann:sesame@h"], "malformed"),
     ],
 )
-def test_mistakes_with_secrets_are_told_without_them(cli: Cli, words: list[str], sentence: str) -> None:
+def test_mistakes_with_secrets_are_told_without_them(
+    cli: Cli, words: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key one")
     done = cli("create", *words)
     assert (done.code, done.out, done.err.count("\n")) == (125, "", 1)
     assert sentence in done.err

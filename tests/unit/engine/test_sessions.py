@@ -10,13 +10,14 @@ from typing import Any, cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.config import Config
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.errors import Conflict, OutOfSpace
-from snapshotd.types import Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
+from snapshotd.types import AgentSpec, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 from tests.records import begin, make_image
 
 LOG: Any = SimpleNamespace(append=lambda _: None)
@@ -35,7 +36,9 @@ class World:
         self.made: list[Any] = []
         self.ending: Callable[[], object] = lambda: None
         self.waiting: Callable[[], object] = lambda: None
-        context: Any = SimpleNamespace(catalog=self.catalog, secrecy=SimpleNamespace(of=lambda _: None))
+        context: Any = SimpleNamespace(
+            catalog=self.catalog, secrecy=SimpleNamespace(of=lambda _: None), spool=None, config=Config()
+        )
         rest: Any = SimpleNamespace(
             take=None, open=lambda *_: None, submit=lambda *_: None, wait=lambda: self.waiting()
         )
@@ -257,3 +260,19 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     second.join(60)
     assert len(refused) == 1
     assert not sandbox.ended
+
+
+@pytest.mark.parametrize(
+    ("program", "args", "argv"),
+    [
+        (0, ("-p", "another task"), ("claude", "-p", "another task")),
+        (0, ("bash", "-c", "true"), ("bash", "-c", "true")),
+        (0, (), ()),
+        (1, ("-x", "{index}"), ("claude", "-x", "3")),
+        (1, ("x",), ("claude", "x")),
+    ],
+)
+def test_the_arguments_of_a_fork(program: int, args: tuple[str, ...], argv: tuple[str, ...]) -> None:
+    """A command cannot begin with a dash: such arguments are for the recorded one."""
+    agent = AgentSpec(("claude", "-p", "the task"), program)
+    assert sessions.fork_agent(cast(Any, SimpleNamespace(agent=agent)), args, 3).argv == argv

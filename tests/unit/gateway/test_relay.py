@@ -528,3 +528,42 @@ def test_one_connection_carries_many_turns() -> None:
         connection.close()
         assert len(memory.replies) == 5
         assert len(provider.requests) == 5
+
+
+def test_a_websocket_is_told_to_come_over_http() -> None:
+    """The Codex client then uses HTTP at once; at a 404 it tries the WebSocket again for seven seconds."""
+    with served([{"text": "hi"}]) as (server, _, memory):
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
+        connection.request("GET", "/v1/responses", headers=headers)
+        answer = connection.getresponse()
+        answer.read()
+        assert (answer.status, answer.headers["upgrade"]) == (426, "HTTP/1.1")
+        connection.close()
+        assert ask(server.port, RESPONSES, BODIES[RESPONSES]).status == 200
+        assert len(memory.turns) == 1
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+def test_a_call_in_a_stream_is_recorded_before_the_agent_can_make_it(path: str) -> None:
+    """Claude Code starts a tool when its block is complete, before the reply has ended."""
+    calls = [{"name": "first", "arguments": {}}, {"name": "second", "arguments": {}}]
+    ends = {RESPONSES: b"response.output_item.done", MESSAGES: b"content_block_stop"}[path]
+    script = [{"calls": calls, "hold": "gate", "hold_after": 8 if path == MESSAGES else 9}]
+    body = json.dumps({**BODIES[path], "stream": True}).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: g\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    with (
+        served(script) as (server, at, memory),
+        socket.create_connection(("127.0.0.1", server.port), DEADLINE_S) as connection,
+    ):
+        connection.sendall(head.encode() + body)
+        seen = b""
+        while b"first" not in seen:
+            seen += connection.recv(65536)
+        assert memory.replies == []
+        assert ends not in seen
+        at.release("gate")
+        while piece := connection.recv(65536):
+            seen += piece
+    assert seen.count(b"event: " + ends) == 2
+    assert [call.name for call in memory.reply.content.calls] == ["first", "second"]

@@ -82,7 +82,8 @@ def command(
     """Start new sandboxes from a snapshot.
 
     The sandbox that the snapshot came from runs on. Arguments after `--` go to the agent that made the snapshot, which
-    is then started in each fork ({index} is the fork's number from 0); if there was no agent, they are a command. With
+    is then started in each fork ({index} is the fork's number from 0); if there was no agent, they are a command. After
+    `run -- CMD ARGS` they are another command, or, if they begin with an option, new arguments of CMD. With
     --resume the agent is replayed up to the snapshot, with the same arguments or the new ones; if it leaves the
     recorded path, it goes on live from the last snapshot that matched. Each is stopped after
     half an hour without a command (--idle-timeout; the daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds is the default, 0:

@@ -41,6 +41,7 @@ _EXAMPLES = [
     type=click.Path(),
     help="The agent's Python dependencies (else its PEP 723 header).",
 )
+@click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number; else root.")
 @click.option(
     "-d", "--detach", is_flag=True, help="Print the trajectory's id and leave; `snapshotd attach` follows it."
 )
@@ -54,6 +55,7 @@ def command(
     /,
     program: tuple[str, ...],
     requirements: str | None,
+    user: str | None,
     detach: bool,
     quiet: bool,
     wait: Wait | None,
@@ -83,7 +85,9 @@ def command(
             local_folder(options["workspace"], "workspace")
     client = connect(ctx)
     with patience():
-        trajectory = client.run(**wanted, requirements=requirements, detach=detach, **sandbox_keywords(options))
+        trajectory = client.run(
+            **wanted, requirements=requirements, user=user, detach=detach, **sandbox_keywords(options)
+        )
     if detach:
         state = {} if wait is None else {"state": settled(client, trajectory.id, wait)}
         if as_json:

@@ -1,0 +1,189 @@
+"""The conversations of one sandbox on the wire: each is a lane of its trajectory.
+
+An agent with sub-agents leads several conversations side by side, and their requests come in any order. A request
+belongs to the lane that it continues: it repeats the lane's first messages, or calls that the lane's model asked for.
+A conversation that begins with words which an open call holds (a sub-agent's task) was called by that call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from snapshotd.gateway.base import TurnRequest
+
+MAX_LANES = 256
+"""Conversations of one sandbox that are told apart; the one used longest ago is forgotten."""
+MAX_CALLS = 10_000
+"""Calls that are remembered with their lanes."""
+MAX_ASKED = 256
+"""Calls that have ended and may still lead to a conversation: a sub-agent may work in the background."""
+MIN_TASK_CHARS = 8
+"""A shorter text of a call's arguments says nothing about who was called by it."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """One conversation as the agent sends it. `digests`: those of its messages, in order. `caller`: the provider's id
+    of the call that led to it. `side`: no part of the trajectory's conversation. `begun`: a request has gone on from
+    its first reply. `asking`: requests that wait for their replies now. `recorded`: its number is the one in the
+    journal."""
+
+    number: int
+    digests: list[bytes] = field(default_factory=list)
+    caller: str | None = None
+    side: bool = False
+    begun: bool = False
+    asking: int = 0
+    recorded: bool = False
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """The lane as the details of its entries name it."""
+        return {"lane": self.number, **({} if self.caller is None else {"caller": self.caller})}
+
+
+class Lanes:
+    """Thread-safe. `first`: the number of the next lane."""
+
+    def __init__(self, first: int = 0) -> None:
+        self._lanes: list[Lane] = []
+        self._owners: dict[str, Lane] = {}
+        """The lane of every call that a model asked for, by the provider's id."""
+        self._asked: dict[str, Any] = {}
+        """The arguments of the newest calls."""
+        self._next = first
+        self._lock = threading.Lock()
+
+    def of(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> tuple[Lane, int]:
+        """The lane that a request continues or begins, and the number of its messages that are known.
+        `open_calls`: the arguments of the calls that have no result yet, by id."""
+        opening = opening_count(request)
+        with self._lock:
+            lane, known = self._continued(request, opening)
+            if lane is None:
+                taken = {other.caller for other in self._lanes}
+                free = {call_id: arguments for call_id, arguments in open_calls.items() if call_id not in taken}
+                ended = {
+                    call_id: arguments
+                    for call_id, arguments in self._asked.items()
+                    if call_id not in taken and call_id not in open_calls
+                }
+                caller = _caller(request, opening, free) or _caller(request, opening, ended, whole=True)
+                lane = Lane(self._next, caller=caller)
+                lane.side = lane.caller is not None
+                self._next += 1
+                known = 0
+            else:
+                self._lanes.remove(lane)
+                lane.begun |= len(request.items) > opening
+            self._lanes.append(lane)
+            del self._lanes[:-MAX_LANES]
+        return lane, known
+
+    def _continued(self, request: TurnRequest, opening: int) -> tuple[Lane | None, int]:
+        """The lane whose first messages the request repeats, else the one whose calls it carries."""
+        found: tuple[int, Lane] | None = None
+        for lane in self._lanes:
+            known = self._known(request, lane)
+            again = len(request.items) == opening and (lane.begun or lane.asking > 0)
+            if known >= max(1, opening) and not again and (found is None or known >= found[0]):
+                found = known, lane
+        if found is not None:
+            found[1].digests[: found[0]] = request.digests[: found[0]]
+            return found[1], found[0]
+        for number in range(len(request.items) - 1, opening - 1, -1):
+            for call in request.reader.calls(request.items[number]):
+                owner = self._owners.get(call.id)
+                if owner is not None and owner in self._lanes:
+                    return owner, number + 1
+        return None, 0
+
+    def _known(self, request: TurnRequest, lane: Lane) -> int:
+        """The number of a request's messages that the lane holds. A client may spell a call's arguments otherwise than
+        the model did: the call's id says that it is the same message."""
+        known = request.matching_prefix(lane.digests)
+        while 0 < known < len(request.items):
+            if known < len(lane.digests) and request.digests[known] == lane.digests[known]:
+                known += 1
+                continue
+            ids = [call.id for call in request.reader.calls(request.items[known])]
+            if not ids or any(self._owners.get(call_id) is not lane for call_id in ids):
+                break
+            known += 1
+        return known
+
+    def called(self, lane: Lane, calls: Mapping[str, Any]) -> None:
+        """The lane's model asks for these calls. `calls`: their arguments, by id."""
+        with self._lock:
+            self._owners.update(dict.fromkeys(calls, lane))
+            self._asked.update(calls)
+            while len(self._asked) > MAX_ASKED:
+                del self._asked[next(iter(self._asked))]
+            while len(self._owners) > MAX_CALLS:
+                del self._owners[next(iter(self._owners))]
+
+    def lane_of(self, call_id: str) -> Lane | None:
+        """The lane whose model asked for this call; None if none did."""
+        with self._lock:
+            return self._owners.get(call_id)
+
+    @property
+    def next_number(self) -> int:
+        return self._next
+
+    def add(self, lane: Lane) -> None:
+        """A lane that is known from before."""
+        with self._lock:
+            self._lanes = [*(other for other in self._lanes if other.number != lane.number), lane]
+            for call_id, owner in self._owners.items():
+                if owner.number == lane.number:
+                    self._owners[call_id] = lane
+            self._next = max(self._next, lane.number + 1)
+
+    def numbered(self, number: int) -> Lane | None:
+        """The lane of this number; None if there is none."""
+        with self._lock:
+            return next((lane for lane in self._lanes if lane.number == number), None)
+
+
+def opening_count(request: TurnRequest) -> int:
+    """The number of messages before the model's first words."""
+    return next(
+        (number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items)
+    )
+
+
+def _caller(request: TurnRequest, opening: int, calls: Mapping[str, Any], *, whole: bool = False) -> str | None:
+    """The call whose arguments hold a text that the user's first words hold, too: the one with the longest. `whole`:
+    the text has to be one of theirs, and not a part of it."""
+    if not calls:
+        return None
+    said = [text for message in request.new_messages(limit=opening) for text in texts(message.content)]
+    best: tuple[int, str] | None = None
+    for call_id, arguments in calls.items():
+        for text in texts(arguments):
+            wanted = text.strip()
+            length = len(wanted)
+            if length < MIN_TASK_CHARS or (best is not None and length <= best[0]):
+                continue
+            if any(wanted == part.strip() if whole else wanted in part for part in said):
+                best = length, call_id
+    return None if best is None else best[1]
+
+
+def texts(value: Any) -> Sequence[str]:
+    """All texts within a JSON value, in order; without the names of fields."""
+    found: list[str] = []
+    waiting = [value]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, str):
+            found.append(current)
+        elif isinstance(current, list):
+            waiting.extend(reversed(current))
+        elif isinstance(current, dict):
+            waiting.extend(reversed(list(current.values())))
+    return found

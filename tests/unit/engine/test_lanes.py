@@ -1,0 +1,175 @@
+"""The lane that a request on the wire belongs to, by what it contains and continues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from snapshotd.engine.mind.lanes import Lane, Lanes
+from snapshotd.engine.mind.replay import Elsewhere, Mismatch, Replay
+from snapshotd.gateway.anthropic import AnthropicMessages
+from snapshotd.gateway.base import TurnRequest
+from snapshotd.gateway.digest import DigestMemo
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, SnapshotID
+
+MEMO = DigestMemo()
+
+
+def request(*messages: tuple[str, Any], system: str = "You help.") -> TurnRequest:
+    body = {"model": "m", "system": system, "messages": [{"role": role, "content": text} for role, text in messages]}
+    return AnthropicMessages().read_request(body, 0, MEMO)
+
+
+def use(call_id: str, **arguments: Any) -> tuple[str, Any]:
+    return "assistant", [{"type": "tool_use", "id": call_id, "name": "t", "input": arguments}]
+
+
+def result(call_id: str) -> tuple[str, Any]:
+    return "user", [{"type": "tool_result", "tool_use_id": call_id, "content": "ok"}]
+
+
+class Talk:
+    """Lanes as the gateway uses them."""
+
+    def __init__(self) -> None:
+        self.lanes = Lanes()
+        self.open: dict[str, Any] = {}
+
+    def ask(self, *messages: tuple[str, Any], reply: tuple[str, Any] | None = None, **more: Any) -> tuple[Lane, int]:
+        asked = request(*messages, **more)
+        lane, known = self.lanes.of(asked, self.open)
+        lane.digests[known:] = asked.digests[known:]
+        if reply is not None:
+            lane.digests += request(reply, system="").digests
+            for block in reply[1] if isinstance(reply[1], list) else ():
+                self.lanes.called(lane, {block["id"]: block["input"]})
+                self.open[block["id"]] = block["input"]
+        return lane, known
+
+
+def test_sub_agents_that_share_a_system_prompt() -> None:
+    talk = Talk()
+    main, _ = talk.ask(("user", "go"), reply=use("a", prompt="explore the left side"))
+    talk.open["b"] = {"prompt": "explore the right side"}
+    left, known = talk.ask(("user", "Today.\nexplore the left side"), system="sub", reply=use("l1"))
+    right, _ = talk.ask(("user", "Today.\nexplore the right side"), system="sub", reply=use("r1"))
+    assert [main.caller, left.caller, right.caller] == [None, "a", "b"]
+    assert len({main.number, left.number, right.number}) == 3
+    assert known == 0
+    again = talk.ask(("user", "Today.\nexplore the left side"), use("l1"), result("l1"), system="sub")
+    assert again == (left, 3), "the system prompt, the task and the call are known"
+
+
+def test_two_with_the_same_words_are_two() -> None:
+    talk = Talk()
+    talk.open = {"a": {"prompt": "do the same"}, "b": {"prompt": "do the same"}}
+    one, _ = talk.ask(("user", "do the same"))
+    one.asking = 1
+    two, _ = talk.ask(("user", "do the same"))
+    assert one is not two
+    assert {one.caller, two.caller} == {"a", "b"}
+
+
+def test_a_sub_agent_in_the_background() -> None:
+    """Codex ends the call at once, and the sub-agent works on."""
+    talk = Talk()
+    talk.ask(("user", "go"), reply=use("a", message="explore the left side"))
+    del talk.open["a"]
+    other, _ = talk.ask(("user", "please explore the left side again"))
+    lane, _ = talk.ask(("user", "explore the left side"), system="sub")
+    assert (other.caller, lane.caller) == (None, "a")
+
+
+def test_a_request_that_is_repeated_is_the_same_one() -> None:
+    talk = Talk()
+    lane, _ = talk.ask(("user", "go"))
+    assert talk.ask(("user", "go")) == (lane, 2)
+
+
+def test_arguments_in_another_spelling() -> None:
+    talk = Talk()
+    lane, _ = talk.ask(("user", "go"), reply=use("a", path="f"))
+    spelt = use("a", path="f", replace_all=False)
+    assert talk.ask(("user", "go"), spelt, result("a"), reply=use("b")) == (lane, 3)
+    assert talk.ask(("user", "go"), spelt, result("a"), use("b"), result("b")) == (lane, 5)
+
+
+def test_a_shortened_conversation_is_known_by_its_calls() -> None:
+    talk = Talk()
+    lane, _ = talk.ask(("user", "go"), reply=use("a"))
+    assert talk.ask(("user", "in short: go"), use("a"), result("a"), system="other") == (lane, 3)
+
+
+def test_a_conversation_taken_back() -> None:
+    talk = Talk()
+    lane, _ = talk.ask(("user", "go"), reply=("assistant", "gone"))
+    talk.ask(("user", "go"), ("assistant", "gone"), ("user", "and back"), reply=("assistant", "back"))
+    assert talk.ask(("user", "go"), ("assistant", "gone"), ("user", "and on")) == (lane, 3)
+
+
+# -- replay ------------------------------------------------------------------------------------------------------------
+
+
+def entry(name: str, began: int, lane: int | None, kind: EntryKind = EntryKind.MODEL, **details: Any) -> JournalEntry:
+    own = {} if lane is None else {"lane": lane}
+    return JournalEntry(
+        CallID(f"{name}-{began}"),
+        kind,
+        "m",
+        {"digest": name},
+        SnapshotID("s"),
+        began,
+        ended_at_ns=began + 1,
+        status=CallStatus.DONE,
+        details={**own, **details},
+    )
+
+
+def meet(replay: Replay, name: str, lane: int | None, *, called: bool = False) -> str | None:
+    found = replay.match_on_wire(EntryKind.MODEL, "m", {"digest": name, "prompt": "x"}, lane, called=called)
+    return None if found is None else found.id
+
+
+def test_each_lane_is_matched_for_itself() -> None:
+    replay = Replay([entry("m1", 0, 0), entry("a1", 2, 1), entry("b1", 4, 2), entry("a2", 6, 1), entry("b2", 8, 2)])
+    assert meet(replay, "m1", None) == "m1-0"
+    assert [meet(replay, "b1", None), meet(replay, "b2", 2)] == ["b1-4", "b2-8"]
+    with pytest.raises(Elsewhere):
+        meet(replay, "b3", 2)
+    with pytest.raises(Elsewhere):
+        meet(replay, "c1", None, called=True)
+    assert [meet(replay, "a1", None), meet(replay, "a2", 1)] == ["a1-2", "a2-6"]
+    assert replay.exhausted
+    assert meet(replay, "b3", 2) is None
+
+
+def test_other_words_in_a_lane_and_at_the_start() -> None:
+    replay = Replay([entry("m1", 0, 0), entry("m2", 2, 0)])
+    with pytest.raises(Mismatch):
+        meet(replay, "other", None)
+    meet(replay, "m1", None)
+    with pytest.raises(Mismatch) as caught:
+        meet(replay, "other", 0)
+    assert caught.value.recorded.id == "m2-2"
+
+
+def test_nobody_waits_for_a_question_on_the_side() -> None:
+    replay = Replay([entry("title", 0, 0, side=True), entry("m1", 2, 1)])
+    assert meet(replay, "m1", None) == "m1-2"
+    assert replay.exhausted
+    assert meet(replay, "m2", 1) is None
+
+
+def test_a_reply_waits_unless_something_follows_from_its_calls() -> None:
+    replay = Replay([entry("m1", 0, 0), entry("a1", 2, 1, caller="x")])
+    meet(replay, "m1", None)
+    assert replay.needs(0, ["x"])
+    assert not replay.needs(0, ["y"])
+
+
+def test_an_older_journal_has_one_order() -> None:
+    replay = Replay([entry("m1", 0, None), entry("m2", 2, None)])
+    with pytest.raises(Mismatch):
+        meet(replay, "m2", None)
+    assert [meet(replay, "m1", None), meet(replay, "m2", 0)] == ["m1-0", "m2-2"]
