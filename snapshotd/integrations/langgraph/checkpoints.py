@@ -13,7 +13,7 @@ import ormsgpack
 from snapshotd.errors import UsageError
 from snapshotd.integrations.langgraph import codec
 from snapshotd.integrations.langgraph.commits import Commits
-from snapshotd.integrations.langgraph.values import Cut, Packed, Values, json_array
+from snapshotd.integrations.langgraph.values import CutValue, Packed, StoredValues, json_array
 from snapshotd.sqlite import Database, Row, Value
 
 _SELECT = (
@@ -22,7 +22,7 @@ _SELECT = (
 _KEPT_PLACES = 1024
 
 
-class Place(NamedTuple):
+class CheckpointPlace(NamedTuple):
     """A thread's namespace: its row, its names, the family that its pieces belong to, and how often something was
     removed from that family."""
 
@@ -59,16 +59,16 @@ class Write(NamedTuple):
     number: int
     path: str
     channel: str
-    value: Cut
+    value: CutValue
     replaces: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundCheckpoint:
     """A checkpoint as it was read, with all that is needed to make its values without the file."""
 
     pk: int
-    place: Place
+    place: CheckpointPlace
     id: str
     parent: str | None
     metadata: dict[str, Any]
@@ -83,8 +83,8 @@ class Checkpoints:
 
     def __init__(self, database: Database) -> None:
         self.db = database
-        self.values = Values(database)
-        self._places: dict[tuple[str, str], Place] = {}
+        self.values = StoredValues(database)
+        self._places: dict[tuple[str, str], CheckpointPlace] = {}
         self._commits = Commits(database, self._forget)
 
     def put(
@@ -95,15 +95,15 @@ class Checkpoints:
         parent: str | None,
         metadata: str,
         state: tuple[str, bytes],
-        values: Mapping[str, Cut | Packed],
-        before: Found | None,
+        values: Mapping[str, CutValue | Packed],
+        before: FoundCheckpoint | None,
         bound: tuple[str | None, str] | None = None,
-    ) -> Found | None:
+    ) -> FoundCheckpoint | None:
         """Store a checkpoint, in place of one of the same id. `bound`: its sandbox's trajectory and
         snapshot. A packed value is one of `before`, the parent as it was read: None if anything was removed from the
         family since, so it has to be read again."""
 
-        def change() -> Found | None:
+        def change() -> FoundCheckpoint | None:
             place = self._place(thread, ns)
             if before is not None and before.place != place:
                 return None
@@ -124,7 +124,7 @@ class Checkpoints:
                 (place.space, checkpoint, above, metadata, body.encode(), *(bound or (None, None))),
             )
             assert row is not None
-            return Found(row[0], place, checkpoint, parent, {}, body)
+            return FoundCheckpoint(row[0], place, checkpoint, parent, {}, body)
 
         return self._commits.run(change)
 
@@ -155,7 +155,7 @@ class Checkpoints:
                 self._forget()
             raise
 
-    def find(self, thread: str, ns: str, checkpoint: str | None, *, writes: bool = True) -> Found | None:
+    def find(self, thread: str, ns: str, checkpoint: str | None, *, writes: bool = True) -> FoundCheckpoint | None:
         """A checkpoint; the one with the greatest id if none is named. Within `reading`."""
         place = self._known_place(thread, ns)
         if place is None:
@@ -182,7 +182,7 @@ class Checkpoints:
         )
         return [row[0] for row in rows]
 
-    def page(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[Found]:
+    def page(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[FoundCheckpoint]:
         """The rows that are still there and whose metadata has all of `wanted`, in that order. Within
         `reading`."""
         rows = self.db.read(
@@ -196,7 +196,7 @@ class Checkpoints:
             (json_array(writes),),
         ):
             writes[pk].append(tuple(write))
-        places: dict[int, Place] = {}
+        places: dict[int, CheckpointPlace] = {}
         found = []
         for row in rows:
             pk, space, _, _, metadata, _ = row
@@ -205,7 +205,7 @@ class Checkpoints:
                 found.append(self._found(row, place, _in_order(writes[pk])))
         return found
 
-    def ancestors(self, checkpoint: Found) -> Iterator[tuple[int, Body]]:
+    def ancestors(self, checkpoint: FoundCheckpoint) -> Iterator[tuple[int, Body]]:
         """(row, body) of the checkpoints before it, the nearest first, hidden ones too. Within `reading`."""
         seen = {checkpoint.pk}
         row = self.db.read_one("SELECT parent FROM checkpoint WHERE pk = ?", (checkpoint.pk,))
@@ -227,11 +227,11 @@ class Checkpoints:
         self.values.forget()
         self._places.clear()
 
-    def _found(self, row: Row, place: Place, writes: list[tuple[str, str, Packed]]) -> Found:
+    def _found(self, row: Row, place: CheckpointPlace, writes: list[tuple[str, str, Packed]]) -> FoundCheckpoint:
         pk, _, checkpoint, parent, metadata, body = row
-        return Found(pk, place, checkpoint, parent, json.loads(metadata), Body.decode(body), writes)
+        return FoundCheckpoint(pk, place, checkpoint, parent, json.loads(metadata), Body.decode(body), writes)
 
-    def _place_of(self, space: int) -> Place:
+    def _place_of(self, space: int) -> CheckpointPlace:
         names = self.db.read_one(
             "SELECT name, ns FROM space s JOIN thread t ON t.pk = s.thread WHERE s.pk = ?", (space,)
         )
@@ -240,7 +240,7 @@ class Checkpoints:
             raise self.values.lost("the thread of a checkpoint")
         return place
 
-    def _known_place(self, thread: str, ns: str) -> Place | None:
+    def _known_place(self, thread: str, ns: str) -> CheckpointPlace | None:
         """A thread's namespace, remembered as long as nothing was removed from its family."""
         kept = self._places.get((thread, ns))
         if kept is not None:
@@ -257,10 +257,10 @@ class Checkpoints:
             return None
         if len(self._places) >= _KEPT_PLACES:
             self._places.clear()
-        place = self._places[thread, ns] = Place(*row)
+        place = self._places[thread, ns] = CheckpointPlace(*row)
         return place
 
-    def _place(self, thread: str, ns: str) -> Place:
+    def _place(self, thread: str, ns: str) -> CheckpointPlace:
         """A thread's namespace, made if it is new."""
         place = self._known_place(thread, ns)
         if place is None:

@@ -10,9 +10,9 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import Checkpoint, CheckpointMetadata, CheckpointTuple
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from snapshotd.integrations.langgraph.checkpoints import Checkpoints, Found
+from snapshotd.integrations.langgraph.checkpoints import Checkpoints, FoundCheckpoint
 from snapshotd.integrations.langgraph.readable import load
-from snapshotd.integrations.langgraph.values import Packed, Values
+from snapshotd.integrations.langgraph.values import Packed, StoredValues
 
 
 class Held(NamedTuple):
@@ -31,7 +31,7 @@ class Held(NamedTuple):
 class HeldCheckpoint(NamedTuple):
     """A checkpoint with all that is in it, still serialised."""
 
-    found: Found
+    found: FoundCheckpoint
     values: dict[str, Held]
     writes: list[tuple[str, str, Held]]
 
@@ -50,7 +50,7 @@ class HeldCheckpoint(NamedTuple):
         )
 
 
-class Reader:
+class CheckpointReader:
     """Thread-safe."""
 
     def __init__(self, checkpoints: Checkpoints) -> None:
@@ -95,7 +95,7 @@ class Reader:
             for channel in channels
         }
 
-    def _held(self, found: Sequence[Found]) -> list[HeldCheckpoint]:
+    def _held(self, found: Sequence[FoundCheckpoint]) -> list[HeldCheckpoint]:
         hold = self._holder(
             [value for each in found for value in each.body.values.values()]
             + [value for each in found for _, _, value in each.writes]
@@ -116,7 +116,7 @@ class Reader:
 class _Holder:
     """Reads the pieces of some values at once, and gives out each with them."""
 
-    def __init__(self, store: Values, values: Sequence[Packed]) -> None:
+    def __init__(self, store: StoredValues, values: Sequence[Packed]) -> None:
         self._orders = {value: store.pieces_of(value) for value in values}
         self._pieces = store.load(self._orders.values())
 
@@ -124,7 +124,7 @@ class _Holder:
         return Held(value, self._orders[value], self._pieces)
 
 
-def _config(found: Found, checkpoint: str) -> RunnableConfig:
+def _config(found: FoundCheckpoint, checkpoint: str) -> RunnableConfig:
     return {
         "configurable": {"thread_id": found.place.thread, "checkpoint_ns": found.place.ns, "checkpoint_id": checkpoint}
     }

@@ -26,15 +26,16 @@ from langgraph.checkpoint.base import (
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapshotd.client import ExecResult, Sandbox, Snapshotd
+from snapshotd.config import passed_on
 from snapshotd.errors import UsageError
 from snapshotd.integrations.langgraph.asynchronous import Asynchronous, here
 from snapshotd.integrations.langgraph.bindings import Bindings
-from snapshotd.integrations.langgraph.checkpoints import Checkpoints, Found, Write, name_of
+from snapshotd.integrations.langgraph.checkpoints import Checkpoints, FoundCheckpoint, Write, name_of
 from snapshotd.integrations.langgraph.file import open_file
-from snapshotd.integrations.langgraph.reading import Reader
+from snapshotd.integrations.langgraph.reading import CheckpointReader
 from snapshotd.integrations.langgraph.removal import Removal
 from snapshotd.integrations.langgraph.sandboxes import Sandboxes
-from snapshotd.integrations.langgraph.values import Cut, Packed
+from snapshotd.integrations.langgraph.values import CutValue, Packed
 
 _PAGE = 16
 list_ = list
@@ -77,7 +78,7 @@ class SnapshotdSaver(Asynchronous):
         # Reads have a connection of their own, so they never wait for a commit to reach the disk.
         self._seen = self._all if path == ":memory:" else Checkpoints(open_file(path))
         self._removal = Removal(self._all)
-        self._reader = Reader(self._seen)
+        self._reader = CheckpointReader(self._seen)
         self._latest: OrderedDict[tuple[str, str, str], _Latest] = OrderedDict()
         self._latest_bytes = 0
         self._guard = threading.Lock()
@@ -146,11 +147,11 @@ class SnapshotdSaver(Asynchronous):
             known["snapshot"] = bound[1]
         described = _json(known)
         versions, stored = checkpoint["channel_versions"], None
-        made: dict[str, Cut] = {}
+        made: dict[str, CutValue] = {}
         while stored is None:
             before, seen, grown = self._before(thread, ns, parent)
             old = before.body.values if before is not None else {}
-            values: dict[str, Cut | Packed] = {}
+            values: dict[str, CutValue | Packed] = {}
             for channel, value in checkpoint["channel_values"].items():
                 version = versions.get(channel)
                 if (
@@ -283,7 +284,9 @@ class SnapshotdSaver(Asynchronous):
             if left == 0:
                 return
 
-    def _before(self, thread: str, ns: str, parent: str | None) -> tuple[Found | None, ChannelVersions, dict[str, Cut]]:
+    def _before(
+        self, thread: str, ns: str, parent: str | None
+    ) -> tuple[FoundCheckpoint | None, ChannelVersions, dict[str, CutValue]]:
         """The parent, its channels' versions, and values as they were serialised; remembered or read."""
         if parent is None:
             return None, {}, {}
@@ -310,9 +313,9 @@ class SnapshotdSaver(Asynchronous):
 class _Latest(NamedTuple):
     """A checkpoint that the next one may be made from."""
 
-    found: Found
+    found: FoundCheckpoint
     versions: ChannelVersions
-    values: dict[str, Cut]
+    values: dict[str, CutValue]
 
     def size(self) -> int:
         return sum(len(value.data) for value in self.values.values())
@@ -322,7 +325,7 @@ def _path_for(sandbox: Sandbox | None) -> Path:
     """The file of a sandbox, in a folder that is made if need be."""
     if sandbox is None:
         raise UsageError("a saver needs a file, a sandbox, or both: SnapshotdSaver('agent.db')")
-    data = os.environ.get("XDG_DATA_HOME", "")
+    data = passed_on(["XDG_DATA_HOME"]).get("XDG_DATA_HOME", "")
     folder = Path(data if os.path.isabs(data) else Path.home() / ".local" / "share") / "snapshotd" / "langgraph"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder / f"{sandbox.id}.db"

@@ -55,7 +55,7 @@ class Packed(NamedTuple):
         return Packed(kind, head, own, *rest[1:])
 
 
-class Cut(NamedTuple):
+class CutValue(NamedTuple):
     """A serialised value that is about to be stored."""
 
     kind: str
@@ -66,7 +66,7 @@ class Cut(NamedTuple):
     """Pieces at the beginning that are those of the value it grew from."""
 
 
-class Values:
+class StoredValues:
     """The pieces and recipes of a file. Hold the database's lock, but for `cut`. All it remembers is of rows
     that never change; `epoch` goes up with every removal from a family."""
 
@@ -81,12 +81,12 @@ class Values:
         self._pieces: OrderedDict[int, bytes] = OrderedDict()
         self._kept_bytes = 0
 
-    def cut(self, kind: str, data: bytes, before: Cut | None = None) -> Cut:
+    def cut(self, kind: str, data: bytes, before: CutValue | None = None) -> CutValue:
         """The pieces of what a serialiser made. May be called without the lock. `before`: the value that it may have
         grown from; then only what is new is looked at."""
         data = bytes(data)
         if len(data) <= _SHORT_BYTES:
-            return Cut(kind, data, Pieces(len(data), [], 0))
+            return CutValue(kind, data, Pieces(len(data), [], 0))
         pieces, hashes, shared = None, list[bytes](), 0
         if before is not None and before.kind == kind and before.pieces.settled and before.pieces.head:
             old, head = before.pieces, head_of(data)
@@ -97,9 +97,9 @@ class Values:
         key, view = self._key, memoryview(data)
         for begin, end in pieces.places(shared):
             hashes.append(blake3(view[begin:end], key=key).digest(_HASH_BYTES))
-        return Cut(kind, data, pieces, hashes, shared)
+        return CutValue(kind, data, pieces, hashes, shared)
 
-    def store(self, family: int, epoch: int, value: Cut, before: Packed | None) -> Packed:
+    def store(self, family: int, epoch: int, value: CutValue, before: Packed | None) -> Packed:
         """Within a transaction: store what is new of it. `before`: the value that it may have grown from."""
         head = value.data[: value.pieces.head]
         if not value.pieces.ends:
