@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +30,9 @@ from snapshotd.runtime.base import Container
 from snapshotd.types import ContainerID, short
 
 _log = logging.getLogger(__name__)
+_START_DEADLINE_S = 60.0
+"""A frozen sandbox keeps a start waiting until it is thawed; after this it does not begin any more."""
 _ANSWER_DEADLINE_S = 70.0
-"""Longer than the starter's own deadline for a program to run."""
 _HELPER_END_S = 10.0
 _KNOWN_MAX = 4096
 """Sandboxes whose filter is remembered."""
@@ -72,9 +74,9 @@ class Starter:
         sandbox = self._sandbox(container, about)
         if sandbox is None:
             return None
-        answer = self._ask(
-            container, {**about, "process": process, "filters": sandbox.filters, "cgroups": sandbox.cgroups}, standard
-        )
+        confinement = {"filters": sandbox.filters, "cgroups": sandbox.cgroups}
+        deadline = time.monotonic() + _START_DEADLINE_S
+        answer = self._ask(container, {**about, **confinement, "process": process, "deadline": deadline}, standard)
         if "error" in answer:
             raise RefusedError(answer["error"])
         if "pid" not in answer:
@@ -88,13 +90,6 @@ class Starter:
                 os.close(helper)
         pid: int = answer["pid"]
         return pid
-
-    def close(self) -> None:
-        """End the process. Commands go on."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
 
     def _sandbox(self, container: Container, about: dict[str, Any]) -> _Sandbox | None:
         """None: not for the starter."""

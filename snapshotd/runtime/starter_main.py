@@ -33,6 +33,7 @@ import stat
 import struct
 import sys
 import termios
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -46,7 +47,7 @@ _DESCRIPTORS_MAX = 5
 _ANSWER_FD = 100
 _MASTER_SOCKET = 101
 """In a helper, above all other descriptors."""
-_START_DEADLINE_MS = 60_000
+_EXECVE_DEADLINE_MS = 60_000
 """A sandbox can make execve(2) take for ever (a program on files that a dead process serves)."""
 _NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x00020000
 """CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET and NEWNS."""
@@ -210,11 +211,11 @@ def _start(request: dict[str, Any], init: int, standard: list[int]) -> dict[str,
     if pid == 0:
         os.close(_ANSWER_FD)
         os.close(failed_r)
-        _become(process, load, failed_w)
+        _become(process, load, request["deadline"], failed_w)
     os.close(failed_w)
     poller = select.poll()
     poller.register(failed_r, select.POLLIN | select.POLLHUP)
-    late = not poller.poll(_START_DEADLINE_MS)
+    late = not poller.poll(_EXECVE_DEADLINE_MS)
     failure = b"" if late else os.read(failed_r, 1 << 16)
     if late or failure:
         os.kill(pid, signal.SIGKILL)
@@ -231,10 +232,10 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _become(process: dict[str, Any], load: Callable[[], None], failed_fd: int) -> NoReturn:
+def _become(process: dict[str, Any], load: Callable[[], None], deadline: float, failed_fd: int) -> NoReturn:
     """In the command's process: become the command. In the order of runc's last stage."""
     try:
-        reason = _execute(process, load)
+        reason = _execute(process, load, deadline)
     except CannotEnterError as exc:
         reason = str(exc)
     except BaseException as exc:  # noqa: BLE001 - nothing of this may run on in the sandbox
@@ -243,7 +244,7 @@ def _become(process: dict[str, Any], load: Callable[[], None], failed_fd: int) -
     os._exit(1)
 
 
-def _execute(process: dict[str, Any], load: Callable[[], None]) -> str:
+def _execute(process: dict[str, Any], load: Callable[[], None], deadline: float) -> str:
     """Returns the reason, in runc's words, if the program cannot be run."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
@@ -271,6 +272,8 @@ def _execute(process: dict[str, Any], load: Callable[[], None]) -> str:
         return reason
     argv, env = process["args"], {name.encode(): value.encode() for name, value in environment.items()}
     load()
+    if time.monotonic() > deadline:
+        return "the sandbox stood still for too long"  # the daemon has given up: nothing may run unseen
     try:
         os.execve(program, [word.encode() for word in argv], env)
     except OSError as exc:
