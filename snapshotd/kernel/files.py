@@ -7,6 +7,7 @@ would block, a device acts). Names and paths are bytes.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -199,9 +200,9 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
     """Delete `name` below `dir_fd` and everything in it, of any depth, never leaving it and never following a link.
 
     `one_device`: something may be mounted in it; raises OSError EBUSY then, and the mount is not touched (the rest may
-    be gone). Not an error when it is missing. Iterative, one descriptor per level up to 200 levels, then it flattens:
-    deeper entries are moved up before they are removed, so that neither recursion nor descriptors grow with an
-    attacker's tree.
+    be gone). Not an error when it is missing, or when another thread removes it too. Iterative, one descriptor per level
+    up to 200 levels, then it flattens: deeper entries are moved up before they are removed, so that neither recursion nor
+    descriptors grow with an attacker's tree.
     """
     name = os.fsencode(name)
     try:
@@ -224,7 +225,8 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
                 stack.pop()
                 os.close(fd)
                 if stack:
-                    os.rmdir(own_name, dir_fd=stack[-1][0])
+                    with contextlib.suppress(FileNotFoundError):
+                        os.rmdir(own_name, dir_fd=stack[-1][0])
                 continue
             child = left.pop()
             try:
@@ -241,7 +243,8 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
     finally:
         for fd, _, _ in stack:
             os.close(fd)
-    os.rmdir(name, dir_fd=dir_fd)
+    with contextlib.suppress(FileNotFoundError):
+        os.rmdir(name, dir_fd=dir_fd)
 
 
 def _check_device(fd: int, device: int | None) -> None:

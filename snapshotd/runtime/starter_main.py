@@ -247,8 +247,8 @@ def _become(process: dict[str, Any], load: Callable[[], None], deadline: float, 
 def _execute(process: dict[str, Any], load: Callable[[], None], deadline: float) -> str:
     """Returns the reason, in runc's words, if the program cannot be run."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)  # whatever the daemon ignores
     os.setsid()
     cwd, user, held = process["cwd"], process["user"], process["capabilities"]
     entered = _enter(cwd, may_fail=True)

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.kept import cached
 from tests.e2e.support import Snap, alive, wait_until
+from tests.kept import cached
 
 PROGRAMS = Path(__file__).parent / "programs"
 KEY = "sk-known-to-the-daemon-alone-0123456789abcdef"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import base64
+import json
 import os
 import shutil
 import stat
@@ -19,6 +20,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,7 +160,7 @@ def original(
         with archive.open("wb") as f:
             command = [sys.executable, "-m", "snapshotd", "show", "--output", "stdout", packed]
             subprocess.run(command, env=cold.env, stdout=f, check=True, timeout=60)
-        cold("restore", snapshot, "--path", "/workspace/tree", "--to", disks["xfs"].theirs / runtime / "copy")
+        _restore(cold, snapshot, "--path", "/workspace/tree", "--to", disks["xfs"].theirs / runtime / "copy")
         os.chmod(place / "copy", manifest[b"tree"].mode)
     copied = _below(variety.manifest(place / "copy"), b"tree")
     sockets = set() if runtime == "docker" else _sockets(manifest)
@@ -170,12 +172,21 @@ def original(
     return Original(snapshot, manifest, place / "copy", spec, oracles.mtree(spec, place / "copy"), archive)
 
 
+def _restore(cold: Snap, *args: str | Path) -> Any:
+    """The report of a restore by a client that has the daemon's mounts."""
+    enter = ["nsenter", f"--mount=/proc/{cold.daemon_pid()}/ns/mnt"]
+    command = [*enter, sys.executable, "-m", "snapshotd", "restore", "--json", *map(str, args)]
+    done = subprocess.run(command, env=cold.env, capture_output=True, stdin=subprocess.DEVNULL, timeout=cold.timeout_s)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_restored(cold: Snap, original: Original, disks: dict[str, Disk], kind: str) -> None:
     if kind == "btrfs":
         require("btrfs")
     target = disks[kind].ours / "restored"
-    report = cold.json("restore", original.snapshot, "--path", "/workspace", "--to", disks[kind].theirs / "restored")
+    report = _restore(cold, original.snapshot, "--path", "/workspace", "--to", disks[kind].theirs / "restored")
     os.chmod(target, 0o755)
     got = _manifest(target)
     lost = {path for path in original.manifest.keys() | got.keys() if original.manifest.get(path) != got.get(path)}
