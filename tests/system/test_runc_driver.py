@@ -143,12 +143,13 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: boo
 
 _DAEMON = """
     from snapshotd.runtime.runc import RuncRuntime
+    from snapshotd.runtime.starter import Starter
     from tests.contracts.runtime_rig import Rig
     from snapshotd.types import Network
     from tests import rigs
     work, tree, instance, init = (pathlib.Path(word) for word in {words!r})
     runtime = RuncRuntime(str(instance), work / "runc", rigs.ID_MAP, keeper=keeper)
-    rig = Rig(runtime, work, tree, init, keeper=keeper)
+    rig = Rig(runtime, work, tree, init, keeper=keeper, starter=Starter())
     container = rig.runtime.create(rig.spec(network=Network.BRIDGE))
     rig.give_root(container)
     rig.start_kept(container, "agent", "sh", "-c", "echo before; while ! test -e /go; do sleep 0.02; done; echo after; exit 7")
