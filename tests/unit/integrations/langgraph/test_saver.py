@@ -262,7 +262,9 @@ def test_nothing_that_was_stored_is_lost_by_kill_9(path: Path) -> None:
         assert process.stdout is not None
         seen = [process.stdout.readline().strip() for _ in range(10 + 7 * number)]
         process.kill()
-        seen += process.communicate(timeout=60)[0].split()
+        seen += process.stdout.read().split()  # what `readline` has buffered, too
+        process.stdout.close()
+        process.wait(60)
         with SnapshotdSaver(path) as saver:
             found = [one.checkpoint["id"] for one in saver.list(config(f"thread-{number}"))]
             assert len(found) - len(seen) in (0, 1)
