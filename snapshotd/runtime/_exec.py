@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
+from snapshotd.kernel import passing
 from snapshotd.runtime import _oci, failure
 from snapshotd.runtime._checks import check_exec, check_ids
 from snapshotd.runtime._process import CHILDREN, ChildProcess, Command, become_subreaper, run_bounded
@@ -269,12 +270,11 @@ class _Terminal:
             self._listener.settimeout(_END_DEADLINE_S)
             connection, _ = self._listener.accept()
         connection.settimeout(_END_DEADLINE_S)
-        _, fds, _, _ = socket.recv_fds(connection, 4096, 1)
+        _, fds = passing.receive(connection, 4096, 1)
         if connection is not self._here:
             connection.close()
         if not fds:
             raise SandboxFailed("the terminal of a command did not come from its sandbox; try again")
-        os.set_inheritable(fds[0], False)
         return fds[0]
 
     def hand_over(self) -> None:

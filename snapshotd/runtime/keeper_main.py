@@ -18,7 +18,6 @@ and the end is decided under the same lock: a connection that came in time is al
 
 from __future__ import annotations
 
-import array
 import contextlib
 import fcntl
 import json
@@ -34,6 +33,7 @@ from typing import Any
 if __name__ == "__main__":  # -I and -S leave nothing but the standard library to import from
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 
+from snapshotd.kernel import passing
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.processes import descendants, never_executed, stat_fields
 
@@ -88,16 +88,8 @@ class _Run:
 
 
 def receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """One packet and the descriptors beside it, close-on-exec (socket.recv_fds of Python 3.11 takes flags and ignores
-    them)."""
-    fds = array.array("i")
-    data, beside, _, _ = connection.recvmsg(
-        MESSAGE_MAX_BYTES, socket.CMSG_LEN(_DESCRIPTORS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC
-    )
-    for level, kind, content in beside:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    return data, fds.tolist()
+    """One packet and the descriptors beside it."""
+    return passing.receive(connection, MESSAGE_MAX_BYTES, _DESCRIPTORS_MAX)
 
 
 class KeeperProcess:

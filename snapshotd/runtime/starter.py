@@ -7,7 +7,6 @@ its system call filter) is left to runc.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -23,6 +22,7 @@ from typing import Any
 
 from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
+from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime import _cgroups, starter_main
 from snapshotd.runtime._process import poll_fd
@@ -170,10 +170,9 @@ def _spawn() -> socket.socket:
 
 def _read_only(path: str) -> int:
     """A descriptor of a program on a mount of its own that is read-only and that nobody can reach or change."""
-    tree = sc.call("open_tree", sc.AT_FDCWD, path, sc.OPEN_TREE_CLONE | sc.OPEN_TREE_CLOEXEC)
+    tree = mounts.clone(sc.AT_FDCWD, path)
     try:
-        attributes = sc.MountAttr(sc.MOUNT_ATTR_RDONLY, 0, 0, 0)
-        sc.call("mount_setattr", tree, "", sc.AT_EMPTY_PATH, ctypes.byref(attributes), ctypes.sizeof(attributes))
+        mounts.set_attributes(tree, attr_set=sc.MOUNT_ATTR_RDONLY)
     except OSError:
         os.close(tree)
         raise

@@ -19,7 +19,6 @@ descriptor but its three standard ones and a pipe, it is not dumpable (nobody in
 
 from __future__ import annotations
 
-import array
 import base64
 import ctypes
 import fcntl
@@ -40,6 +39,7 @@ from typing import Any, NoReturn
 if __name__ == "__main__":  # -I and -S leave nothing but the standard library to import from
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.realpath(__file__)))))
 
+from snapshotd.kernel import passing
 from snapshotd.kernel import syscalls as sc
 
 REQUEST_MAX_BYTES = 16 << 20
@@ -65,18 +65,12 @@ def main(socket_fd: int) -> None:
     os.chdir("/")
     connection = socket.socket(fileno=socket_fd)
     while True:
-        fds = array.array("i")
-        data, beside, _, _ = connection.recvmsg(
-            1, socket.CMSG_LEN(_DESCRIPTORS_MAX * fds.itemsize), socket.MSG_CMSG_CLOEXEC
-        )
+        data, fds = passing.receive(connection, 1, _DESCRIPTORS_MAX)
         if not data:
             return
-        for level, kind, content in beside:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
         if os.fork() == 0:
             try:
-                _serve(fds.tolist())
+                _serve(fds)
             finally:
                 os._exit(1)
         for fd in fds:

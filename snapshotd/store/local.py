@@ -22,6 +22,7 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, Conflict, DataLoss, NotFound, OutOfSpace
 from snapshotd.kernel import files
+from snapshotd.kernel.processes import stat_fields
 from snapshotd.store.base import Store
 from snapshotd.store.keys import as_views, checked_key, checked_range, is_key, is_part
 
@@ -73,7 +74,7 @@ class LocalStore(Store):
     def remove_leftovers(self) -> None:
         for name in os.listdir(self._tmp):
             owner = name.split(".")
-            if len(owner) == 3 and owner[0].isdecimal() and _start_of(owner[0]) == owner[1]:
+            if len(owner) == 3 and owner[0].isdecimal() and _start_of(int(owner[0])) == owner[1]:
                 continue  # its process is alive and may be writing
             with suppress(FileNotFoundError):  # another process cleans up too
                 os.unlink(name, dir_fd=self._tmp)
@@ -81,7 +82,7 @@ class LocalStore(Store):
     def put(self, key: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
         folder, _, name = checked_key(key).rpartition("/")
         with _disk(self._where(key)):
-            temporary = f"{os.getpid()}.{_start_of('self')}.{secrets.token_hex(8)}"
+            temporary = f"{os.getpid()}.{_start_of(os.getpid())}.{secrets.token_hex(8)}"
             try:
                 self._write(temporary, parts)
                 self._adopt(key, folder, name, temporary, parts)
@@ -284,12 +285,10 @@ def _disk(what: str) -> Iterator[None]:
         raise
 
 
-def _start_of(process: str) -> str | None:
-    """When a process began, in clock ticks since boot (field 22 of /proc/<pid>/stat, proc(5)). None if there is none
-    that runs: a zombie writes nothing more."""
+def _start_of(pid: int) -> str | None:
+    """Start of a process, in clock ticks since boot. None if there is none that runs: a zombie writes nothing more."""
     try:
-        with open(f"/proc/{process}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+        fields = stat_fields(pid)
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()

@@ -108,6 +108,10 @@ class Agents:
         options = [*self._options, "--provider", f"{kind}={at.url}", "--provider-key", f"{kind}=OPENAI_API_KEY", *more]
         return self.snap("run", "--detach", *options, *program).stdout.strip()
 
+    def calls(self, trajectory: str) -> list[dict[str, Any]]:
+        """The tool calls of its journal."""
+        return [entry for entry in self.snap.json("journal", trajectory) if entry["kind"] == "tool"]
+
     def steps(self, trajectory: str) -> list[dict[str, Any]]:
         """Its snapshots, oldest first."""
         found: list[dict[str, Any]] = self.snap.json("log", "--all", trajectory)

@@ -74,15 +74,11 @@ def agents(snap: Snap, runc_ready: None) -> Agents:
     return Agents(snap, "runc")
 
 
-def _calls(agents: Agents, trajectory: str) -> list[dict[str, Any]]:
-    return [entry for entry in agents.snap.json("journal", trajectory) if entry["kind"] == "tool"]
-
-
 def test_one_snapshot_for_each_call(agents: Agents, claude: tuple[str, ...], tmp_path: Path) -> None:
     with provider(tmp_path, *MAIN, conversations=LANES, toolless=[{"text": "A title"}]) as at:
         trajectory = agents.run(at, *START, kind="anthropic", more=claude)
         steps = [step for step in agents.steps(trajectory) if step["tool"]["name"] not in ("start", "exit")]
-        calls = _calls(agents, trajectory)
+        calls = agents.calls(trajectory)
         assert sorted(call["name"] for call in calls) == sorted(step["tool"]["name"] for step in steps) == CALLS
         assert all(call["arguments"] for call in calls)
         assert [call["status"] for call in calls].count("failed") == 1
@@ -119,7 +115,7 @@ def test_killed_and_resumed(agents: Agents, claude: tuple[str, ...], tmp_path: P
         let_go(trajectory)
         agents.snap("attach", trajectory)
         assert [step for step in at.asked() if step != 0] == [4]
-    done = [call["name"] for call in _calls(agents, trajectory) if call["status"] == "done"]
+    done = [call["name"] for call in agents.calls(trajectory) if call["status"] == "done"]
     assert done == ["Bash", "Read", "Edit", "Bash"]
     assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
 
@@ -134,7 +130,7 @@ def test_a_session_goes_on_in_a_fork(agents: Agents, claude: tuple[str, ...], tm
         agents.snap("attach", fork)
         assert at.asked()[-2:] == [4, 5], "the model was told everything before"
     assert agents.names(fork) == ["Bash", "exit"]
-    assert [call["name"] for call in _calls(agents, fork)] == ["Bash"]
+    assert [call["name"] for call in agents.calls(fork)] == ["Bash"]
     assert agents.files(fork, "/work") == {"greeting": "bye\n", "more": "more\n"}
     said = [role for role, _ in agents.said(fork)]
     assert said.count("assistant") == 6, "each of the model's messages once"

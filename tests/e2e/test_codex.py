@@ -53,16 +53,12 @@ def agents(snap: Snap, runc_ready: None) -> Agents:
     return Agents(snap, "runc")
 
 
-def _calls(agents: Agents, trajectory: str) -> list[dict[str, Any]]:
-    return [entry for entry in agents.snap.json("journal", trajectory) if entry["kind"] == "tool"]
-
-
 def test_one_snapshot_for_each_call(agents: Agents, codex: tuple[str, ...], tmp_path: Path) -> None:
     with provider(tmp_path, *MAIN) as at:
         trajectory = agents.run(at, *START, more=codex)
         steps = [step for step in agents.steps(trajectory) if step["tool"]["name"] not in ("start", "exit")]
         assert [step["tool"]["name"] for step in steps] == ["exec_command"] * 6
-        assert [call["status"] for call in _calls(agents, trajectory)] == ["done"] * 6
+        assert [call["status"] for call in agents.calls(trajectory)] == ["done"] * 6
         assert [step["tool"]["arguments"]["cmd"] for step in steps] == [
             call["arguments"]["cmd"] for turn in MAIN for call in turn.get("calls", ())
         ]
@@ -96,7 +92,7 @@ def test_two_sub_agents(agents: Agents, codex: tuple[str, ...], tmp_path: Path) 
     main = [{"text": "I ask two.", "calls": spawn}, {"text": "I wait.", "calls": [both]}, *ends]
     with provider(tmp_path, *main, conversations=lanes) as at:
         trajectory = agents.run(at, *START, more=codex)
-        calls = _calls(agents, trajectory)
+        calls = agents.calls(trajectory)
         assert sorted(call["name"] for call in calls) == ["exec_command"] * 3 + ["spawn_agent"] * 2
         assert all(call["arguments"] and call["status"] == "done" for call in calls)
         assert agents.files(trajectory, "/work")["both"] == "ALPHA\nBETA\n"
@@ -122,5 +118,5 @@ def test_killed_and_resumed(agents: Agents, codex: tuple[str, ...], tmp_path: Pa
         let_go(trajectory)
         agents.snap("attach", trajectory)
         assert at.asked() == [3]
-    assert [call["status"] for call in _calls(agents, trajectory)].count("done") == 3
+    assert [call["status"] for call in agents.calls(trajectory)].count("done") == 3
     assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}

@@ -29,10 +29,6 @@ def agents(snap: Snap, runc_ready: None) -> Agents:
     return Agents(snap, "runc")
 
 
-def _calls(agents: Agents, trajectory: str) -> list[dict[str, Any]]:
-    return [entry for entry in agents.snap.json("journal", trajectory) if entry["kind"] == "tool"]
-
-
 def _roles(agents: Agents, trajectory: str) -> list[str]:
     return [role for role, _ in agents.said(trajectory)]
 
@@ -43,7 +39,7 @@ def test_two_at_once(agents: Agents, tmp_path: Path) -> None:
         asked = len(at.asked())
         assert asked == 10
         steps = agents.steps(trajectory)
-        calls = _calls(agents, trajectory)
+        calls = agents.calls(trajectory)
         assert sorted(call["name"] for call in calls) == ["agent"] * 2 + ["bash"] * 6
         assert all(call["arguments"] and call["status"] == "done" for call in calls)
         assert len([step for step in steps if step["tool"]["name"] in ("bash", "agent")]) == len(calls)
@@ -92,7 +88,7 @@ def test_killed_in_one_of_them(agents: Agents, tmp_path: Path) -> None:
     del files["waited"]  # once or twice: a snapshot of the other sub-agent may hold what the killed tool wrote first
     assert files == FILES
     assert _roles(agents, trajectory) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
-    done = [call for call in _calls(agents, trajectory) if call["status"] == "done"]
+    done = [call for call in agents.calls(trajectory) if call["status"] == "done"]
     assert len(done) == 8
 
 
@@ -111,7 +107,7 @@ def test_the_daemon_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_p
         agents.snap("attach", trajectory)
         assert len(at.asked()) == 10
     assert agents.files(trajectory) == {**FILES, "waited": "x\n"}
-    calls = _calls(agents, trajectory)
+    calls = agents.calls(trajectory)
     assert sorted(call["name"] for call in calls) == ["agent"] * 2 + ["bash"] * 6
     assert all(call["arguments"] and call["status"] == "done" for call in calls)
     assert _roles(agents, trajectory) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
@@ -127,7 +123,7 @@ def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -
         ]
         agents.snap("attach", fork)
         assert at.asked() == [0, 1, 2, 3]
-    assert [call["name"] for call in _calls(agents, fork)] == ["bash"]
+    assert [call["name"] for call in agents.calls(fork)] == ["bash"]
     assert _roles(agents, fork) == ["system", "user", *["assistant", "user"] * 3, "assistant"]
     assert agents.names(fork) == ["bash", "exit"]
     assert agents.files(fork) == {"begun": "begun\n", "more": "more\n"}
