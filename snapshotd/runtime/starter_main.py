@@ -242,7 +242,7 @@ def _execute(process: dict[str, Any], load: Callable[[], None], deadline: float)
     """Returns the reason, in runc's words, if the program cannot be run."""
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)  # whatever the daemon ignores
+        signal.signal(number, signal.SIG_DFL)  # the daemon may ignore some
     os.setsid()
     cwd, user, held = process["cwd"], process["user"], process["capabilities"]
     entered = _enter(cwd, may_fail=True)
