@@ -3,6 +3,7 @@ needs it."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.engine.storing import evict
+from snapshotd.engine.storing import cold, evict
 from snapshotd.errors import OutOfSpace
 from tests import mind_rig
 from tests.e2e.support import wait_until
@@ -43,6 +44,7 @@ def _filled(engine: LocalEngine) -> list[str]:
 def test_a_step_that_is_never_committed(engine: LocalEngine, script: str) -> None:
     agent = mind_rig.agent(engine)
     agent.tool("write", {}, script.format(0))
+    engine.flush()  # what stores the first step holds its layers meanwhile
     store = engine._context.store
     before = dict(store._held)
     with pytest.MonkeyPatch.context() as patch:
@@ -76,6 +78,8 @@ def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
 def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a cold snapshot is removed before its layer is written, and nothing else happens after that."""
     monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
+    may_end = threading.Event()
+    monkeypatch.setattr(cold, "hit", lambda _: may_end.wait(60))
     agent = mind_rig.agent(engine)
     agent.tool("write", {}, "echo 0 > file")
     engine.stop(agent.id)
@@ -85,5 +89,6 @@ def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: p
     engine._context.store.release(stack.layers)
     (layer,) = stack.layers
     assert engine._context.store.lazy(layer), "it is still to be written"
+    may_end.set()
     wait_until(lambda: not engine._context.store.lazy(layer), "it is written")
     wait_until(lambda: layer not in engine._context.store.layers(), "the layer directory keeps its budget")
