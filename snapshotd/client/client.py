@@ -22,11 +22,9 @@ from snapshotd.client.results import (
     ChangeInfo,
     CheckInfo,
     ExecInfo,
-    ExportInfo,
     FileStatus,
     ForkInfo,
     ImageInfo,
-    ImportInfo,
     MessageInfo,
     Policy,
     Provider,
@@ -39,10 +37,21 @@ from snapshotd.client.results import (
     UsageInfo,
     VersionInfo,
 )
+from snapshotd.client.sharing.verbs import Sharing
 from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
-from snapshotd.client.verbs import Wait, absolute, b64, check_variants, check_wait, local_path, ref_segment
+from snapshotd.client.verbs import (
+    Progress,
+    Wait,
+    absolute,
+    b64,
+    check_variants,
+    check_wait,
+    local_path,
+    ref_segment,
+    result_of,
+)
 from snapshotd.config import CLIENT, read
 from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
@@ -54,13 +63,10 @@ if TYPE_CHECKING:
     from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
-Progress = Callable[[str], object]
-"""Receives one line of progress for people."""
 Which = Literal["stdout", "stderr", "output"]
-Form = Literal["bundle", "oci", "tar"]
 
 
-class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
+class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
@@ -223,9 +229,23 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         stdin: Readable | None = None,
         timeout: float | None = None,
         terminal: Terminal | None = None,
+        junit: str | Path | None = None,
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
-        away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`."""
+        away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`.
+
+        `junit`: a local file that gets a JUnit report: the one that the command leaves at $SNAPSHOTD_JUNIT, else one that
+        tells of the command as of one test. It is there whole or not at all. The shell in the image starts the command
+        then (no terminal)."""
+        if junit is not None:
+            from snapshotd.client.branching.reports import exec_reported
+
+            if terminal is not None or not argv:
+                raise UsageError(
+                    "a JUnit report is written of a command that has no terminal; leave out one of the two"
+                )
+            options: dict[str, Any] = {"cwd": cwd, "user": user, "stdin": stdin, "timeout": timeout}
+            return exec_reported(self, ref, argv, junit, on_output=on_output, env=dict(env or {}), **options)
         return self._exec(
             f"/snapshots/{ref_segment(ref)}/exec",
             argv,
@@ -604,93 +624,6 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             ]
         )
 
-    def export(
-        self,
-        ref: str,
-        write: Callable[[bytes], object],
-        *,
-        form: Form = "bundle",
-        whole: bool = False,
-        since: str | None = None,
-        progress: Progress | None = None,
-    ) -> tuple[str, ...]:
-        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
-        `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
-        warnings: files that the form cannot hold.
-
-        If anything is raised, also in the middle, the output is not whole.
-        """
-        query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
-        for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
-            if isinstance(item, bytes):
-                write(item)
-            elif item["event"] == "progress" and progress is not None:
-                progress(item["message"])
-            elif item["event"] == "result":
-                return tuple(item["warnings"])
-        raise DaemonUnavailable(
-            "the daemon ended the export early, so what was written is not whole; repeat the command"
-        )
-
-    def export_file(
-        self,
-        ref: str,
-        to: str | Path,
-        *,
-        form: Form = "bundle",
-        whole: bool = False,
-        since: str | None = None,
-        progress: Progress | None = None,
-        moved: Callable[[int], object] | None = None,
-    ) -> ExportInfo:
-        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
-        flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
-        far."""
-        from snapshotd.client.part_file import part_file
-
-        count = 0
-        with part_file(local_path(to)) as write:
-
-            def counting(data: bytes) -> None:
-                nonlocal count
-                write(data)
-                count += len(data)
-                if moved is not None:
-                    moved(count)
-
-            warnings = self.export(ref, counting, form=form, whole=whole, since=since, progress=progress)
-        return ExportInfo(count, warnings)
-
-    def import_bundle(
-        self,
-        source: str | Path | Readable,
-        *,
-        name: str | None = None,
-        wait: Wait = "captured",
-        progress: Progress | None = None,
-    ) -> ImportInfo:
-        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
-        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
-        UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
-        already), LimitExceeded, VersionMismatch; and errors of reading the source."""
-        check_wait(wait)
-        if isinstance(source, str | Path):
-            try:
-                opened = local_path(source).open("rb", buffering=0)
-            except OSError as exc:
-                raise UsageError(
-                    f"the bundle {source} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote"
-                ) from exc
-            with opened:
-                return self.import_bundle(opened, name=name, wait=wait, progress=progress)
-        events = self._transport.upload("/import", lambda count: source.read(count) or b"", query={"name": name})
-        answer = _result(events, progress, "the import", "`snapshotd ls` shows whether it is there")
-        imported = ImportInfo.of(answer["imported"])
-        if wait == "stored":
-            for item in imported.trajectories:
-                self.flush(item.id)
-        return imported
-
     def mount(self, directory: str | Path) -> None:
         """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
         UsageError, Unsupported."""
@@ -703,7 +636,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
     def _work(
         self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str
     ) -> dict[str, Any]:
-        return _result(self._transport.lines(method, path, body=body), progress, what, then)
+        return result_of(self._transport.lines(method, path, body=body), progress, what, then)
 
     # -- images --------------------------------------------------------------------------------------------------------
 
@@ -776,16 +709,6 @@ def sandbox_fields(
         "tenant": tenant,
         "limits": {key: value for key, value in limits.items() if value is not None},
     }
-
-
-def _result(events: Iterator[dict[str, Any]], progress: Progress | None, what: str, then: str) -> dict[str, Any]:
-    """The last event of long work, whose lines of progress go to `progress`."""
-    for event in events:
-        if event["event"] == "progress" and progress is not None:
-            progress(event["message"])
-        elif event["event"] == "result":
-            return event
-    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")
 
 
 def _line(trajectory: str | None) -> dict[str, str | None]:

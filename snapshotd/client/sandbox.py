@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from snapshotd.client.client import Form, Snapshotd
+from snapshotd.client.client import Snapshotd
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure, Port
@@ -26,6 +26,7 @@ from snapshotd.client.results import (
     TrajectoryInfo,
 )
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
+from snapshotd.client.sharing.verbs import Form
 from snapshotd.client.verbs import Wait
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import DEFAULT_TENANT

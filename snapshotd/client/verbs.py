@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport, segment
 from snapshotd.daemon.http.wire import FORK_MAX, check_ref
-from snapshotd.errors import UsageError
+from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
 """Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
@@ -44,6 +44,8 @@ def check_wait(wait: str) -> None:
         raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
 
 
+Progress = Callable[[str], object]
+"""Receives one line of progress for people."""
 VARIANT_KEYS = ("name", "args", "env")
 
 
@@ -74,3 +76,13 @@ def absolute(path: str | Path | None) -> str | None:
 def b64(path: str | bytes) -> str:
     """A sandbox path, or any bytes, for a request."""
     return base64.urlsafe_b64encode(os.fsencode(path)).decode()
+
+
+def result_of(events: Iterator[dict[str, Any]], progress: Progress | None, what: str, then: str) -> dict[str, Any]:
+    """The last event of long work, whose lines of progress go to `progress`."""
+    for event in events:
+        if event["event"] == "progress" and progress is not None:
+            progress(event["message"])
+        elif event["event"] == "result":
+            return event
+    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")

@@ -40,6 +40,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
+    ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
@@ -69,6 +70,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "documents",
             "follow",
             "forest",
+            "github",
             "progress",
             "retention",
             "taken",
@@ -116,7 +118,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
     "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
-    "cryptography": ("secrets/vault.py",),
+    "cryptography": ("secrets/vault.py", "client/sharing/sealing.py"),
     "zstandard": ("repo/", "images/decompress.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),

@@ -9,6 +9,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
+from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
@@ -20,6 +21,8 @@ from snapshotd.cli.values import complete_snapshot
         "snapshotd export best -o best.bundle",
         "snapshotd export nightly --trajectory -o nightly.bundle",
         "snapshotd export nightly --trajectory --since a1b2c3 -o newer.bundle",
+        "snapshotd export known-good --cache /srv/cache --key linux-$(git rev-parse HEAD)",
+        "snapshotd export best --encrypt ci.key -o best.bundle",
         "snapshotd export best --format oci | docker load",
         "snapshotd export best --format tar -o - | tar -t",
     ],
@@ -47,6 +50,14 @@ from snapshotd.cli.values import complete_snapshot
     help="Only the snapshots after this one; the importing side must have it.",
     shell_complete=complete_snapshot,
 )
+@click.option(
+    "--cache", metavar="DIR|s3://...", help="Into a cache, a folder or a bucket, under --key; an entry never changes."
+)
+@click.option("--key", metavar="KEY", help="Key of the entry in the cache.")
+@click.option(
+    "--encrypt", metavar="FILE", type=click.Path(), help="Encrypt the bundle; the content of this file is the key."
+)
+@github_option
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 @click.pass_context
@@ -57,14 +68,31 @@ def command(
     form: Literal["bundle", "oci", "tar"],
     whole: bool,
     since: str | None,
+    cache: str | None,
+    key: str | None,
+    encrypt: str | None,
+    github: GitHub | None,
     as_json: bool,
 ) -> int:
     """Write a snapshot, or a whole trajectory, as one file.
 
     A bundle holds files, conversation, tool calls and tags, and `snapshotd import` takes it in elsewhere. Files that
     a format cannot hold become warnings. The file has its name only when it is whole: until then it is FILE.part, which
-    is removed after an error. With --json: {"file","bytes","warnings"}.
+    is removed after an error.
+
+    With --cache and --key it becomes an entry of a cache, which `snapshotd import --cache` finds by the key or by its
+    beginning. If the key has an entry, that one stays, and nothing is written.
+
+    With --json: {"file","bytes","warnings"}; with --cache {"key","saved","bytes","warnings"}.
     """
+    if (cache is None) != (key is None):
+        refuse("--cache and --key go together: the cache, and the name of the entry in it")
+    if form != "bundle" and (cache is not None or encrypt is not None):
+        refuse(f"an export as {form} is for other programs; --cache and --encrypt are for bundles")
+    if cache is not None and key is not None:
+        if output != "-":
+            refuse("a bundle goes into the cache or into a file; leave out --cache or -o")
+        return _to_cache(ctx, snapshot, cache, key, whole, since, encrypt, github, as_json)
     if output == "-":
         if as_json:
             refuse("--json and the export cannot both go to standard output; name a file with -o")
@@ -85,13 +113,24 @@ def command(
                 count += len(data)
                 meter.moved(count)
 
-            warnings = client.export(snapshot, write, form=form, whole=whole, since=since, progress=meter.line)
+            warnings = client.export(
+                snapshot, write, form=form, whole=whole, since=since, encrypt=encrypt, progress=meter.line
+            )
             sys.stdout.buffer.flush()
         else:
             done = client.export_file(
-                snapshot, output, form=form, whole=whole, since=since, progress=meter.line, moved=meter.moved
+                snapshot,
+                output,
+                form=form,
+                whole=whole,
+                since=since,
+                encrypt=encrypt,
+                progress=meter.line,
+                moved=meter.moved,
             )
             count, warnings = done.bytes, done.warnings
+    if github is not None:
+        _tell(github, {"file": output, "bytes": count}, warnings)
     if as_json:
         print_json({"file": output, "bytes": count, "warnings": list(warnings)})
         return 0
@@ -100,3 +139,37 @@ def command(
     if output != "-":
         click.echo(f"{size(count)} in {click.format_filename(output)}", err=True)
     return 0
+
+
+def _to_cache(
+    ctx: click.Context,
+    snapshot: str,
+    cache: str,
+    key: str,
+    whole: bool,
+    since: str | None,
+    encrypt: str | None,
+    github: GitHub | None,
+    as_json: bool,
+) -> int:
+    client = connect(ctx)
+    with Meter(f"exporting {snapshot}", quiet=as_json) as meter:
+        done = client.export_to_cache(
+            snapshot, cache, key, whole=whole, since=since, encrypt=encrypt, progress=meter.line, moved=meter.moved
+        )
+    count, warnings = (0, ()) if done is None else (done.bytes, done.warnings)
+    if github is not None:
+        _tell(github, {"key": key, "saved": done is not None, "bytes": count}, warnings)
+    if as_json:
+        print_json({"key": key, "saved": done is not None, "bytes": count, "warnings": list(warnings)})
+        return 0
+    for warning in warnings:
+        note(f"warning: {warning}")
+    note(f"the key {key} has an entry, which stays as it is" if done is None else f"{size(count)} under the key {key}")
+    return 0
+
+
+def _tell(github: GitHub, values: dict[str, object], warnings: tuple[str, ...]) -> None:
+    github.outputs(values)
+    for warning in warnings:
+        github.annotate("warning", warning)
