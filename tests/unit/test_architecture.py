@@ -32,7 +32,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
     "formats": ("trees",),  # an archive is written from a tree, and made into one
     "trees": ("repo",),  # layers are archived to the repository and come back from it
     "images": ("layers", "formats", "trees"),  # an image is ingested like any other foreign tree
-    "cli": ("client",),  # every command goes through the client
+    "cli": ("client", "integrations"),  # every command goes through the client; threads of LangGraph need no daemon
     "integrations": ("client",),  # what has to do with a sandbox
 }
 """Package to the other packages of its own rank that it may import."""
@@ -71,6 +71,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "follow",
             "forest",
             "github",
+            "langgraph",
             "progress",
             "retention",
             "taken",

@@ -13,6 +13,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
 from snapshotd.cli.github import GitHub, github_option
+from snapshotd.cli.langgraph import WORD, move
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import Name
@@ -45,6 +46,7 @@ class _Source:
         "snapshotd import nightly.bundle --name nightly-copy --wait stored",
         "snapshotd import --cache /srv/cache --key linux-$(git rev-parse HEAD) --restore-keys linux-",
         "ssh other snapshotd export best | snapshotd import -",
+        "snapshotd import langgraph --from sqlite:///agent.db --to threads.db",
     ],
 )
 @click.option("--name", type=Name(), metavar="NAME", help="Name of the trajectory; else the one it had.")
@@ -59,10 +61,15 @@ class _Source:
 @click.option(
     "--decrypt", metavar="FILE", type=click.Path(), help="The bundle is encrypted with the content of this file."
 )
+@click.option("--from", "source", metavar="URL", help="With `langgraph`: the saver that has the threads.")
+@click.option("--to", "target", metavar="FILE", help="With `langgraph`: the file of a SnapshotdSaver.")
+@click.option(
+    "--thread", "threads", metavar="ID", multiple=True, help="With `langgraph`: only this thread. Again for more."
+)
 @wait_option
 @github_option
 @json_option
-@click.argument("file", metavar="[FILE|-]", required=False, type=click.Path())
+@click.argument("file", metavar="[FILE|-|langgraph]", required=False, type=click.Path())
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -72,6 +79,9 @@ def command(
     key: str | None,
     restore_keys: tuple[str, ...],
     decrypt: str | None,
+    source: str | None,
+    target: str | None,
+    threads: tuple[str, ...],
     wait: Wait | None,
     github: GitHub | None,
     as_json: bool,
@@ -85,7 +95,15 @@ def command(
     With --cache and --key the bundle is an entry that `snapshotd export --cache` made: the one of exactly this key, else
     the newest that begins with it, else with a --restore-keys. If there is none, the exit code is 1. JSON has "cache_key"
     and "cache_hit" too (true: exactly this key).
+
+    With `langgraph`, threads of LangGraph are copied from a saver (sqlite:///PATH, postgres://..., redis://..., or a
+    path) into the file of a SnapshotdSaver; a thread that is there already is refused, and nothing is copied then.
+    JSON: {"from","to","checkpoints"}.
     """
+    if source is not None or target is not None or threads:
+        if file != WORD or source is None or target is None:
+            refuse("--from, --to and --thread are for `snapshotd import langgraph --from URL --to FILE`")
+        return move(source, target, threads, as_json=as_json)
     if (cache is None) != (key is None) or (restore_keys and cache is None):
         refuse("--cache and --key go together, and --restore-keys with them: the cache, and the entry in it")
     if (file is None) == (cache is None):
