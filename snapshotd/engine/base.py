@@ -472,8 +472,18 @@ class Engine(ABC):
 
     @abstractmethod
     def undo(self, ref: str) -> Snapshot:
-        """Take the last rewind (or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
+        """Take the last rewind (or promotion, or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
         Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
+
+    @abstractmethod
+    def promote(
+        self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
+    ) -> Snapshot:
+        """Make a fork's head the head of the trajectory that it was forked from (`into`: of one further up), files and
+        mind, in place; recorded as a new snapshot of that trajectory, and `undo` takes it back. Its program, arguments
+        and environment stay its own; the fork stays as it is. Conflict: it is no fork of it, or took no step; something
+        runs in either sandbox; the trajectory took steps since the fork, unless `leave_behind` or `compensate`, which
+        runs compensations first, as `rewind` does. LimitExceeded: the mind is too large to be copied."""
 
     @abstractmethod
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
