@@ -41,6 +41,8 @@ port: the body has any size, and goes on while it is answered."""
 PORT_CONNECTIONS_MAX = 256
 """Most connections to ports in sandboxes, of all clients together."""
 FORK_MAX = 256
+QUEUE_MAX = 10_000
+"""Children of a fork that is made piece by piece."""
 """Most sandboxes one fork may start."""
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""
