@@ -99,6 +99,18 @@ class Count(click.ParamType):  # type: ignore[type-arg]
         return int(text)
 
 
+class AtOnce(Count):
+    """How many run at once: a number, or `auto`, which is 0."""
+
+    name = "parallel"
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return 0 if value == "auto" else int(super().convert(value, param, ctx))
+
+
 class Cpus(click.ParamType):  # type: ignore[type-arg]
     """Processors: `2`, `0.5`."""
 

@@ -42,6 +42,7 @@ from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import (
+    ForkPlace,
     Progress,
     Wait,
     absolute,
@@ -60,6 +61,7 @@ from snapshotd.types import DEFAULT_TENANT
 if TYPE_CHECKING:
     from snapshotd.client.branching.bisecting import BisectInfo, Tried
     from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
     from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
@@ -324,6 +326,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
         variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
+        part: ForkPlace | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
@@ -334,12 +337,14 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
         values become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
-        daemon's default (half an hour). UsageError before anything starts."""
+        daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
+        anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
         body: dict[str, Any] = {"args": None if args is None else list(args), "name": name, "resume": resume}
         body["idle_timeout_s"] = idle_timeout
+        body["part"] = None if part is None else dataclasses.asdict(part)
         if variants is None:
             body["n"] = n
         elif n != 1:
@@ -356,6 +361,39 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
             ):
                 self.flush(line)
         return forked
+
+    def fork_queue(
+        self,
+        ref: str,
+        n: int = 1,
+        *,
+        parallel: int | None = None,
+        keep_going: bool = False,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        on_child: Callable[[QueuedFork], object] = lambda _: None,
+    ) -> QueueInfo:
+        """`n` (1..10,000) forks, `parallel` at once (None: as many as fit into the free memory): each runs its program
+        to the end, then another begins. Returns when all have ended. `args`, `name`, `resume`, `variants`:
+        as `fork`; one of them has to give the forks a program. `on_child` is told of each that has ended.
+
+        When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
+        error, and the rest goes on. UsageError before anything starts."""
+        from snapshotd.client.branching.queueing import fork_queue
+
+        options = {"args": args, "name": name, "resume": resume}
+        return fork_queue(
+            self,
+            ref,
+            n,
+            parallel=parallel,
+            keep_going=keep_going,
+            variants=variants,
+            on_child=on_child,
+            options=options,
+        )
 
     def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""

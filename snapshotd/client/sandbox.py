@@ -322,6 +322,15 @@ class Sandbox:
         """Take the last rewind (or undo) back."""
         return Snapshot(self._client, self._client.undo(self.id, wait=wait))
 
+    def promote(
+        self, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False, wait: Wait = "captured"
+    ) -> Snapshot:
+        """Make the newest snapshot the head of the trajectory that this one was forked from. As `Snapshotd.promote`."""
+        return Snapshot(
+            self._client,
+            self._client.promote(self.id, into=into, leave_behind=leave_behind, compensate=compensate, wait=wait),
+        )
+
     def resume(
         self, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
     ) -> None:

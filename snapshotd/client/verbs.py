@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,10 +50,20 @@ Progress = Callable[[str], object]
 VARIANT_KEYS = ("name", "args", "env")
 
 
-def check_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
+@dataclass(frozen=True, slots=True)
+class ForkPlace:
+    """The place of a fork in a larger one that is made piece by piece: its children belong to that `experiment` (32 hex
+    digits), and have the numbers from `first` on of `count`."""
+
+    experiment: str
+    first: int
+    count: int
+
+
+def check_variants(variants: Mapping[str, Mapping[str, Any]], most: int = FORK_MAX) -> None:
     """UsageError: there are none, too many, or one has a key that no variant has."""
-    if not 1 <= len(variants) <= FORK_MAX:
-        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {FORK_MAX}; nothing was started")
+    if not 1 <= len(variants) <= most:
+        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {most}; nothing was started")
     for label, keys in variants.items():
         for key in keys:
             if key not in VARIANT_KEYS:

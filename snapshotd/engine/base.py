@@ -139,6 +139,16 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkPart:
+    """The place of a fork in a larger one that is made piece by piece: its children belong to that `experiment`, and
+    have the numbers from `first` on of `count`."""
+
+    experiment: ExperimentID
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """Something in a tree: its path from the root (without a leading slash), what it is, and a link's target."""
 
@@ -441,6 +451,7 @@ class Engine(ABC):
         resume: bool = False,
         variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
+        part: ForkPart | None = None,
     ) -> Forked:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
@@ -448,7 +459,7 @@ class Engine(ABC):
         and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
         With `variants` there is one child for each, and `n` is their number. Several children are called NAME-0,
         NAME-1, ..., or by the labels of their variants, unless `{index}` or `{variant}` in the name tells them apart.
-        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default.
+        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default. `part`: these are some of more children.
         UsageError: there is no program to resume, or two variants have one label or name."""
 
     @abstractmethod
@@ -472,8 +483,18 @@ class Engine(ABC):
 
     @abstractmethod
     def undo(self, ref: str) -> Snapshot:
-        """Take the last rewind (or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
+        """Take the last rewind (or promotion, or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
         Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
+
+    @abstractmethod
+    def promote(
+        self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
+    ) -> Snapshot:
+        """Make a fork's head the head of the trajectory that it was forked from (`into`: of one further up), files and
+        mind, in place; recorded as a new snapshot of that trajectory, and `undo` takes it back. Its program, arguments
+        and environment stay its own; the fork stays as it is. Conflict: it is no fork of it, or took no step; something
+        runs in either sandbox; the trajectory took steps since the fork, unless `leave_behind` or `compensate`, which
+        runs compensations first, as `rewind` does. LimitExceeded: the mind is too large to be copied."""
 
     @abstractmethod
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:

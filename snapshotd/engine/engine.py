@@ -21,6 +21,7 @@ from snapshotd.engine.base import (
     Event,
     ExecResult,
     Forked,
+    ForkPart,
     Imported,
     OutputSink,
     ProgressSink,
@@ -67,6 +68,7 @@ from snapshotd.engine.storing.worker import Worker
 from snapshotd.engine.transfer import bundle, imports
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.failpoints import hit
+from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.store import release
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
@@ -352,14 +354,15 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         resume: bool = False,
         variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
+        part: ForkPart | None = None,
     ) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
-        forked = children(n, args, name, variants)
+        forked = children(n, args, name, variants, part)
         for one in forked:
             _check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s)
+            return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s, part=part)
 
     def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
@@ -582,6 +585,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
             "state_dir": str(context.state_dir),
             "layers": context.store.kind,
             "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
+            "free_memory_bytes": available_bytes(),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()),
             "sandboxes": len(self._sessions.live()),

@@ -42,6 +42,8 @@ PORT_CONNECTIONS_MAX = 256
 """Most connections to ports in sandboxes, of all clients together."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
+QUEUE_MAX = 10_000
+"""Most children of a fork that is made piece by piece."""
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""
 LOG_MAX = 1 << 31

@@ -310,15 +310,16 @@ class FakeEngine(FakeMind, FakeFiles):
         resume: bool = False,
         variants: tuple[base.Variant, ...] = (),
         idle_timeout_s: float | None = None,
+        part: base.ForkPart | None = None,
     ) -> base.Forked:
         origin = self.snapshot(ref)
         if resume and self.lines[origin.trajectory].agent is None:
             raise UsageError(
                 f"no program ever ran in {t.short(origin.trajectory)}, so there is nothing to resume; leave out --resume"
             )
-        experiment = t.ExperimentID(t.new_id())
+        experiment = t.ExperimentID(t.new_id()) if part is None else part.experiment
         made = []
-        for one in children(n, args, name, variants):
+        for one in children(n, args, name, variants, part):
             line = t.Trajectory(
                 t.TrajectoryID(t.new_id()),
                 one.name,
