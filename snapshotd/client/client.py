@@ -37,7 +37,7 @@ from snapshotd.client.results import (
     UsageInfo,
     VersionInfo,
 )
-from snapshotd.client.sharing.verbs import Sharing
+from snapshotd.client.sharing import Sharing
 from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values

@@ -26,7 +26,7 @@ from snapshotd.client.results import (
     TrajectoryInfo,
 )
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
-from snapshotd.client.sharing.verbs import Form
+from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
 from snapshotd.errors import SnapshotdError
 from snapshotd.types import DEFAULT_TENANT

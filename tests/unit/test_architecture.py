@@ -119,7 +119,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
     "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
-    "cryptography": ("secrets/vault.py", "client/sharing/sealing.py"),
+    "cryptography": ("secrets/vault.py", "client/bundles/sealing.py"),
     "zstandard": ("repo/", "images/decompress.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),

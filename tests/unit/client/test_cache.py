@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapshotd.client.sharing import cache as cache_module
-from snapshotd.client.sharing.cache import BundleCache, CacheEntry, _name, opened
+from snapshotd.client.bundles import cache as cache_module
+from snapshotd.client.bundles.cache import BundleCache, CacheEntry, _name, opened
 from snapshotd.errors import DataLoss, SnapshotdError, UsageError
 from tests import s3_service
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.client.bundles.sealing import MAGIC, Sealing, unsealed
 from snapshotd.client.sharing import sealing
-from snapshotd.client.sharing.sealing import MAGIC, Sealing, unsealed
 from snapshotd.errors import DataLoss, UsageError
 
 PIECE = 100

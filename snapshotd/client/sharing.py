@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from snapshotd.client.bundles.sealing import Sealing, unsealed
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import ExportInfo, ImportInfo
-from snapshotd.client.sharing.sealing import Sealing, unsealed
 from snapshotd.client.verbs import Progress, Verbs, Wait, check_wait, local_path, ref_segment, result_of
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
@@ -103,7 +103,7 @@ class Sharing(Verbs):
         """`export` a bundle into a cache, a local folder or a bucket ("s3://bucket/prefix"), under `key`. An entry never
         changes: None, and nothing is written, if the key has one. It is there whole or not at all. UsageError: a key or a
         cache that cannot be one; and errors of the store."""
-        from snapshotd.client.sharing.cache import opened
+        from snapshotd.client.bundles.cache import opened
 
         with opened(cache) as entries:
             if entries.has(key):
@@ -165,7 +165,7 @@ class Sharing(Verbs):
         """`import_bundle` from a cache: the entry of exactly `key`; else the newest that begins with `key`, then with
         each of `restore_keys` in their order; else None. Every byte is verified before the daemon sees it: DataLoss, and
         nothing is taken, if one differs."""
-        from snapshotd.client.sharing.cache import opened
+        from snapshotd.client.bundles.cache import opened
 
         with opened(cache) as entries:
             found = entries.find(key, restore_keys)
