@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.exchange import segment
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
@@ -40,7 +41,7 @@ from snapshotd.client.results import (
     VersionInfo,
 )
 from snapshotd.client.sizes import size_given
-from snapshotd.client.transport import Transport, segment
+from snapshotd.client.transport import Transport
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import Wait, absolute, b64, check_variants, check_wait, local_path, ref_segment
 from snapshotd.config import CLIENT, read
@@ -683,7 +684,9 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
                 ) from exc
             with opened:
                 return self.import_bundle(opened, name=name, wait=wait, progress=progress)
-        events = self._transport.upload("/import", lambda count: source.read(count) or b"", query={"name": name})
+        from snapshotd.client.local_tree import Reader, read_pieces
+
+        events = self._transport.upload("/import", Reader(read_pieces(source)), query={"name": name})
         answer = _result(events, progress, "the import", "`snapshotd ls` shows whether it is there")
         imported = ImportInfo.of(answer["imported"])
         if wait == "stored":

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from snapshotd.client.transport import DaemonAway, event_of
+from snapshotd.client.exchange import DaemonAway, event_of
 from snapshotd.errors import Conflict
 
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from snapshotd.client.transport import Conversation, Transport, segment
+from snapshotd.client.exchange import segment
+from snapshotd.client.transport import Conversation, Transport
 from snapshotd.client.verbs import Verbs, local_path, ref_segment
 from snapshotd.daemon.http.wire import PORT_CONNECTIONS_MAX, PORTS, check_socket_path
 from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError

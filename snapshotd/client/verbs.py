@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from snapshotd.client.exchange import segment
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.client.transport import Transport, segment
+from snapshotd.client.transport import Transport
 from snapshotd.daemon.http.wire import FORK_MAX, check_ref
 from snapshotd.errors import UsageError
 
