@@ -43,7 +43,16 @@ from snapshotd.client.results import (
 from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport
 from snapshotd.client.values import Values
-from snapshotd.client.verbs import Wait, absolute, b64, check_variants, check_wait, local_path, ref_segment
+from snapshotd.client.verbs import (
+    Wait,
+    absolute,
+    b64,
+    check_variants,
+    check_wait,
+    local_path,
+    on_this_machine,
+    ref_segment,
+)
 from snapshotd.config import CLIENT, read
 from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
@@ -62,7 +71,7 @@ Form = Literal["bundle", "oci", "tar"]
 
 
 class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
-    """One daemon. Cheap to make, holds no connection, may be used from any thread.
+    """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
     snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
@@ -149,16 +158,10 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
         did not outlive its daemon has a `finished` whose status is `interrupted`.
         """
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/events"
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
         if not follow:
-            return self._transport.lines("GET", path, query={"follow": "false"})
-        return Following(
-            lambda: self._transport.raw_lines("GET", path, query={"follow": "true"}),
-            lambda: self.trajectory(ref).status == "running",
-            what=ref,
-            patience_s=self._reconnect_s,
-            on_lost=on_lost,
-        ).events()
+            return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
+        return Following(self._transport, path, what=ref, patience_s=self._reconnect_s, on_lost=on_lost).events()
 
     def exec(
         self,
@@ -181,8 +184,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
         BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
-        again. A thread of its own reads `stdin`, as far as the command takes it; unbuffered input (`read` returns the
-        bytes at hand) reaches the command at once.
+        again. `stdin` is read as far as the command takes it, in a thread where reading may wait; unbuffered input
+        (`read` returns the bytes at hand) reaches the command at once.
 
         With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
         time one runs, and the others get a Conflict that names the head.
@@ -408,6 +411,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             "the daemon ended the patch early, so what was written is not complete; repeat the command"
         )
 
+    @on_this_machine
     def compare(self, *refs: str) -> CompareInfo:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
         first; and how each came out."""
@@ -415,6 +419,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
 
         return compare(self, refs)
 
+    @on_this_machine
     def bisect(
         self,
         ref: str,
@@ -443,6 +448,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             self, ref, argv, good=good, bad=bad, parallel=parallel, repeat=repeat, on_tried=on_tried, options=options
         )
 
+    @on_this_machine
     def score(
         self,
         refs: Sequence[str],
@@ -492,6 +498,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         body = {"to": absolute(to), "path": path}
         return RestoreInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body))
 
+    @on_this_machine
     def apply(
         self,
         snapshot: str,
@@ -633,6 +640,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             "the daemon ended the export early, so what was written is not whole; repeat the command"
         )
 
+    @on_this_machine
     def export_file(
         self,
         ref: str,
@@ -662,6 +670,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             warnings = self.export(ref, counting, form=form, whole=whole, since=since, progress=progress)
         return ExportInfo(count, warnings)
 
+    @on_this_machine
     def import_bundle(
         self,
         source: str | Path | Readable,

@@ -10,7 +10,7 @@ from typing import BinaryIO
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import Source
-from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, local_path, ref_segment
+from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, local_path, on_this_machine, ref_segment
 from snapshotd.daemon.http.wire import FILES_PATH
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
@@ -55,6 +55,7 @@ class FileVerbs(Verbs):
             write(piece)
         return pieces.warnings
 
+    @on_this_machine
     def download(self, ref: str, path: SandboxPath, to: str | Path, *, moved: Moved | None = None) -> RestoreInfo:
         """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
         and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what

@@ -59,7 +59,7 @@ class Transport:
         """UsageError when the path is too long for a socket."""
         check_socket_path(socket_path)
         self.socket_path = socket_path
-        self._start = start
+        self.start = start
 
     def request(self, method: str, path: str, *, body: Any = None, query: Query | None = None) -> Any:
         """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it
@@ -123,7 +123,7 @@ class Transport:
     def _answer(self, method: str, path: str, body: Any, query: Query | None) -> Reply:
         """Send a request, and return its answer when its head is there."""
         data = request_bytes(method, path, query, body)
-        for _ in range(DYING_TRIES if method == "GET" and self._start is not None else 0):
+        for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
             # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it.
             # Ask its successor.
             try:
@@ -146,9 +146,9 @@ class Transport:
             return Reply(self._open())
         except OSError as exc:
             error = unreachable(exc, self.socket_path)
-            if self._start is None or not isinstance(error, DaemonUnavailable):
+            if self.start is None or not isinstance(error, DaemonUnavailable):
                 raise error from exc
-        self._start()
+        self.start()
         try:
             return Reply(self._open())
         except OSError as exc:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from snapshotd.client.exchange import segment
 from snapshotd.client.results import SnapshotInfo
@@ -18,6 +18,15 @@ from snapshotd.errors import UsageError
 Wait = Literal["captured", "stored"]
 """Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
 a power loss."""
+
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def on_this_machine(verb: Verb) -> Verb:
+    """Marks a verb that works on files of this machine, or that is made of many requests at once. The asynchronous
+    client runs it in a thread (`aio/apart.py`)."""
+    return verb
 
 
 class Verbs:
