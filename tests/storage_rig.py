@@ -24,8 +24,8 @@ from typing import ParamSpec
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client.autostart import daemon_argv
 from snapshotd.client.client import Snapshotd
+from snapshotd.client.exchange import error_of
 from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
-from snapshotd.client.transport import error_of
 from snapshotd.daemon.http.wire import log_path_of, socket_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import EXIT_CODE

@@ -1,4 +1,4 @@
-"""The Python client.
+"""The Python client, for threads and for asyncio.
 
     from snapshotd.client import Sandbox
 
@@ -7,8 +7,15 @@
         print(result.exit_code, result.snapshot_id)
         left, right = sandbox.fork(2)
 
-`Snapshotd` is the same, verb by verb. Errors are those of `snapshotd.errors`.
+    from snapshotd.client import AsyncSandbox
+
+    async with await AsyncSandbox.create(workspace=".") as sandbox:
+        result = await sandbox.exec("pytest -q")
+
+`Snapshotd` and `AsyncSnapshotd` are the same, verb by verb. Errors are those of `snapshotd.errors`.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.feeding import Terminal
@@ -18,8 +25,16 @@ from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
 from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
 
+if TYPE_CHECKING:
+    from snapshotd.client.aio import AsyncPort, AsyncSandbox, AsyncSnapshot, AsyncSnapshotd, AsyncTerminal
+
 __all__ = [
     "RECORDED",
+    "AsyncPort",
+    "AsyncSandbox",
+    "AsyncSnapshot",
+    "AsyncSnapshotd",
+    "AsyncTerminal",
     "ExecFailed",
     "ExecResult",
     "FileInfo",
@@ -33,3 +48,12 @@ __all__ = [
     "Terminal",
     "WriteInfo",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The asynchronous client, when it is asked for: asyncio takes 30 ms to import."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from snapshotd.client import aio
+
+    return getattr(aio, name)

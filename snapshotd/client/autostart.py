@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from snapshotd.client.transport import error_of
+from snapshotd.client.exchange import error_of
 from snapshotd.daemon.http.wire import log_path_of
 from snapshotd.daemon.lock import lock_holder, make_state_dir
 from snapshotd.errors import Conflict, DaemonUnavailable

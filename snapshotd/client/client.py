@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.exchange import segment
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
@@ -39,7 +40,7 @@ from snapshotd.client.results import (
 )
 from snapshotd.client.sharing import Sharing
 from snapshotd.client.sizes import size_given
-from snapshotd.client.transport import Transport, segment
+from snapshotd.client.transport import Transport
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import (
     ForkPlace,
@@ -50,6 +51,7 @@ from snapshotd.client.verbs import (
     check_variants,
     check_wait,
     local_path,
+    on_this_machine,
     ref_segment,
     result_of,
 )
@@ -69,7 +71,7 @@ Which = Literal["stdout", "stderr", "output"]
 
 
 class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
-    """One daemon. Cheap to make, holds no connection, may be used from any thread.
+    """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
     snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
@@ -156,16 +158,10 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
         keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
         did not outlive its daemon has a `finished` whose status is `interrupted`.
         """
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/events"
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
         if not follow:
-            return self._transport.lines("GET", path, query={"follow": "false"})
-        return Following(
-            lambda: self._transport.raw_lines("GET", path, query={"follow": "true"}),
-            lambda: self.trajectory(ref).status == "running",
-            what=ref,
-            patience_s=self._reconnect_s,
-            on_lost=on_lost,
-        ).events()
+            return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
+        return Following(self._transport, path, what=ref, patience_s=self._reconnect_s, on_lost=on_lost).events()
 
     def exec(
         self,
@@ -188,8 +184,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
         BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
-        again. A thread of its own reads `stdin`, as far as the command takes it; unbuffered input (`read` returns the
-        bytes at hand) reaches the command at once.
+        again. `stdin` is read as far as the command takes it, in a thread where reading may wait; unbuffered input
+        (`read` returns the bytes at hand) reaches the command at once.
 
         With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
         time one runs, and the others get a Conflict that names the head.
@@ -231,23 +227,9 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
         stdin: Readable | None = None,
         timeout: float | None = None,
         terminal: Terminal | None = None,
-        junit: str | Path | None = None,
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
-        away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`.
-
-        `junit`: a local file that gets a JUnit report: the one that the command leaves at $SNAPSHOTD_JUNIT, else one that
-        tells of the command as of one test. It is there whole or not at all. The shell in the image starts the command
-        then (no terminal)."""
-        if junit is not None:
-            from snapshotd.client.branching.reports import exec_reported
-
-            if terminal is not None or not argv:
-                raise UsageError(
-                    "a JUnit report is written of a command that has no terminal; leave out one of the two"
-                )
-            options: dict[str, Any] = {"cwd": cwd, "user": user, "stdin": stdin, "timeout": timeout}
-            return exec_reported(self, ref, argv, junit, on_output=on_output, env=dict(env or {}), **options)
+        away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`."""
         return self._exec(
             f"/snapshots/{ref_segment(ref)}/exec",
             argv,
@@ -260,6 +242,28 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
             timeout,
             terminal,
         )
+
+    @on_this_machine
+    def exec_junit(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        report: str | Path,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        stdin: Readable | None = None,
+        timeout: float | None = None,
+    ) -> ExecInfo:
+        """As `exec_snapshot`, and the local file `report` gets a JUnit report: the one that the command leaves at
+        $SNAPSHOTD_JUNIT, else one that tells of the command as of one test. It is there whole or not at all. The shell in
+        the image starts the command."""
+        from snapshotd.client.branching.reports import exec_reported
+
+        options: dict[str, Any] = {"cwd": cwd, "user": user, "stdin": stdin, "timeout": timeout}
+        return exec_reported(self, ref, argv, report, on_output=on_output, env=dict(env or {}), **options)
 
     def _exec(
         self,
@@ -362,6 +366,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
                 self.flush(line)
         return forked
 
+    @on_this_machine
     def fork_queue(
         self,
         ref: str,
@@ -465,6 +470,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
             "the daemon ended the patch early, so what was written is not complete; repeat the command"
         )
 
+    @on_this_machine
     def compare(self, *refs: str) -> CompareInfo:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
         first; and how each came out."""
@@ -472,6 +478,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
 
         return compare(self, refs)
 
+    @on_this_machine
     def bisect(
         self,
         ref: str,
@@ -500,6 +507,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
             self, ref, argv, good=good, bad=bad, parallel=parallel, repeat=repeat, on_tried=on_tried, options=options
         )
 
+    @on_this_machine
     def score(
         self,
         refs: Sequence[str],
@@ -549,6 +557,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
         body = {"to": absolute(to), "path": path}
         return RestoreInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body))
 
+    @on_this_machine
     def apply(
         self,
         snapshot: str,

@@ -10,7 +10,7 @@ from typing import Protocol
 from snapshotd.client.transport import Conversation
 from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
 
-_PIECE_BYTES = 64 << 10
+PIECE_BYTES = 64 << 10
 
 
 class Readable(Protocol):
@@ -62,7 +62,7 @@ class Feeder:
 
     def _run(self) -> None:
         try:
-            while data := self._source.read(_PIECE_BYTES):
+            while data := self._source.read(PIECE_BYTES):
                 self._take_room(len(data))
                 self._say({"event": "stdin", "data_b64": base64.b64encode(data).decode()})
             self._say({"event": "stdin_end"})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
-from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, local_path, ref_segment
+from snapshotd.client.transport import Source
+from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, local_path, on_this_machine, ref_segment
 from snapshotd.daemon.http.wire import FILES_PATH
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
@@ -55,6 +55,7 @@ class FileVerbs(Verbs):
             write(piece)
         return pieces.warnings
 
+    @on_this_machine
     def download(self, ref: str, path: SandboxPath, to: str | Path, *, moved: Moved | None = None) -> RestoreInfo:
         """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
         and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what
@@ -82,10 +83,13 @@ class FileVerbs(Verbs):
         has 0644, and another keeps its own."""
         from snapshotd.client.local_tree import Reader, read_pieces
 
-        source = io.BytesIO(data.encode() if isinstance(data, str) else data) if isinstance(data, str | bytes) else data
-        reader = Reader(read_pieces(source), moved)
+        content = data.encode() if isinstance(data, str) else data
+        whole = isinstance(content, bytes)
+        reader = Reader(
+            iter((content,)) if isinstance(content, bytes) else read_pieces(content), moved, in_memory=whole
+        )
         query = {**_path(path), "user": user, "mode": None if mode is None else str(mode)}
-        return self._write(_at(ref, "content"), reader.read, query, wait)
+        return self._write(_at(ref, "content"), reader, query, wait)
 
     def write_files(
         self,
@@ -106,7 +110,7 @@ class FileVerbs(Verbs):
         if not whole:
             raise UsageError("there are no files to write; give at least one path with its content")
         query = {**_path("/"), "user": user, "attributes": "false"}
-        return self._write(_at(ref, "archive"), Reader(pack_bytes(iter(whole))).read, query, wait)
+        return self._write(_at(ref, "archive"), Reader(pack_bytes(iter(whole)), in_memory=True), query, wait)
 
     def write_archive(
         self,
@@ -123,7 +127,7 @@ class FileVerbs(Verbs):
         from snapshotd.client.local_tree import Reader, read_pieces
 
         reader = Reader(read_pieces(tar), moved)
-        return self._write(_at(ref, "archive"), reader.read, {**_path(path), "user": user}, wait)
+        return self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
 
     def upload(
         self,
@@ -151,7 +155,7 @@ class FileVerbs(Verbs):
             except OSError as exc:
                 raise UsageError(f"{local} cannot be read: {exc.strerror}; name another file") from exc
         reader = Reader(pack(local, warnings), moved)
-        done = self._write(_at(ref, "archive"), reader.read, {**_path(path), "user": user}, wait)
+        done = self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
         return dataclasses.replace(done, warnings=(*warnings, *done.warnings))
 
     def make_dir(
@@ -169,9 +173,9 @@ class FileVerbs(Verbs):
         Conflict: something else is there."""
         return self._change(ref, "rename", {**_path(path), "to_b64": b64(sandbox_path(to))}, wait)
 
-    def _write(self, where: str, read: Callable[[int], bytes], query: dict[str, str | None], wait: Wait) -> WriteInfo:
+    def _write(self, where: str, source: Source, query: dict[str, str | None], wait: Wait) -> WriteInfo:
         check_wait(wait)
-        for event in self._transport.upload(where, read, query=query):
+        for event in self._transport.upload(where, source, query=query):
             if event["event"] == "result":
                 done = WriteInfo.of(event)
                 return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from snapshotd.client.transport import DaemonAway, event_of
+from snapshotd.client.exchange import DaemonAway, event_of
+from snapshotd.client.transport import Transport
 from snapshotd.errors import Conflict
 
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
@@ -26,16 +27,16 @@ class Following:
 
     def __init__(
         self,
-        ask: Callable[[], Iterator[bytes]],
-        runs: Callable[[], bool],
+        transport: Transport,
+        trajectory: str,
         *,
         what: str,
         patience_s: float,
         on_lost: Callable[[], object] | None,
     ) -> None:
-        """`ask` requests all events as lines, and `runs` is true while the trajectory runs. Both raise DaemonAway if
-        the daemon is not there; any other error of theirs ends the following. `what` names the run in errors."""
-        self._ask, self._runs, self._what, self._on_lost = ask, runs, what, on_lost
+        """`trajectory` is its path in the API, and `what` its name in errors. Errors other than that no daemon is there
+        end the following."""
+        self._transport, self._trajectory, self._what, self._on_lost = transport, trajectory, what, on_lost
         self._patience_s = patience_s
         self._count = 0
         self._digest = hashlib.blake2b(digest_size=16)
@@ -67,9 +68,12 @@ class Following:
 
     def _lines(self) -> Iterator[bytes]:
         self._held_since = None
-        lines = self._ask()
+        lines = self._transport.raw_lines("GET", f"{self._trajectory}/events", query={"follow": "true"})
         self._held_since = time.monotonic()
         return lines
+
+    def _runs(self) -> bool:
+        return bool(self._transport.request("GET", self._trajectory)["status"] == "running")
 
     def _unseen(self, lines: Iterator[bytes]) -> Iterator[bytes]:
         """The lines behind the ones that were seen before. Conflict when these begin otherwise."""

@@ -28,9 +28,11 @@ Sink = Callable[[bytes], object]
 class Reader:
     """Pieces of bytes as something with `read`."""
 
-    def __init__(self, pieces: Iterator[bytes], moved: Callable[[int], object] | None = None) -> None:
-        """`moved` hears how many bytes have been read so far."""
-        self._pieces, self._moved = pieces, moved
+    def __init__(
+        self, pieces: Iterator[bytes], moved: Callable[[int], object] | None = None, *, in_memory: bool = False
+    ) -> None:
+        """`moved` hears how many bytes have been read so far. `in_memory`: no piece is read from a file."""
+        self._pieces, self._moved, self.in_memory = pieces, moved, in_memory
         self._rest = memoryview(b"")
         self._count = 0
 

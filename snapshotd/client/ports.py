@@ -11,16 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from snapshotd.client.transport import Conversation, Transport, segment
+from snapshotd.client.exchange import segment
+from snapshotd.client.transport import Conversation, Transport
 from snapshotd.client.verbs import Verbs, local_path, ref_segment
 from snapshotd.daemon.http.wire import PORT_CONNECTIONS_MAX, PORTS, check_socket_path
 from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG = 128
-_PIECE_BYTES = 64 << 10
-_AGAIN_S = 0.1
-_RESET = struct.pack("ii", 1, 0)
+PIECE_BYTES = 64 << 10
+AGAIN_S = 0.1
+RESET = struct.pack("ii", 1, 0)
 """SO_LINGER for 0 s: close is a reset (socket(7))."""
 
 OnFailure = Callable[[SnapshotdError], object]
@@ -68,7 +69,7 @@ class Port:
                 local, _ = self._listener.accept()
             except OSError:
                 # The peer has gone before it was accepted, or this process has no descriptor left: others wait.
-                if self._closed.wait(_AGAIN_S):
+                if self._closed.wait(AGAIN_S):
                     return
                 continue
             refusal = self._start(local)
@@ -151,7 +152,7 @@ class _Carrier:
                 except (OSError, DaemonUnavailable):
                     # Cut in the sandbox or here: not an end that could be taken for that of the data.
                     with contextlib.suppress(OSError):
-                        self._local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                        self._local.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
                 finally:
                     talk.break_off()
                     with contextlib.suppress(OSError):
@@ -165,7 +166,7 @@ class _Carrier:
 
     def _send(self, talk: Conversation) -> None:
         try:
-            while data := self._local.recv(_PIECE_BYTES):
+            while data := self._local.recv(PIECE_BYTES):
                 talk.send(data)
             talk.send(b"")
         except OSError:

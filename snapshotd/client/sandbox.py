@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -153,9 +152,24 @@ class Snapshot:
             self.id, to, form=form, whole=whole, since=None if since is None else _id(since)
         )
 
-    def exec(self, command: str | Sequence[str], **options: object) -> ExecResult:
-        """Run a command in a throw-away fork; nothing of it is kept. Options as for `Sandbox.exec`."""
-        return _exec(self._client.exec_snapshot, self.id, command, **options)  # type: ignore[arg-type]
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Run a command in a throw-away fork; nothing of it is kept. Otherwise as `Sandbox.exec`."""
+        output = _Output(on_stdout, on_stderr)
+        done = self._client.exec_snapshot(
+            self.id, _argv(command), cwd=cwd, env=env, user=user, on_output=output.take, timeout=timeout
+        )
+        return output.result(done, command, check)
 
     def tag(self, name: str, *, move: bool = False) -> None:
         self._client.tag(self.id, name, move=move)
@@ -254,20 +268,20 @@ class Sandbox:
         command is ended with everything that it started: exit code 124, and what it has done until then is there.
         `idle_timeout`: as in `create`, for the sandbox from now on.
         """
-        head = None if if_head is None else _id(if_head)
-        method = functools.partial(self._client.exec, wait=wait, if_head=head, idle_timeout=idle_timeout)
-        return _exec(
-            method,
+        output = _Output(on_stdout, on_stderr)
+        done = self._client.exec(
             self.id,
-            command,
+            _argv(command),
             cwd=cwd,
             env=env,
             user=user,
-            check=check,
-            on_stdout=on_stdout,
-            on_stderr=on_stderr,
+            on_output=output.take,
+            wait=wait,
+            if_head=None if if_head is None else _id(if_head),
             timeout=timeout,
+            idle_timeout=idle_timeout,
         )
+        return output.result(done, command, check)
 
     def port(
         self,
@@ -376,37 +390,35 @@ class Sandbox:
         return f"<Sandbox {self.name or self.id[:12]}>"
 
 
-def _exec(
-    method: Callable[..., ExecInfo],
-    ref: str,
-    command: str | Sequence[str],
-    *,
-    cwd: str | None = None,
-    env: Mapping[str, str] | None = None,
-    user: str | None = None,
-    check: bool = False,
-    on_stdout: Callable[[bytes], object] | None = None,
-    on_stderr: Callable[[bytes], object] | None = None,
-    timeout: float | None = None,
-) -> ExecResult:
-    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-    kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
-    told = {"stdout": on_stdout, "stderr": on_stderr}
+class _Output:
+    """A command's output, kept and told."""
 
-    def on_output(stream: str, data: bytes) -> None:
-        kept[stream].append(data)
-        listener = told[stream]
+    def __init__(
+        self, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
+    ) -> None:
+        self._kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+        self._told = {"stdout": on_stdout, "stderr": on_stderr}
+
+    def take(self, stream: str, data: bytes) -> None:
+        self._kept[stream].append(data)
+        listener = self._told[stream]
         if listener is not None:
             listener(data)
 
-    done = method(ref, argv, cwd=cwd, env=env, user=user, on_output=on_output, timeout=timeout)
-    snapshot_id = None if done.snapshot is None else done.snapshot.id
-    result = ExecResult(done.exit_code, b"".join(kept["stdout"]), b"".join(kept["stderr"]), snapshot_id)
-    if check and result.exit_code != 0:
-        shown = command if isinstance(command, str) else shlex.join(command)
-        said = done.call.error or result.stderr[-500:].strip()
-        raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {said}", result)
-    return result
+    def result(self, done: ExecInfo, command: str | Sequence[str], check: bool) -> ExecResult:
+        """The result of the command that ended so. ExecFailed, with `check`."""
+        snapshot_id = None if done.snapshot is None else done.snapshot.id
+        stdout, stderr = (b"".join(self._kept[stream]) for stream in ("stdout", "stderr"))
+        result = ExecResult(done.exit_code, stdout, stderr, snapshot_id)
+        if check and result.exit_code != 0:
+            shown = command if isinstance(command, str) else shlex.join(command)
+            said = done.call.error or result.stderr[-500:].strip()
+            raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {said}", result)
+        return result
+
+
+def _argv(command: str | Sequence[str]) -> list[str]:
+    return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
 
 
 def _id(snapshot: Snapshot | str) -> str:

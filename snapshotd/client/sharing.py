@@ -10,7 +10,16 @@ from typing import Literal
 from snapshotd.client.bundles.sealing import Sealing, unsealed
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import ExportInfo, ImportInfo
-from snapshotd.client.verbs import Progress, Verbs, Wait, check_wait, local_path, ref_segment, result_of
+from snapshotd.client.verbs import (
+    Progress,
+    Verbs,
+    Wait,
+    check_wait,
+    local_path,
+    on_this_machine,
+    ref_segment,
+    result_of,
+)
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
@@ -64,6 +73,7 @@ class Sharing(Verbs):
             "the daemon ended the export early, so what was written is not whole; repeat the command"
         )
 
+    @on_this_machine
     def export_file(
         self,
         ref: str,
@@ -88,6 +98,7 @@ class Sharing(Verbs):
             )
         return ExportInfo(counting.count, warnings)
 
+    @on_this_machine
     def export_to_cache(
         self,
         ref: str,
@@ -118,6 +129,7 @@ class Sharing(Verbs):
 
             return entries.save(key, produce)
 
+    @on_this_machine
     def import_bundle(
         self,
         source: str | Path | Readable,
@@ -142,8 +154,10 @@ class Sharing(Verbs):
                 ) from exc
             with opened:
                 return self.import_bundle(opened, name=name, decrypt=decrypt, wait=wait, progress=progress)
-        plain = unsealed(source, decrypt)
-        events = self._transport.upload("/import", lambda count: plain.read(count) or b"", query={"name": name})
+        from snapshotd.client.local_tree import Reader, read_pieces
+
+        pieces = read_pieces(unsealed(source, decrypt))
+        events = self._transport.upload("/import", Reader(pieces), query={"name": name})
         answer = result_of(events, progress, "the import", "`snapshotd ls` shows whether it is there")
         imported = ImportInfo.of(answer["imported"])
         if wait == "stored":
@@ -151,6 +165,7 @@ class Sharing(Verbs):
                 self.flush(item.id)
         return imported
 
+    @on_this_machine
     def import_from_cache(
         self,
         cache: str | Path,

@@ -1,77 +1,54 @@
-"""HTTP over the daemon's unix socket: requests, answers, streams, and their errors. Standard library only.
+"""HTTP over the daemon's unix socket: requests, answers, streams, and their errors.
 
 Every request has a connection of its own (about 0.05 ms on a unix socket), so a `Transport` may be used from any number
-of threads.
+of threads. `aio/transport.py` is the same for asyncio.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import http.client
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlencode
+from typing import Any, Protocol, TypeVar
 
-from snapshotd.daemon.http.wire import (
-    API_PREFIX,
-    API_VERSION,
-    BODY_MAX_BYTES,
-    FRAME_DATA,
-    FRAME_EVENT,
-    FRAME_HEADER,
-    FRAME_MAX_BYTES,
-    VERSION_HEADER,
-    check_socket_path,
+from snapshotd.client.exchange import (
+    BYTES,
+    DYING_TRIES,
+    NDJSON,
+    READ_BYTES,
+    UPLOAD_BYTES,
+    Answer,
+    DaemonAway,
+    Frames,
+    Lines,
+    Query,
+    begin_bytes,
+    check_answer,
+    chunk_bytes,
+    event_of,
+    failure,
+    line_bytes,
+    lost,
+    request_bytes,
+    unreachable,
 )
-from snapshotd.errors import (
-    BY_CODE,
-    DaemonUnavailable,
-    InternalError,
-    LimitExceeded,
-    NotPermitted,
-    SnapshotdError,
-    VersionMismatch,
-)
+from snapshotd.daemon.http.wire import check_socket_path
+from snapshotd.errors import DaemonUnavailable
 
-_READ_BYTES = 1 << 16
-_LINE_MAX_BYTES = 64 << 20
-"""One NDJSON line: a megabyte of output in base64 is the usual most; this bounds a broken peer."""
-
-_UPLOAD_BYTES = 1 << 18
 _UPLOAD_END_S = 1.0
-_DYING_TRIES = 3
-_LOST = (
-    "the daemon went away in the middle of the answer; everything it had captured is safe: run `snapshotd log` or the next command, "
-    "which starts it again, and look at its daemon.log for the reason"
-)
 
 
-class DaemonAway(DaemonUnavailable):
-    """No daemon answered, or the connection ended before the answer did. A successor may be there soon."""
+class Source(Protocol):
+    """The body of an upload."""
 
-    @property
-    def code(self) -> str:
-        return DaemonUnavailable.__name__
+    in_memory: bool
+    """Reading it never waits: it is not read from a file."""
 
-
-class _Connection(http.client.HTTPConnection):
-    def __init__(self, path: Path) -> None:
-        super().__init__("snapshotd")
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self.sock.connect(str(self._path))
-        except OSError:
-            self.sock.close()
-            raise
+    def read(self, count: int) -> bytes:
+        """At most `count` bytes; nothing at the end."""
 
 
 class Transport:
@@ -82,151 +59,179 @@ class Transport:
         """UsageError when the path is too long for a socket."""
         check_socket_path(socket_path)
         self.socket_path = socket_path
-        self._start = start
+        self.start = start
 
-    def request(self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None) -> Any:
+    def request(self, method: str, path: str, *, body: Any = None, query: Query | None = None) -> Any:
         """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it
         is not there."""
-        answer = self._answer(method, path, body, query)
-        with _lost_means_unavailable():
-            data = answer.read()
+        with self._answer(method, path, body, query) as reply:
+            data = reply.read_all()
         return json.loads(data) if data else None
 
     def lines(
-        self, method: str, path: str, *, body: Any = None, query: dict[str, str | None] | None = None
+        self, method: str, path: str, *, body: Any = None, query: Query | None = None
     ) -> Iterator[dict[str, Any]]:
         """One request whose answer is one JSON object per line. The request is sent at once; iterate over the answer,
         or close it.
 
         An `error` event is raised as the error it carries.
         """
-        return _events(self._answer(method, path, body, query))
+        return _closing(reply := self._answer(method, path, body, query), _events(reply))
 
-    def raw_lines(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
+    def raw_lines(self, method: str, path: str, *, query: Query | None = None) -> Iterator[bytes]:
         """The same with undecoded lines; `event_of` decodes one."""
-        return _lines(self._answer(method, path, None, query))
+        return _closing(reply := self._answer(method, path, None, query), _lines(reply))
 
-    def pieces(self, method: str, path: str, *, query: dict[str, str | None] | None = None) -> Iterator[bytes]:
+    def pieces(self, method: str, path: str, *, query: Query | None = None) -> Iterator[bytes]:
         """One request whose answer is raw bytes, in pieces."""
-        return _pieces(self._answer(method, path, None, query))
+        return _closing(reply := self._answer(method, path, None, query), iter(reply.read_some, b""))
 
-    def frames(
-        self, method: str, path: str, *, query: dict[str, str | None] | None = None
-    ) -> Iterator[bytes | dict[str, Any]]:
+    def frames(self, method: str, path: str, *, query: Query | None = None) -> Iterator[bytes | dict[str, Any]]:
         """One request whose answer is raw bytes with events in between (`wire.FRAMES`). Ends after the `result` event
         and in no other way: an `error` event is raised as the error it carries, and DaemonUnavailable when the answer
         breaks off."""
-        return _frames(self._answer(method, path, None, query))
+        return _closing(reply := self._answer(method, path, None, query), _frames(reply))
 
-    def upload(
-        self, path: str, read: Callable[[int], bytes], *, query: dict[str, str | None] | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """One POST whose body is the bytes that `read(count)` returns, of any length, until it returns none. The answer
-        is one JSON object per line and comes while a thread still reads and sends. Errors of `read` are raised here,
-        and the daemon takes the request for broken off.
+    def upload(self, path: str, source: Source, *, query: Query | None = None) -> Iterator[dict[str, Any]]:
+        """One POST whose body is what `source` gives, of any length. The answer is one JSON object per line and comes
+        while a thread still reads and sends. Errors of reading are raised here, and the daemon takes the request for
+        broken off.
 
         An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
         """
-        connection = self._begin(path, query, "application/octet-stream")
-        return _uploading(connection, Sender(connection.sock.dup(), read))
+        reply = self._begin(path, query, BYTES)
+        return _uploading(reply, Sender(reply, source))
 
-    def converse(self, path: str, first: Any, *, query: dict[str, str | None] | None = None) -> Conversation:
+    def converse(self, path: str, first: Any, *, query: Query | None = None) -> Conversation:
         """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
         once."""
-        data = json.dumps(first).encode()
-        if len(data) > BODY_MAX_BYTES:
-            raise _too_large(data)
-        conversation = Conversation(self._begin(path, query, "application/x-ndjson"))
+        data = line_bytes(first)
+        conversation = Conversation(self._begin(path, query, NDJSON))
         conversation.say(data)
         return conversation
 
     def carry(self, path: str) -> Conversation:
         """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
-        return Conversation(self._begin(path, None, "application/octet-stream"))
+        return Conversation(self._begin(path, None, BYTES))
 
-    def _begin(self, path: str, query: dict[str, str | None] | None, content_type: str) -> _Connection:
+    def _begin(self, path: str, query: Query | None, content_type: str) -> Reply:
         """Send the head of a POST whose body comes in chunks."""
-        connection = self._connect()
-        try:
-            connection.putrequest("POST", _target(path, query))
-            for key, value in {**_headers(), "Content-Type": content_type, "Transfer-Encoding": "chunked"}.items():
-                connection.putheader(key, value)
-            with _lost_means_unavailable():
-                connection.endheaders()
-        except BaseException:
-            connection.close()
-            raise
-        return connection
+        reply = self._connect()
+        reply.send(begin_bytes(path, query, content_type))
+        return reply
 
-    def _answer(
-        self, method: str, path: str, body: Any, query: dict[str, str | None] | None
-    ) -> http.client.HTTPResponse:
-        target = _target(path, query)
-        headers = _headers()
-        data = None
-        if body is not None:
-            data = json.dumps(body).encode()
-            if len(data) > BODY_MAX_BYTES:
-                raise _too_large(data)
-            headers["Content-Type"] = "application/json"
-        for _ in range(_DYING_TRIES if method == "GET" and self._start is not None else 0):
+    def _answer(self, method: str, path: str, body: Any, query: Query | None) -> Reply:
+        """Send a request, and return its answer when its head is there."""
+        data = request_bytes(method, path, query, body)
+        for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
             # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it.
             # Ask its successor.
             try:
-                return self._exchange(method, target, None, headers)
+                return self._exchange(data)
             except DaemonAway:
                 continue
-        return self._exchange(method, target, data, headers)
+        return self._exchange(data)
 
-    def _exchange(
-        self, method: str, target: str, data: bytes | None, headers: dict[str, str]
-    ) -> http.client.HTTPResponse:
-        connection = self._connect()
+    def _exchange(self, data: bytes) -> Reply:
+        reply = self._connect()
+        reply.send(data)
         try:
-            with _lost_means_unavailable():
-                try:
-                    connection.request(method, target, body=data, headers=headers)
-                except BrokenPipeError:
-                    pass  # refused before it had read everything; its answer says why
-                answer = connection.getresponse()
+            return reply.accepted()
         except BaseException:
-            connection.close()
+            reply.close()
             raise
-        return _accepted(answer)
 
-    def _connect(self) -> _Connection:
-        connection = _Connection(self.socket_path)
+    def _connect(self) -> Reply:
         try:
-            connection.connect()
-            return connection
+            return Reply(self._open())
         except OSError as exc:
-            failure = self._unreachable(exc)
-            if self._start is None or not isinstance(failure, DaemonUnavailable):
-                raise failure from exc
-        self._start()
+            error = unreachable(exc, self.socket_path)
+            if self.start is None or not isinstance(error, DaemonUnavailable):
+                raise error from exc
+        self.start()
         try:
-            connection.connect()
+            return Reply(self._open())
         except OSError as exc:
-            raise self._unreachable(exc) from exc
-        return connection
+            raise unreachable(exc, self.socket_path) from exc
 
-    def _unreachable(self, exc: OSError) -> SnapshotdError:
-        if exc.errno in (errno.EACCES, errno.EPERM):
-            return NotPermitted(
-                f"user {os.geteuid()} may not use the daemon's socket {self.socket_path}, which serves root only; run the command with sudo"
-            )
-        return DaemonAway(
-            f"no daemon answers on {self.socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
-            f"with --state-dir or --socket"
-        )
+    def _open(self) -> socket.socket:
+        """A new connection."""
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            opened.connect(str(self.socket_path))
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+
+class Reply:
+    """A connection with one request and its answer. Used as a context manager, or closed."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._answer = Answer()
+        self._body = b""
+        """Bytes of the body that came with the head."""
+
+    def send(self, data: bytes) -> bool:
+        """Send a part of the request. False when the daemon does not listen any more: its answer says why."""
+        try:
+            self._connection.sendall(data)
+        except OSError:
+            return False
+        return True
+
+    def accepted(self) -> Reply:
+        """Wait for the answer's head, and return this. The answer's error is raised, if it is one or from a daemon of
+        another version."""
+        while not self._answer.status:
+            self._body = self._receive()
+        if self._answer.status >= 400:
+            raise failure(self._answer.status, self.read_all())
+        check_answer(self._answer)
+        return self
+
+    def read_some(self) -> bytes:
+        """The next bytes of the body; nothing at its end."""
+        data, self._body = self._body, b""
+        while not data and not self._answer.ended:
+            data = self._receive()
+        return data
+
+    def read_all(self) -> bytes:
+        return b"".join(iter(self.read_some, b""))
+
+    def _receive(self) -> bytes:
+        try:
+            data = self._connection.recv(READ_BYTES)
+        except ConnectionError as exc:
+            raise lost() from exc
+        return self._answer.feed(data)
+
+    def break_off(self) -> None:
+        """End the connection for both sides; from any thread."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> Reply:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()  # of an answer that nobody has begun to read
 
 
 class Conversation:
     """One request that goes on while it is answered. Used as a context manager; `say` and `send` from any thread."""
 
-    def __init__(self, connection: _Connection) -> None:
-        self._connection = connection
-        self._socket = connection.sock.dup()  # the connection gives its own to the answer
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
         self._saying = threading.Lock()
 
     def say(self, line: bytes) -> None:
@@ -235,26 +240,20 @@ class Conversation:
 
     def send(self, data: bytes) -> None:
         """Send some bytes, or none: the end. Not an error, as `say`."""
-        with self._saying, contextlib.suppress(OSError):
-            self._socket.sendall(b"%x\r\n%b\r\n" % (len(data), data))
+        with self._saying:
+            self._reply.send(chunk_bytes(data))
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The answer, line by line. An `error` event is raised as the error it carries."""
-        return _events(self._answer())
+        return _events(self._reply.accepted())
 
     def frames(self) -> Iterator[bytes | dict[str, Any]]:
         """The answer, as `Transport.frames`. Returns when it begins; its error, if it is one, is raised here."""
-        return _frames(self._answer())
-
-    def _answer(self) -> http.client.HTTPResponse:
-        with _lost_means_unavailable():
-            answer = self._connection.getresponse()
-        return _accepted(answer)
+        return _frames(self._reply.accepted())
 
     def break_off(self) -> None:
         """End the connection for both sides; called from another thread than the reading one."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._reply.break_off()
 
     def __enter__(self) -> Conversation:
         return self
@@ -262,189 +261,75 @@ class Conversation:
     def __exit__(self, *_: object) -> None:
         self.break_off()
         with self._saying:
-            self._socket.close()
-        self._connection.close()
+            self._reply.close()
 
 
 class Sender:
-    """Sends a request's body in chunks (RFC 9112, 7.1) from a thread of its own. `failure` is the error of reading the
-    body."""
+    """Sends a request's body in chunks from a thread of its own. `failure` is the error of reading the body."""
 
-    def __init__(self, connection: socket.socket, read: Callable[[int], bytes]) -> None:
-        self._connection = connection
-        self._read = read
+    def __init__(self, reply: Reply, source: Source) -> None:
+        self._reply, self._source = reply, source
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while True:
+        data = b"-"
+        while data:
             try:
-                data = self._read(_UPLOAD_BYTES)
+                data = self._source.read(UPLOAD_BYTES)
             except BaseException as exc:  # noqa: BLE001 - raised again by whoever waits for the answer
                 self.failure = exc
-                self.stop()
+                self._reply.break_off()
                 return
-            try:
-                self._connection.sendall(b"%x\r\n%b\r\n" % (len(data), data))  # without data, this is the end
-            except OSError:
-                return  # the daemon does not want more; its answer says why
-            if not data:
+            if not self._reply.send(chunk_bytes(data)):
                 return
-
-    def stop(self) -> None:
-        """Send no more. Where the body has not ended, the daemon takes the request for broken off."""
-        try:
-            self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it is closed on the other side
 
     def close(self) -> None:
-        """Stop, and end the thread unless it is stuck in `read`, which nothing can end."""
-        self.stop()
+        """Send no more, and end the thread unless it is stuck in `read`, which nothing can end. Where the body has not
+        ended, the daemon takes the request for broken off."""
+        self._reply.break_off()
         self._thread.join(_UPLOAD_END_S)
         if not self._thread.is_alive():
-            self._connection.close()
+            self._reply.close()
 
 
-def _uploading(connection: _Connection, sender: Sender) -> Iterator[dict[str, Any]]:
+def _uploading(reply: Reply, sender: Sender) -> Iterator[dict[str, Any]]:
     try:
-        with _lost_means_unavailable():
-            answer = connection.getresponse()
-        yield from _events(_accepted(answer))
+        yield from _events(reply.accepted())
     except DaemonUnavailable:
         if sender.failure is not None:
             raise sender.failure from None
         raise
     finally:
         sender.close()
-        connection.close()
 
 
-def _too_large(data: bytes) -> LimitExceeded:
-    return LimitExceeded(
-        f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files"
-    )
+Item = TypeVar("Item")
 
 
-def _target(path: str, query: dict[str, str | None] | None) -> str:
-    given = {key: value for key, value in (query or {}).items() if value is not None}
-    return API_PREFIX + path + ("?" + urlencode(given) if given else "")
+def _closing(reply: Reply, items: Iterator[Item]) -> Iterator[Item]:
+    with reply:
+        yield from items
 
 
-def _headers() -> dict[str, str]:
-    return {VERSION_HEADER: API_VERSION, "Connection": "close"}
-
-
-def _accepted(answer: http.client.HTTPResponse) -> http.client.HTTPResponse:
-    """The answer, if it is no error and from a daemon of our version; else its error is raised."""
-    if answer.status >= 400:
-        with answer, _lost_means_unavailable():
-            text = answer.read()
-        raise _failure(answer.status, text)
-    _check_version(answer)
-    return answer
-
-
-def _frames(answer: http.client.HTTPResponse) -> Iterator[bytes | dict[str, Any]]:
-    with answer:
-        while True:
-            kind, length = FRAME_HEADER.unpack(_exactly(answer, FRAME_HEADER.size))
-            if length > {FRAME_DATA: FRAME_MAX_BYTES, FRAME_EVENT: _LINE_MAX_BYTES}.get(kind, -1):
-                raise InternalError(
-                    f"the daemon sent a frame of kind {kind} with {length} bytes, which is no part of its API"
-                )
-            content = _exactly(answer, length)
-            if kind == FRAME_DATA:
-                yield content
-                continue
-            event: dict[str, Any] = json.loads(content)
-            if event.get("event") == "error":
-                raise error_of(event)
-            yield event
-            if event.get("event") == "result":
-                return
-
-
-def _exactly(answer: http.client.HTTPResponse, count: int) -> bytes:
-    with _lost_means_unavailable():
-        data = answer.read(count) if count else b""
-    if len(data) < count:
-        raise DaemonAway(_LOST)
-    return data
-
-
-def _pieces(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    with answer:
-        while True:
-            with _lost_means_unavailable():
-                data = answer.read1(_READ_BYTES)
-            if not data:
-                return
-            yield data
-
-
-def _events(answer: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    for line in _lines(answer):
+def _events(reply: Reply) -> Iterator[dict[str, Any]]:
+    for line in _lines(reply):
         yield event_of(line)
 
 
-def _lines(answer: http.client.HTTPResponse) -> Iterator[bytes]:
-    rest = b""
-    for data in _pieces(answer):
-        *whole, rest = (rest + data).split(b"\n")
-        if len(rest) > _LINE_MAX_BYTES:
-            raise InternalError(
-                f"the daemon sent a line of more than {_LINE_MAX_BYTES >> 20} MiB, which is no part of its API"
-            )
-        yield from whole
-    if rest:
-        raise DaemonAway(_LOST)
+def _lines(reply: Reply) -> Iterator[bytes]:
+    lines = Lines()
+    while data := reply.read_some():
+        yield from lines.feed(data)
+    if lines.rest:
+        raise lost()
 
 
-def event_of(line: bytes) -> dict[str, Any]:
-    """The event of an answer's line. An `error` event is raised as the error it carries."""
-    event: dict[str, Any] = json.loads(line)
-    if event.get("event") == "error":
-        raise error_of(event)
-    return event
-
-
-class _lost_means_unavailable:  # noqa: N801 - reads as what it does in a `with`
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, exc: BaseException | None, trace: object) -> None:
-        if isinstance(exc, http.client.HTTPException | ConnectionError):
-            raise DaemonAway(_LOST) from exc
-
-
-def _check_version(answer: http.client.HTTPResponse) -> None:
-    theirs = answer.headers.get(VERSION_HEADER)
-    if theirs != API_VERSION:
-        answer.close()
-        raise VersionMismatch(
-            f"the daemon speaks API version {ascii(theirs or 'unknown')[1:40]}, but this client speaks {API_VERSION}; run "
-            f"`snapshotd daemon --stop` and repeat the command, which starts a daemon of the client's version"
-        )
-
-
-def _failure(status: int, text: bytes) -> SnapshotdError:
-    try:
-        return error_of(json.loads(text))
-    except (ValueError, KeyError, TypeError):
-        return InternalError(
-            f"the daemon answered with HTTP status {status} and no error that this client understands; see its daemon.log"
-        )
-
-
-def error_of(answer: dict[str, Any]) -> SnapshotdError:
-    """The error that `{"error": {"code", "message"}}` stands for; InternalError for a code this client does not
-    know."""
-    detail = answer["error"]
-    return BY_CODE.get(detail["code"], InternalError)(str(detail["message"]))
-
-
-def segment(ref: str) -> str:
-    """A ref as one segment of a URL path."""
-    return quote(ref, safe="")
+def _frames(reply: Reply) -> Iterator[bytes | dict[str, Any]]:
+    frames = Frames()
+    while not frames.ended:
+        data = reply.read_some()
+        if not data:
+            raise lost()
+        yield from frames.feed(data)

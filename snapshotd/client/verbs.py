@@ -8,16 +8,26 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from snapshotd.client.exchange import segment
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.client.transport import Transport, segment
+from snapshotd.client.transport import Transport
 from snapshotd.daemon.http.wire import FORK_MAX, check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
 """Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
 a power loss."""
+
+
+Verb = TypeVar("Verb", bound=Callable[..., Any])
+
+
+def on_this_machine(verb: Verb) -> Verb:
+    """Marks a verb that works on files of this machine, or that is made of many requests at once. The asynchronous
+    client runs it in a thread (`aio/apart.py`)."""
+    return verb
 
 
 class Verbs:

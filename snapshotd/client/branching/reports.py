@@ -1,5 +1,5 @@
-"""`exec_snapshot` with a JUnit report: the command's own, which goes away with its fork otherwise, or one that tells of
-the command as of one test."""
+"""A command in a throw-away fork with a JUnit report: its own, which goes away with the fork otherwise, or one that tells
+of the command as of one test."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def exec_reported(
     env: dict[str, str],
     **options: Any,
 ) -> ExecInfo:
-    """See `Snapshotd.exec_snapshot`."""
+    """See `Snapshotd.exec_junit`."""
+    if not argv:
+        raise UsageError("there is no command to execute: the list of its words is empty")
     taken = TakenOutput(secrets.token_hex(16).encode(), on_output)
     wrapped = ["/bin/sh", "-c", _IN_FORK, "exec", taken.mark.decode(), REPORT_PATH, str(REPORT_MAX_BYTES + 1), *argv]
     with part_file(local_path(to)) as write:

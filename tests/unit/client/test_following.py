@@ -224,10 +224,4 @@ def test_only_a_follower_asks_again(server: EventsServer, client: Snapshotd) -> 
 
 
 def _following(transport: Transport, *, on_lost: Any) -> Following:
-    return Following(
-        lambda: transport.raw_lines("GET", PATH, query={"follow": "true"}),
-        lambda: True,
-        what="box",
-        patience_s=60,
-        on_lost=on_lost,
-    )
+    return Following(transport, PATH.removesuffix("/events"), what="box", patience_s=60, on_lost=on_lost)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.client.bundles import sealing
 from snapshotd.client.bundles.sealing import MAGIC, Sealing, unsealed
-from snapshotd.client.sharing import sealing
 from snapshotd.errors import DataLoss, UsageError
 
 PIECE = 100

@@ -247,7 +247,7 @@ def test_broken_bytes_are_never_taken_for_the_whole(box: Sandbox) -> None:
 
 
 def test_a_daemon_of_another_version(client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapshotd.client.transport.API_VERSION", "0.9")
+    monkeypatch.setattr("snapshotd.client.exchange.API_VERSION", "0.9")
     with pytest.raises(VersionMismatch, match=r"0\.9.*1\.2.*snapshotd daemon --stop"):
         client.trajectories()
 

@@ -240,6 +240,9 @@ def _call(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], on_output: Any, options: dict[str, Any]
 ) -> ExecInfo:
     if snapshot is not None:
+        report = options.pop("junit", None)
+        if report is not None:
+            return client.exec_junit(snapshot, argv, report, on_output=on_output, **options)
         return client.exec_snapshot(snapshot, argv, on_output=on_output, **options)
     return client.exec(trajectory, argv, on_output=on_output, **options)
 

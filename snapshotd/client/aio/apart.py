@@ -1,0 +1,94 @@
+"""Work that has no asynchronous form, in a thread of its own: local files, and starting a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.exchange import lost
+from snapshotd.client.transport import Transport
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+
+
+async def apart(work: Callable[Params, Result], *args: Params.args, **kwargs: Params.kwargs) -> Result:
+    """The result of a call in a daemon thread. Nothing waits for the thread when the caller is cancelled: it may be
+    reading a terminal."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(set_it: Callable[[], object]) -> None:
+        def settle_now() -> None:
+            if not future.done():
+                set_it()
+
+        try:
+            loop.call_soon_threadsafe(settle_now)
+        except RuntimeError:
+            pass  # the loop has been closed: nobody waits
+
+    def run() -> None:
+        try:
+            result = work(*args, **kwargs)
+        except BaseException as exc:  # noqa: BLE001 - raised again by whoever waits
+            failed = exc
+            settle(lambda: future.set_exception(failed))
+        else:
+            settle(lambda: future.set_result(result))
+
+    threading.Thread(target=run, name="apart", daemon=True).start()
+    return await future
+
+
+async def whole_verb(
+    socket_path: Path,
+    start: Callable[[], None] | None,
+    verb: Callable[Concatenate[Any, Params], Result],
+    *args: Params.args,
+    **kwargs: Params.kwargs,
+) -> Result:
+    """A verb of the client for threads, in a thread. When the caller is cancelled, its requests are broken off, and the
+    verb ends as it does when the daemon goes away."""
+    client = Snapshotd(socket=socket_path, autostart=False)
+    transport = client._transport = _Breakable(socket_path, start)
+    try:
+        return await apart(verb, client, *args, **kwargs)
+    except asyncio.CancelledError:
+        transport.break_off()
+        raise
+
+
+class _Breakable(Transport):
+    def __init__(self, socket_path: Path, start: Callable[[], None] | None) -> None:
+        super().__init__(socket_path, start)
+        self._broken = False
+        self._connections = weakref.WeakSet[socket.socket]()
+        self._lock = threading.Lock()
+
+    def _open(self) -> socket.socket:
+        opened = super()._open()
+        with self._lock:
+            self._connections.add(opened)
+            broken = self._broken
+        if broken:
+            opened.close()
+            raise lost()
+        return opened
+
+    def break_off(self) -> None:
+        """End all connections, and let no other one come."""
+        with self._lock:
+            self._broken = True
+            connections = list(self._connections)
+        for connection in connections:
+            try:
+                connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # it is closed

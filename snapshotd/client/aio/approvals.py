@@ -1,0 +1,53 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/approvals.py`: change that one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.approvals import _path
+from snapshotd.client.mind import RECORDED
+from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
+from snapshotd.daemon.http.wire import PREVIEW_FILES
+
+
+class AsyncApprovals(AsyncVerbs):
+    """Part of `AsyncSnapshotd`."""
+
+    async def approvals(self, status: str | None = None) -> list[ApprovalInfo]:
+        """Oldest first; with `status` (pending, approved, denied, expired, stale) only the ones with it."""
+        return [
+            ApprovalInfo.of(item)
+            for item in await self._transport.request("GET", "/approvals", query={"status": status})
+        ]
+
+    async def approval(self, ref: str, *, max_files: int = PREVIEW_FILES) -> ApprovalView:
+        """One, by a unique prefix of its id, with the files that changed since the trajectory's last approval."""
+        return ApprovalView.of(await self._transport.request("GET", _path(ref), query={"max_files": str(max_files)}))
+
+    async def approve(
+        self, ref: str, *, by: str | None = None, reason: str | None = None, arguments: Any = RECORDED
+    ) -> ApprovalInfo:
+        """Let the call run, with other `arguments` if they are given. `by`: the decider's name; default: this process's
+        user. Conflict: decided already, or the trajectory's files have changed since (the approval is stale then)."""
+        body = {"by": by, "reason": reason, **({} if arguments is RECORDED else {"arguments": arguments})}
+        return ApprovalInfo.of(await self._transport.request("POST", f"{_path(ref)}/approve", body=body))
+
+    async def deny(self, ref: str, *, by: str | None = None, reason: str | None = None) -> ApprovalInfo:
+        """Refuse it; the agent is told why. Conflict: decided already."""
+        return ApprovalInfo.of(
+            await self._transport.request("POST", f"{_path(ref)}/deny", body={"by": by, "reason": reason})
+        )
+
+    def watch(self) -> AsyncIterator[dict[str, Any]]:
+        """Events for outside tools, of all trajectories, from this call on: `approval` (a person is asked, or has
+        decided) and `finished`. A client that does not keep up loses the oldest (an event `lost` has their `count`).
+        Ends with DaemonUnavailable, or when the daemon stops; close it to leave."""
+        return _news(self._transport.lines("GET", "/watch"))
+
+
+async def _news(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    async for event in events:
+        if event["event"] not in ("watching", "alive"):
+            yield event

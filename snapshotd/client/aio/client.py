@@ -1,0 +1,747 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/client.py`: change that one."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapshotd.client.aio.apart import whole_verb
+from snapshotd.client.aio.approvals import AsyncApprovals
+from snapshotd.client.aio.feeding import AsyncFeeder, AsyncTerminal
+from snapshotd.client.aio.files import AsyncFileVerbs
+from snapshotd.client.aio.following import AsyncFollowing
+from snapshotd.client.aio.mind import AsyncMind
+from snapshotd.client.aio.ports import AsyncPorts
+from snapshotd.client.aio.sharing import AsyncSharing
+from snapshotd.client.aio.transport import AsyncTransport
+from snapshotd.client.aio.values import AsyncValues
+from snapshotd.client.aio.verbs import result_of
+from snapshotd.client.client import OutputSink, Which, _line, _local_or_name, _pair, sandbox_fields
+from snapshotd.client.client import Snapshotd as SnapshotdOfThreads
+from snapshotd.client.exchange import segment
+from snapshotd.client.feeding import Readable
+from snapshotd.client.results import (
+    ApplyInfo,
+    ChangeInfo,
+    CheckInfo,
+    ExecInfo,
+    FileStatus,
+    ForkInfo,
+    ImageInfo,
+    MessageInfo,
+    Policy,
+    PruneInfo,
+    RepairInfo,
+    RestoreInfo,
+    SandboxInfo,
+    SnapshotInfo,
+    TrajectoryInfo,
+    UsageInfo,
+    VersionInfo,
+)
+from snapshotd.client.verbs import (
+    ForkPlace,
+    Progress,
+    Wait,
+    absolute,
+    b64,
+    check_variants,
+    check_wait,
+    local_path,
+    ref_segment,
+)
+from snapshotd.config import CLIENT, read
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
+from snapshotd.errors import DaemonUnavailable, UsageError
+
+if TYPE_CHECKING:
+    from snapshotd.client.branching.bisecting import BisectInfo, Tried
+    from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
+    from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
+
+
+class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, AsyncPorts, AsyncSharing):
+    """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
+
+    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
+    snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
+    never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
+    its place taken.
+
+    Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides its own errors, and NotFound or
+    Ambiguous for a ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working
+    directory.
+
+    Methods that make a snapshot take `wait`. With "stored" they return when the snapshot survives power loss, and raise
+    OutOfSpace, DataLoss or InternalError when it cannot be stored; it is captured all the same.
+    """
+
+    def __init__(
+        self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True
+    ) -> None:
+        """UsageError for settings in the environment that make no sense."""
+        config = read(CLIENT)
+        self.state_dir, self._reconnect_s = (local_path(state_dir or config.state_dir), config.reconnect_s)
+        named = socket or (config.socket if state_dir is None else None)
+        self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
+        elsewhere = bool(named) and (not (state_dir or "state_dir" in config.given))
+        self._transport = AsyncTransport(self.socket_path, self._start if autostart and (not elsewhere) else None)
+
+    def _start(self) -> None:
+        from snapshotd.client.autostart import start_daemon
+
+        start_daemon(self.state_dir, self.socket_path)
+
+    async def create(
+        self, *, wait: Wait = "captured", idle_timeout: float = 0, **sandbox: Any
+    ) -> tuple[TrajectoryInfo, SnapshotInfo]:
+        """A sandbox without an agent, running, and its first snapshot. It ends with a last one after `idle_timeout`
+        seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
+        check_wait(wait)
+        body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
+        answer = await self._transport.request("POST", "/sandboxes", body=body)
+        return (TrajectoryInfo.of(answer["trajectory"]), await self._settled(SnapshotInfo.of(answer["snapshot"]), wait))
+
+    async def run(
+        self,
+        *,
+        agent: str | Path | None = None,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        requirements: str | Path | None = None,
+        user: str | None = None,
+        detach: bool = False,
+        wait: Wait = "captured",
+        **sandbox: Any,
+    ) -> TrajectoryInfo:
+        """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
+        the sandbox, as `USER[:GROUP]`; else root. Further keywords: see `sandbox_fields`.
+
+        If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
+        snapshots so far, the first at least; for the others, call `flush` when the run has finished.
+        """
+        check_wait(wait)
+        body = {
+            **sandbox_fields(**sandbox),
+            "agent": absolute(agent),
+            "args": list(args),
+            "command": list(command),
+            "requirements": absolute(requirements),
+            "user": user,
+            "detach": detach,
+        }
+        started = TrajectoryInfo.of(await self._transport.request("POST", "/runs", body=body))
+        if wait == "stored":
+            await self.flush(started.id)
+        return started
+
+    def events(
+        self, ref: str, *, follow: bool = True, on_lost: Callable[[], object] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The events of a run from its beginning; with `follow`, until `finished`.
+
+        A follower outlives the daemon: when the daemon goes away, `on_lost` is called, and the next daemon (the first
+        request starts it, where a daemon may be started) goes on behind the last event. DaemonUnavailable when for
+        SNAPSHOTD_RECONNECT_S seconds (600 if not set; with 0 at once) no daemon could be followed, or the error that
+        keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
+        did not outlive its daemon has a `finished` whose status is `interrupted`.
+        """
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
+        if not follow:
+            return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
+        return AsyncFollowing(self._transport, path, what=ref, patience_s=self._reconnect_s, on_lost=on_lost).events()
+
+    async def exec(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        wait: Wait = "captured",
+        if_head: str | None = None,
+        stdin: Readable | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        terminal: AsyncTerminal | None = None,
+    ) -> ExecInfo:
+        """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
+        away.
+
+        CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
+        BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
+        again. `stdin` is read as far as the command takes it, in a thread where reading may wait; unbuffered input
+        (`read` returns the bytes at hand) reaches the command at once.
+
+        With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
+        time one runs, and the others get a Conflict that names the head.
+
+        After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the call's
+        status `timed-out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
+        the sandbox from now on; None: as it is, or the daemon's default (half an hour) if it was stopped.
+
+        With `terminal` the command has a terminal in place of pipes: all that it prints comes as "stdout", `stdin` is
+        typed into it, and the command ends when this process goes away.
+        """
+        check_wait(wait)
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
+        done = await self._exec(
+            path,
+            argv,
+            cwd,
+            env,
+            user,
+            on_output,
+            f"of {ref}",
+            stdin,
+            timeout,
+            terminal,
+            if_head=None if if_head is None else check_ref(if_head),
+            idle_timeout_s=idle_timeout,
+        )
+        return (
+            done
+            if done.snapshot is None
+            else dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
+        )
+
+    async def exec_snapshot(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        stdin: Readable | None = None,
+        timeout: float | None = None,
+        terminal: AsyncTerminal | None = None,
+    ) -> ExecInfo:
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
+        away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`."""
+        return await self._exec(
+            f"/snapshots/{ref_segment(ref)}/exec",
+            argv,
+            cwd,
+            env,
+            user,
+            on_output,
+            f"in a fork of {ref}",
+            stdin,
+            timeout,
+            terminal,
+        )
+
+    async def exec_junit(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        report: str | Path,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        stdin: Readable | None = None,
+        timeout: float | None = None,
+    ) -> ExecInfo:
+        """As `exec_snapshot`, and the local file `report` gets a JUnit report: the one that the command leaves at
+        $SNAPSHOTD_JUNIT, else one that tells of the command as of one test. It is there whole or not at all. The shell in
+        the image starts the command."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.exec_junit,
+            ref,
+            argv,
+            report,
+            cwd=cwd,
+            env=env,
+            user=user,
+            on_output=on_output,
+            stdin=stdin,
+            timeout=timeout,
+        )
+
+    async def _exec(
+        self,
+        path: str,
+        argv: Sequence[str],
+        cwd: str | None,
+        env: Mapping[str, str] | None,
+        user: str | None,
+        on_output: OutputSink | None,
+        where: str,
+        stdin: Readable | None,
+        timeout: float | None,
+        terminal: AsyncTerminal | None,
+        **more: Any,
+    ) -> ExecInfo:
+        if not argv:
+            raise UsageError("there is no command to execute: the list of its words is empty")
+        if timeout is not None and (not 0 < timeout <= TIMEOUT_MAX_S):
+            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
+        if terminal is not None:
+            body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
+        unread = set[str]()
+        async with await self._transport.converse(
+            path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}
+        ) as talk:
+            feeder = None if stdin is None else AsyncFeeder(talk, stdin)
+            if terminal is not None:
+                terminal.used_in(talk)
+            try:
+                async for event in talk.events():
+                    if event["event"] == "output" and on_output is not None and (event["stream"] not in unread):
+                        try:
+                            on_output(event["stream"], base64.b64decode(event["data_b64"]))
+                        except BrokenPipeError:
+                            unread.add(event["stream"])
+                            await talk.say(json.dumps({"event": "unread", "stream": event["stream"]}).encode())
+                    elif event["event"] == "taken" and feeder is not None:
+                        await feeder.taken(event["bytes"])
+                    elif event["event"] == "result":
+                        return ExecInfo.of(event)
+            except DaemonUnavailable:
+                if feeder is not None and feeder.failure is not None:
+                    raise feeder.failure from None
+                raise
+            finally:
+                if terminal is not None:
+                    terminal.used_in(None)
+                if feeder is not None:
+                    talk.break_off()
+                    await feeder.end()
+        raise DaemonUnavailable(
+            f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured"
+        )
+
+    async def fork(
+        self,
+        ref: str,
+        n: int = 1,
+        *,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        wait: Wait = "captured",
+        idle_timeout: float | None = None,
+        part: ForkPlace | None = None,
+    ) -> ForkInfo:
+        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
+        program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
+        the snapshot (with `args`, if given) and goes on from there.
+
+        `variants` makes one child for each, in their order: a label, and `name`, `args` (in place of those of the fork)
+        and `env` (added to the source's) as far as they are given. `{index}` and `{variant}` in names, arguments and
+        values become the child's number and label. `n` is left out then.
+
+        `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
+        daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
+        anything starts."""
+        check_wait(wait)
+        if not 1 <= n <= FORK_MAX:
+            raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
+        body: dict[str, Any] = {"args": None if args is None else list(args), "name": name, "resume": resume}
+        body["idle_timeout_s"] = idle_timeout
+        body["part"] = None if part is None else dataclasses.asdict(part)
+        if variants is None:
+            body["n"] = n
+        elif n != 1:
+            raise UsageError("a fork with variants has one child for each; leave the number out")
+        else:
+            check_variants(variants)
+            body["variants"] = [{"label": label, **keys} for label, keys in variants.items()]
+        forked = ForkInfo.of(await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
+        if wait == "stored":
+            origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
+            for line in (
+                *[(await self.snapshot(origin)).trajectory for origin in origins],
+                *(item.id for item in forked.trajectories),
+            ):
+                await self.flush(line)
+        return forked
+
+    async def fork_queue(
+        self,
+        ref: str,
+        n: int = 1,
+        *,
+        parallel: int | None = None,
+        keep_going: bool = False,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        on_child: Callable[[QueuedFork], object] = lambda _: None,
+    ) -> QueueInfo:
+        """`n` (1..10,000) forks, `parallel` at once (None: as many as fit into the free memory): each runs its program
+        to the end, then another begins. Returns when all have ended. `args`, `name`, `resume`, `variants`:
+        as `fork`; one of them has to give the forks a program. `on_child` is told of each that has ended.
+
+        When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
+        error, and the rest goes on. UsageError before anything starts."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.fork_queue,
+            ref,
+            n,
+            parallel=parallel,
+            keep_going=keep_going,
+            args=args,
+            name=name,
+            resume=resume,
+            variants=variants,
+            on_child=on_child,
+        )
+
+    async def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
+        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
+        check_wait(wait)
+        stopped = TrajectoryInfo.of(
+            await self._transport.request("POST", f"/trajectories/{ref_segment(ref, 'trajectory')}/stop")
+        )
+        if wait == "stored":
+            await self.flush(stopped.id)
+        return stopped
+
+    async def remove(self, ref: str, *, force: bool = False) -> None:
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
+        UsageError: `ref` is a tag or a snapshot."""
+        await self._transport.request(
+            "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None}
+        )
+
+    async def trajectories(self) -> list[TrajectoryInfo]:
+        return [TrajectoryInfo.of(item) for item in await self._transport.request("GET", "/trajectories")]
+
+    async def sandboxes(self) -> list[SandboxInfo]:
+        return [SandboxInfo.of(item) for item in await self._transport.request("GET", "/sandboxes")]
+
+    async def trajectory(self, ref: str) -> TrajectoryInfo:
+        return TrajectoryInfo.of(
+            await self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")
+        )
+
+    async def log(self, ref: str, last: int | None = None) -> list[SnapshotInfo]:
+        """A trajectory's own snapshots, oldest first; with `last` (1 or more), only this number of the newest."""
+        query = {"last": None if last is None else str(last)}
+        found = await self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}/log", query=query)
+        return [SnapshotInfo.of(item) for item in found]
+
+    async def all_snapshots(self) -> list[SnapshotInfo]:
+        return [SnapshotInfo.of(item) for item in await self._transport.request("GET", "/snapshots")]
+
+    async def conversation(self, ref: str) -> list[MessageInfo]:
+        """The conversation up to a snapshot."""
+        return [
+            MessageInfo.of(item)
+            for item in await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/conversation")
+        ]
+
+    def output(self, ref: str, which: Which = "output") -> AsyncIterator[bytes]:
+        """A tool call's recorded output in pieces. DataLoss: it is damaged, or gone since it was."""
+        return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/output/{which}")
+
+    async def diff(self, a: str, b: str | None = None) -> AsyncIterator[ChangeInfo]:
+        """The changes from `a` to `b`; with one ref, from its parent to it."""
+        async for event in self._transport.lines("GET", "/diff", query=_pair(a, b)):
+            if event.get("event") == "end":
+                return
+            yield ChangeInfo.of(event)
+        raise DaemonUnavailable("the daemon ended the list of changes early; repeat the command")
+
+    async def patch(
+        self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = b"workspace"
+    ) -> int:
+        """Write the changes below `root` as a patch that `git apply` and `patch -p1` take. Returns how many changes lie
+        elsewhere."""
+        query = {**_pair(a, b), "root_b64": b64(root)}
+        async for event in self._transport.lines("GET", "/patch", query=query):
+            if event["event"] == "end":
+                return int(event["outside"])
+            write(base64.b64decode(event["data_b64"]))
+        raise DaemonUnavailable(
+            "the daemon ended the patch early, so what was written is not complete; repeat the command"
+        )
+
+    async def compare(self, *refs: str) -> CompareInfo:
+        """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
+        first; and how each came out."""
+        return await whole_verb(self._transport.socket_path, self._transport.start, SnapshotdOfThreads.compare, *refs)
+
+    async def bisect(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        *,
+        good: str | None = None,
+        bad: str | None = None,
+        parallel: int = 1,
+        repeat: int = 1,
+        on_tried: Callable[[Tried], object] = lambda _: None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> BisectInfo:
+        """The first snapshot of a line at which a command fails, by runs in throw-away forks, `parallel` at once. Exit
+        code 0 passes, 125 cannot tell, everything else fails. `good` is the line's first snapshot unless named, `bad`
+        its head. The border runs `repeat` times again, to find a flaky command. `on_tried` is told of each run, from
+        several threads if there are several at once.
+
+        UsageError: the command fails at the good end, or passes at the bad one.
+        """
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.bisect,
+            ref,
+            argv,
+            good=good,
+            bad=bad,
+            parallel=parallel,
+            repeat=repeat,
+            on_tried=on_tried,
+            cwd=cwd,
+            env=env,
+            user=user,
+        )
+
+    async def score(
+        self,
+        refs: Sequence[str],
+        argv: Sequence[str],
+        *,
+        each: bool = False,
+        number: bool = False,
+        junit: str | None = None,
+        with_files: str | Path | None = None,
+        with_path: str | None = None,
+        repeat: int = 1,
+        parallel: int | None = None,
+        on_run: Callable[[ScoreInfo, ScoredRun], object] = lambda _row, _run: None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+    ) -> tuple[ScoreInfo, ...]:
+        """Run a command in a throw-away fork of each snapshot (of a trajectory: its head; with `each`: all of its own),
+        `repeat` times each, `parallel` at once (None: as many as there are processors), and rank them.
+
+        The score is 1 for exit code 0, else 0; with `number` the last line of standard output that is a number; with
+        `junit` the share of tests that passed, from a report that the run leaves at that path in the fork. The fork
+        alone gets the content of the local folder `with_files`, at `with_path` (/tmp/score unless given), in place of
+        anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run as it ends,
+        with the row that it belongs to.
+
+        A run without a score carries its error, and the rest goes on. UsageError before anything runs.
+        """
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.score,
+            refs,
+            argv,
+            each=each,
+            number=number,
+            junit=junit,
+            with_files=with_files,
+            with_path=with_path,
+            repeat=repeat,
+            parallel=parallel,
+            on_run=on_run,
+            cwd=cwd,
+            env=env,
+            user=user,
+        )
+
+    def cat(self, ref: str, path: str | bytes) -> AsyncIterator[bytes]:
+        """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""
+        return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(path)})
+
+    async def lstat(self, ref: str, path: str | bytes) -> FileStatus:
+        """The entry at a path of a snapshot, links not followed. NotFound."""
+        where = f"/snapshots/{ref_segment(ref)}/status"
+        return FileStatus.of(await self._transport.request("GET", where, query={"path_b64": b64(path)}))
+
+    async def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
+        """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be
+        empty."""
+        body = {"to": absolute(to), "path": path}
+        return RestoreInfo.of(
+            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body)
+        )
+
+    async def apply(
+        self,
+        snapshot: str,
+        to: str | Path,
+        base: str | None = None,
+        path: str | bytes | None = None,
+        dry_run: bool = False,
+        *,
+        commit: str | bool = False,
+    ) -> ApplyInfo:
+        """Bring what changed from `base` to `snapshot` below the directory `path` (/workspace) to the local folder
+        `to`, all or nothing; with `dry_run`, only say what that would be. `base` is the snapshot from right after the
+        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it.
+
+        Three-way: the folder's own changes are kept. Where both exclude each other, nothing is written and the answer
+        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there), Conflict
+        (the folder changed meanwhile; another apply is at work; git refused the commit of what is applied), OutOfSpace,
+        Unsupported (there is no git, and it is needed)."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.apply,
+            snapshot,
+            to,
+            base,
+            path,
+            dry_run,
+            commit=commit,
+        )
+
+    async def tag(self, ref: str, name: str, *, move: bool = False) -> str:
+        """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless
+        `move`."""
+        check_ref(ref)
+        answer = await self._transport.request("PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move})
+        return str(answer["snapshot"])
+
+    async def tag_if(
+        self,
+        ref: str,
+        name: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+    ) -> ExecInfo:
+        """Run a command in a throw-away fork of a snapshot (of a trajectory: of its head, as it is now), and move the
+        tag to that snapshot if it ends with exit code 0. Returns how it ended."""
+        snapshot = (await self.snapshot(ref)).id
+        done = await self.exec_snapshot(snapshot, argv, cwd=cwd, env=env, user=user, on_output=on_output)
+        if done.exit_code == 0:
+            await self.tag(snapshot, name, move=True)
+        return done
+
+    async def untag(self, name: str) -> None:
+        await self._transport.request("DELETE", f"/tags/{ref_segment(name, 'tag')}")
+
+    async def usage(self) -> UsageInfo:
+        """Disk use."""
+        return UsageInfo.of(await self._transport.request("GET", "/usage"))
+
+    async def policy(self, trajectory: str | None = None) -> Policy:
+        """The global retention policy, or the one that holds for a trajectory."""
+        return Policy.of(await self._transport.request("GET", "/policy", query=_line(trajectory)))
+
+    async def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
+        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune. Returns the
+        policy that holds now. UsageError for a number out of range."""
+        if policy is not None:
+            return Policy.of(
+                await self._transport.request(
+                    "PUT", "/policy", query=_line(trajectory), body=dataclasses.asdict(policy)
+                )
+            )
+        await self._transport.request("DELETE", "/policy", query=_line(trajectory))
+        return await self.policy(trajectory)
+
+    async def prune(
+        self,
+        policy: Policy | None = None,
+        *,
+        dry_run: bool = False,
+        grace_s: float = PRUNE_GRACE_S,
+        progress: Progress | None = None,
+    ) -> PruneInfo:
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
+        replaces the stored policies. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when
+        this process goes away."""
+        body = {
+            "policy": None if policy is None else dataclasses.asdict(policy),
+            "dry_run": dry_run,
+            "grace_s": grace_s,
+        }
+        return PruneInfo.of(
+            (await self._work("POST", "/prune", body, progress, "the prune", "`snapshotd df` shows what there is"))[
+                "report"
+            ]
+        )
+
+    async def check(self, *, read_data: bool = False, progress: Progress | None = None) -> CheckInfo:
+        """Verify the repository; with `read_data` also every object against its id. Damage is in the answer and not
+        raised."""
+        body = {"read_data": read_data}
+        return CheckInfo.of(
+            (await self._work("POST", "/check", body, progress, "the check", "it changes nothing: repeat it"))["report"]
+        )
+
+    async def repair(self, *, progress: Progress | None = None) -> RepairInfo:
+        """Rebuild damaged parts from intact ones. Does nothing to a healthy repository. Goes on when this process goes
+        away."""
+        return RepairInfo.of(
+            (
+                await self._work(
+                    "POST", "/repair", None, progress, "the repair", "`snapshotd check` shows how it stands"
+                )
+            )["report"]
+        )
+
+    async def mount(self, directory: str | Path) -> None:
+        """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
+        UsageError, Unsupported."""
+        await self._transport.request("POST", "/mount", body={"directory": absolute(directory)})
+
+    async def unmount(self, directory: str | Path) -> None:
+        """End it. NotFound when nothing of the daemon's is mounted there."""
+        await self._transport.request("POST", "/umount", body={"directory": absolute(directory)})
+
+    async def _work(
+        self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str
+    ) -> dict[str, Any]:
+        return await result_of(self._transport.lines(method, path, body=body), progress, what, then)
+
+    async def images(self) -> list[ImageInfo]:
+        return [ImageInfo.of(item) for item in await self._transport.request("GET", "/images")]
+
+    async def build_image(self, recipe: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:
+        """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`)."""
+        return await self._make_image("build", _local_or_name(recipe), name, progress)
+
+    async def import_image(
+        self, source: str, *, name: str | None = None, progress: Progress | None = None
+    ) -> ImageInfo:
+        """From a folder, a tar of a root file system, a `docker save` or OCI archive, or a Docker image name."""
+        return await self._make_image("import", _local_or_name(source), name, progress)
+
+    async def _make_image(self, verb: str, source: str, name: str | None, progress: Progress | None) -> ImageInfo:
+        body = {"source": source, "name": name}
+        then = "`snapshotd image ls` shows what is there"
+        return ImageInfo.of(
+            (await self._work("POST", f"/images/{verb}", body, progress, f"the {verb} of {source}", then))["image"]
+        )
+
+    async def remove_image(self, ref: str) -> None:
+        await self._transport.request("DELETE", f"/images/{segment(ref)}")
+
+    async def version(self) -> VersionInfo:
+        return VersionInfo.of(await self._transport.request("GET", "/version"))
+
+    async def status(self) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._transport.request("GET", "/status")
+        return answer

@@ -1,0 +1,293 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/files.py`: change that one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from snapshotd.client.aio.apart import whole_verb
+from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.feeding import Readable
+from snapshotd.client.files import FileVerbs as FileVerbsOfThreads
+from snapshotd.client.files import Moved, SandboxPath, _at, _path, sandbox_path
+from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
+from snapshotd.client.transport import Source
+from snapshotd.client.verbs import Wait, b64, check_wait, local_path
+from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
+
+
+class AsyncFileVerbs(AsyncVerbs):
+    """Part of `AsyncSnapshotd`. For those that read, a trajectory's name or id stands for its files as they are now, in the
+    live sandbox if one runs; a snapshot's id or tag for those of the snapshot. Each method that writes is one tool call
+    with one snapshot, made by the daemon itself: nothing of the image is needed. They start the sandbox if it is not
+    up; new files belong to root, or to `user`, and what is overwritten keeps its owner.
+
+    Links in paths are followed, and stay inside the sandbox. NotFound: there is nothing at the path; UsageError: it is
+    of the wrong kind, or something is mounted there, which is not among the sandbox's own files.
+    """
+
+    def read_file(self, ref: str, path: SandboxPath) -> AsyncIterator[bytes]:
+        """A regular file's content in pieces."""
+        return self._transport.pieces("GET", _at(ref, "content"), query=_path(path))
+
+    async def stat_file(self, ref: str, path: SandboxPath) -> FileInfo:
+        """The entry at a path, behind all links."""
+        return FileInfo.of(await self._transport.request("GET", _at(ref, "stat"), query=_path(path)))
+
+    async def list_files(self, ref: str, path: SandboxPath = ".") -> AsyncIterator[FileInfo]:
+        """The entries of a directory, sorted by name; links are listed as links."""
+        async for event in self._transport.lines("GET", _at(ref, "list"), query=_path(path)):
+            if event.get("event") == "end":
+                return
+            yield FileInfo.of(event)
+        raise DaemonUnavailable("the daemon ended the list of files early; repeat the request")
+
+    async def read_archive(self, ref: str, path: SandboxPath, write: Callable[[bytes], object]) -> tuple[str, ...]:
+        """Write a file, or a directory with all that is in it, as a tar, whose members' paths begin with its name.
+        Returns warnings: what a tar cannot hold. The output is incomplete if the method raises."""
+        pieces = _Pieces(self, ref, path)
+        async for piece in pieces:
+            write(piece)
+        return pieces.warnings
+
+    async def download(self, ref: str, path: SandboxPath, to: str | Path, *, moved: Moved | None = None) -> RestoreInfo:
+        """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
+        and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what
+        was left out."""
+        return await whole_verb(
+            self._transport.socket_path, self._transport.start, FileVerbsOfThreads.download, ref, path, to, moved=moved
+        )
+
+    async def write_file(
+        self,
+        ref: str,
+        path: SandboxPath,
+        data: bytes | str | Readable,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Write a file: bytes, text (as UTF-8), or what a file that is open for bytes gives until its end. The old one
+        is there until all is written, and stays if that fails. Missing directories are made. Without `mode` a new file
+        has 0644, and another keeps its own."""
+        from snapshotd.client.local_tree import Reader, read_pieces
+
+        content = data.encode() if isinstance(data, str) else data
+        whole = isinstance(content, bytes)
+        reader = Reader(
+            iter((content,)) if isinstance(content, bytes) else read_pieces(content), moved, in_memory=whole
+        )
+        query = {**_path(path), "user": user, "mode": None if mode is None else str(mode)}
+        return await self._write(_at(ref, "content"), reader, query, wait)
+
+    async def write_files(
+        self,
+        ref: str,
+        files: Mapping[str, bytes | str] | Iterable[tuple[SandboxPath, bytes | str]],
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+    ) -> WriteInfo:
+        """Write several files as one call: contents by path. Each is written as `write_file` does; if one cannot be,
+        those before it have been, and the call is recorded as failed."""
+        from snapshotd.client.local_tree import Reader, pack_bytes
+
+        pairs = files.items() if isinstance(files, Mapping) else files
+        whole = [
+            (sandbox_path(path).lstrip(b"/"), data.encode() if isinstance(data, str) else data) for path, data in pairs
+        ]
+        if not whole:
+            raise UsageError("there are no files to write; give at least one path with its content")
+        query = {**_path("/"), "user": user, "attributes": "false"}
+        return await self._write(_at(ref, "archive"), Reader(pack_bytes(iter(whole)), in_memory=True), query, wait)
+
+    async def write_archive(
+        self,
+        ref: str,
+        path: SandboxPath,
+        tar: Readable,
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Put the members of a tar below a directory, as one call; with the modes and times that the tar says. Devices
+        and pipes are left out, with a warning."""
+        from snapshotd.client.local_tree import Reader, read_pieces
+
+        reader = Reader(read_pieces(tar), moved)
+        return await self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
+
+    async def upload(
+        self,
+        ref: str,
+        source: str | Path,
+        path: SandboxPath,
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Copy the local file `source` to the file `path`, or the local folder `source` into the directory `path`,
+        which is made if it is missing and keeps what else is in it. Modes and times are kept. UsageError: it cannot be
+        read."""
+        from snapshotd.client.local_tree import Reader, pack
+
+        local, warnings = (local_path(source), list[str]())
+        if not local.exists():
+            raise UsageError(f"there is no {local}; name a file or a folder of this machine")
+        if not local.is_dir():
+            try:
+                with local.open("rb", buffering=0) as file:
+                    mode = local.stat().st_mode & 4095
+                    return await self.write_file(ref, path, file, user=user, mode=mode, wait=wait, moved=moved)
+            except OSError as exc:
+                raise UsageError(f"{local} cannot be read: {exc.strerror}; name another file") from exc
+        reader = Reader(pack(local, warnings), moved)
+        done = await self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
+        return dataclasses.replace(done, warnings=(*warnings, *done.warnings))
+
+    async def make_dir(
+        self, ref: str, path: SandboxPath, *, user: str | None = None, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Make a directory, with those above it. Not an error when it is there."""
+        return await self._change(ref, "make_dir", {**_path(path), "user": user}, wait)
+
+    async def remove_file(self, ref: str, path: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Remove a file, a link, or a directory with all that is in it."""
+        return await self._change(ref, "remove", dict(_path(path)), wait)
+
+    async def rename_file(
+        self, ref: str, path: SandboxPath, to: SandboxPath, *, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Give a file or a directory another name; a file in place of another one, a directory of an empty one.
+        Conflict: something else is there."""
+        return await self._change(ref, "rename", {**_path(path), "to_b64": b64(sandbox_path(to))}, wait)
+
+    async def _write(self, where: str, source: Source, query: dict[str, str | None], wait: Wait) -> WriteInfo:
+        check_wait(wait)
+        async for event in self._transport.upload(where, source, query=query):
+            if event["event"] == "result":
+                done = WriteInfo.of(event)
+                return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
+        raise DaemonUnavailable(
+            "the daemon ended the write without a result; the trajectory's log shows whether it is there"
+        )
+
+    async def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
+        check_wait(wait)
+        return await self._settled(
+            SnapshotInfo.of(await self._transport.request("POST", _at(ref, what), body=body)), wait
+        )
+
+
+class _Pieces:
+    """A directory as pieces of a tar; `warnings` when all are there."""
+
+    def __init__(self, verbs: AsyncFileVerbs, ref: str, path: SandboxPath) -> None:
+        self._frames = verbs._transport.frames("GET", _at(ref, "archive"), query=_path(path))
+        self.warnings: tuple[str, ...] = ()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for item in self._frames:
+            if isinstance(item, bytes):
+                yield item
+            elif item["event"] == "result":
+                self.warnings = tuple(item["warnings"])
+
+
+class AsyncSnapshotFiles:
+    """The files of a snapshot, or of whatever else `ref` stands for."""
+
+    def __init__(self, client: AsyncFileVerbs, ref: str) -> None:
+        self._client, self._ref = (client, ref)
+
+    async def read(self, path: SandboxPath) -> bytes:
+        """The content, held in memory."""
+        return b"".join([item async for item in self._client.read_file(self._ref, path)])
+
+    async def read_text(self, path: SandboxPath, encoding: str = "utf-8") -> str:
+        return (await self.read(path)).decode(encoding)
+
+    def stream(self, path: SandboxPath) -> AsyncIterator[bytes]:
+        """The content in pieces."""
+        return self._client.read_file(self._ref, path)
+
+    async def stat(self, path: SandboxPath) -> FileInfo:
+        """The entry at a path, behind all links. NotFound."""
+        return await self._client.stat_file(self._ref, path)
+
+    async def exists(self, path: SandboxPath) -> bool:
+        """True if there is anything at the path: a file, a directory, or else."""
+        try:
+            await self.stat(path)
+        except (NotFound, UsageError):
+            return False
+        return True
+
+    async def list(self, path: SandboxPath = ".") -> list[FileInfo]:
+        """The entries of a directory, sorted by name."""
+        return [item async for item in self._client.list_files(self._ref, path)]
+
+    async def download(self, path: SandboxPath, to: str | Path, *, moved: Moved | None = None) -> RestoreInfo:
+        """Copy a file, or a directory with all that is in it, to this machine. As `AsyncSnapshotd.download`."""
+        return await self._client.download(self._ref, path, to, moved=moved)
+
+    async def archive(self, path: SandboxPath, file: BinaryIO) -> None:
+        """Write a file or a directory as a tar into an open file. As `AsyncSnapshotd.read_archive`."""
+        await self._client.read_archive(self._ref, path, file.write)
+
+
+class AsyncSandboxFiles(AsyncSnapshotFiles):
+    """The files of a sandbox, as they are now. Each method that writes is one tool call, and returns its effect and the
+    snapshot after it."""
+
+    async def write(
+        self,
+        path: SandboxPath,
+        data: bytes | str | Readable,
+        *,
+        user: str | None = None,
+        mode: int | None = None,
+        wait: Wait = "captured",
+    ) -> WriteInfo:
+        """Write a file, whole or not at all. As `AsyncSnapshotd.write_file`."""
+        return await self._client.write_file(self._ref, path, data, user=user, mode=mode, wait=wait)
+
+    async def write_many(
+        self,
+        files: Mapping[str, bytes | str] | Iterable[tuple[SandboxPath, bytes | str]],
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+    ) -> WriteInfo:
+        """Write several files as one call. As `AsyncSnapshotd.write_files`."""
+        return await self._client.write_files(self._ref, files, user=user, wait=wait)
+
+    async def make_dir(self, path: SandboxPath, *, user: str | None = None, wait: Wait = "captured") -> SnapshotInfo:
+        """Make a directory, with those above it. Not an error when it is there."""
+        return await self._client.make_dir(self._ref, path, user=user, wait=wait)
+
+    async def remove(self, path: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Remove a file, a link, or a directory with all that is in it. NotFound."""
+        return await self._client.remove_file(self._ref, path, wait=wait)
+
+    async def rename(self, path: SandboxPath, to: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Give a file or a directory another name. NotFound, Conflict."""
+        return await self._client.rename_file(self._ref, path, to, wait=wait)
+
+    async def upload(
+        self,
+        source: str | Path,
+        path: SandboxPath,
+        *,
+        user: str | None = None,
+        wait: Wait = "captured",
+        moved: Moved | None = None,
+    ) -> WriteInfo:
+        """Copy a local file, or a local folder with all that is in it, into the sandbox. As `AsyncSnapshotd.upload`."""
+        return await self._client.upload(self._ref, source, path, user=user, wait=wait, moved=moved)

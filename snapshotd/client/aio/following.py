@@ -1,0 +1,116 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/following.py`: change that one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from snapshotd.client.aio.transport import AsyncTransport
+from snapshotd.client.exchange import DaemonAway, event_of
+from snapshotd.client.following import _HELD_S, _PAUSE_MAX_S, _PAUSE_MIN_S
+from snapshotd.errors import Conflict
+
+
+class AsyncFollowing:
+    """One follower of one run."""
+
+    def __init__(
+        self,
+        transport: AsyncTransport,
+        trajectory: str,
+        *,
+        what: str,
+        patience_s: float,
+        on_lost: Callable[[], object] | None,
+    ) -> None:
+        """`trajectory` is its path in the API, and `what` its name in errors. Errors other than that no daemon is there
+        end the following."""
+        self._transport, self._trajectory, self._what, self._on_lost = (transport, trajectory, what, on_lost)
+        self._patience_s = patience_s
+        self._count = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._held_since: float | None = None
+        self._lost_at: float | None = None
+        self._pause_s = 0.0
+
+    def events(self) -> AsyncIterator[dict[str, Any]]:
+        """All events until `finished`, or until no more come although the trajectory does not run. The request is sent
+        at once."""
+        return self._events(self._lines())
+
+    async def _events(self, lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
+        while True:
+            try:
+                async for line in self._unseen(lines):
+                    event = event_of(line)
+                    yield event
+                    if event["event"] == "finished":
+                        return
+                if not self._count or not await self._runs():
+                    return
+                lost = DaemonAway(
+                    f"the daemon ended the events of {self._what}, which still runs; `snapshotd attach` follows it again"
+                )
+            except DaemonAway as exc:
+                lost = exc
+            lines = await self._again(lost)
+
+    def _lines(self) -> AsyncIterator[bytes]:
+        self._held_since = None
+        lines = self._transport.raw_lines("GET", f"{self._trajectory}/events", query={"follow": "true"})
+        self._held_since = time.monotonic()
+        return lines
+
+    async def _runs(self) -> bool:
+        return bool((await self._transport.request("GET", self._trajectory))["status"] == "running")
+
+    async def _unseen(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """The lines behind the ones that were seen before. Conflict when these begin otherwise."""
+        again = hashlib.blake2b(digest_size=16)
+        known = self._count
+        passed = 0
+        async for line in lines:
+            if passed < known:
+                passed += 1
+                again.update(line + b"\n")
+                if passed == known:
+                    self._require(again.digest() == self._digest.digest())
+                continue
+            self._digest.update(line + b"\n")
+            self._count += 1
+            self._lost_at = None
+            yield line
+        self._require(passed == known)
+
+    def _require(self, same: bool) -> None:
+        if not same:
+            raise Conflict(
+                f"another run of {self._what} has begun since its daemon went away, so the end of this one is not known; `snapshotd log` lists its snapshots, `snapshotd attach` follows the new one"
+            )
+
+    async def _again(self, lost: DaemonAway) -> AsyncIterator[bytes]:
+        """The lines of the next daemon. Raises `lost`, or the newest error of connecting to a daemon, when that takes
+        too long."""
+        while True:
+            await self._wait(lost)
+            try:
+                return self._lines()
+            except DaemonAway as exc:
+                lost = exc
+
+    async def _wait(self, lost: DaemonAway) -> None:
+        """Before the next request: at once after getting somewhere, then with growing pauses (nothing tells when a
+        socket is there)."""
+        now = time.monotonic()
+        held = self._held_since is not None and now - self._held_since > _HELD_S
+        if self._lost_at is None or held:
+            self._lost_at, self._pause_s = (now, 0.0)
+            if self._patience_s and self._on_lost is not None:
+                self._on_lost()
+        if now - self._lost_at >= self._patience_s:
+            raise lost
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)

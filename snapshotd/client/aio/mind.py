@@ -1,0 +1,174 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/mind.py`: change that one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.mind import RECORDED, Mode, _file, _messages
+from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
+from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
+from snapshotd.client.verbs import Wait, check_wait, ref_segment
+from snapshotd.daemon.http.wire import PREVIEW_FILES, check_ref
+from snapshotd.errors import DaemonUnavailable
+
+
+class AsyncMind(AsyncVerbs):
+    """Part of `AsyncSnapshotd`."""
+
+    async def journal(self, ref: str) -> AsyncIterator[JournalInfo]:
+        """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
+        program's beginning."""
+        async for event in self._transport.lines("GET", f"/snapshots/{ref_segment(ref)}/journal"):
+            if event.get("event") == "end":
+                return
+            yield JournalInfo.of(event)
+        raise DaemonUnavailable("the daemon ended the journal early; repeat the command")
+
+    async def state(self, ref: str) -> Json:
+        """The agent's own JSON state as it was saved with a snapshot."""
+        answer: Json = await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/state")
+        return answer
+
+    async def tasks(self, ref: str) -> list[TaskInfo]:
+        """The subtasks as they were at a snapshot, in the order in which they were declared."""
+        return [
+            TaskInfo.of(item) for item in await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/tasks")
+        ]
+
+    async def resume(
+        self, ref: str, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
+    ) -> TrajectoryInfo:
+        """Start a trajectory's program again from the top, replay what is recorded up to its head, and let it run on.
+        Returns when it is started; `events` follows it.
+
+        Undecided: an irreversible call may or may not have happened. Decide each by its id or a prefix of it: run it
+        again (`retry`), skip it as if it had returned None (`skip`), or give its result (`results`). Conflict: it runs,
+        or has finished; UsageError: there is no program.
+        """
+        decisions: list[Json] = [{"call": call, "action": "retry"} for call in retry]
+        decisions += [{"call": call, "action": "skip"} for call in skip]
+        decisions += [{"call": call, "action": "result", "result": result} for call, result in (results or {}).items()]
+        return TrajectoryInfo.of(
+            await self._transport.request("POST", self._line(ref, "resume"), body={"decisions": decisions})
+        )
+
+    async def rewind(
+        self, ref: str, to: str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Go back to snapshot `to`, in place: files, the agent's mind, or both. Returns the new snapshot that records
+        it; nothing is destroyed, and `undo` takes it back.
+
+        With `compensate`, the registered compensations of irreversible calls that are left behind run before, newest
+        first, each at most once. Conflict while a process of the sandbox's own lives, or `to` is no part of the
+        trajectory's history; SandboxFailed: a compensation failed, and nothing was rewound.
+        """
+        check_wait(wait)
+        body = {"to": to, "mode": mode, "compensate": compensate}
+        return await self._settled(
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "rewind"), body=body)), wait
+        )
+
+    async def preview_rewind(
+        self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES
+    ) -> RewindPreview:
+        """The effect that `rewind` would have. Changes nothing."""
+        query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
+        return RewindPreview.of(await self._transport.request("GET", self._line(ref, "rewind"), query=query))
+
+    async def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
+        """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
+        rewind."""
+        check_wait(wait)
+        return await self._settled(
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "undo"))), wait
+        )
+
+    async def promote(
+        self,
+        ref: str,
+        *,
+        into: str | None = None,
+        leave_behind: bool = False,
+        compensate: bool = False,
+        wait: Wait = "captured",
+    ) -> SnapshotInfo:
+        """Make the head of a fork the head of the trajectory that it was forked from (`into`: of one further up):
+        files, conversation, journal and state. Returns the new snapshot of that trajectory, and `undo` takes it back.
+
+        Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
+        With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
+        irreversible calls among them have run. Its program, arguments and environment stay as they are."""
+        check_wait(wait)
+        body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
+        return await self._settled(
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "promote"), body=body)), wait
+        )
+
+    async def edit(
+        self,
+        ref: str,
+        *,
+        files: Mapping[str | bytes, str | bytes | None] | None = None,
+        messages: Sequence[tuple[str, Any]] | None = None,
+        drop_messages: int = 0,
+        add_messages: Sequence[tuple[str, Any]] = (),
+        result: Any = RECORDED,
+        state: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        wait: Wait = "captured",
+    ) -> TrajectoryInfo:
+        """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
+
+        `files`: path to content (text as UTF-8; None removes it); relative paths start at the root. Messages are pairs
+        of role and content: `messages` in place of the conversation, or `drop_messages` at its end and `add_messages`
+        after that. `result`: of the snapshot's tool call. `state`: keys to set (None removes one). UsageError: an edit
+        that cannot be made.
+        """
+        check_wait(wait)
+        body = {
+            "files": [_file(path, content) for path, content in (files or {}).items()],
+            "drop_messages": drop_messages,
+            "messages": None if messages is None else _messages(messages),
+            "add_messages": _messages(add_messages),
+            "state": dict(state or {}),
+            "env": dict(env or {}),
+            "name": name,
+            "resume": resume,
+            **({} if result is RECORDED else {"result": result}),
+        }
+        made = TrajectoryInfo.of(
+            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body)
+        )
+        if wait == "stored":
+            await self.flush(made.id)
+        return made
+
+    async def retry(
+        self, ref: str, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
+        from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
+        with their files. NotFound: no such task."""
+        check_wait(wait)
+        body = {"task": task, "compensate": compensate, "resume": resume}
+        return await self._settled(
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "retry"), body=body)), wait
+        )
+
+    async def effects(self, ref: str) -> list[EffectInfo]:
+        """The irreversible calls of a trajectory that its present history does not hold, newest first."""
+        return [EffectInfo.of(item) for item in await self._transport.request("GET", self._line(ref, "effects"))]
+
+    async def compensate(self, ref: str, calls: Sequence[str] = ()) -> list[EffectInfo]:
+        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
+        once."""
+        answer = await self._transport.request("POST", self._line(ref, "compensate"), body={"calls": list(calls)})
+        return [EffectInfo.of(item) for item in answer]
+
+    @staticmethod
+    def _line(ref: str, verb: str) -> str:
+        return f"/trajectories/{ref_segment(ref, 'trajectory')}/{verb}"

@@ -1,0 +1,43 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/ports.py`: change that one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from snapshotd.client.aio.carrying import AsyncPort
+from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.exchange import segment
+from snapshotd.client.ports import OnFailure, _listen, _listen_on_path
+from snapshotd.client.verbs import local_path, ref_segment
+from snapshotd.daemon.http.wire import PORTS
+from snapshotd.errors import UsageError
+
+
+class AsyncPorts(AsyncVerbs):
+    """The part of `AsyncSnapshotd` that opens ports."""
+
+    async def port(
+        self,
+        ref: str,
+        number: int,
+        local: int | None = None,
+        *,
+        unix: str | Path | None = None,
+        on_failure: OnFailure = lambda _: None,
+    ) -> AsyncPort:
+        """Listen on 127.0.0.1:`local` (None or 0: any free port), or on a new unix socket at the path `unix` that only
+        this user may use. Every connection goes to the TCP server on port `number` of the trajectory's sandbox, on its
+        loopback or all its addresses, whatever its network. It need not run yet: each connection looks for it anew. Use
+        the result in a `with` block, or close it.
+
+        A connection that cannot be made is closed, and `on_failure` is called with the reason, from another thread. It
+        is cut when the sandbox ends. UsageError: the numbers, the path; Conflict: the local address is taken.
+        """
+        for what, value, least in (("port", number, 1), ("local port", local or 0, 0)):
+            if not least <= value <= 65535:
+                raise UsageError(f"{value} is no {what}: it must be from {least} to 65535")
+        if unix is not None and local is not None:
+            raise UsageError("a local port and a unix socket were named; leave one of them out")
+        found = await self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")
+        listener = _listen_on_path(local_path(unix)) if unix is not None else _listen(local or 0)
+        return AsyncPort(self._transport, f"/trajectories/{segment(found['id'])}{PORTS}{number}", listener, on_failure)

@@ -1,0 +1,367 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/sandbox.py`: change that one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from snapshotd.client.aio.carrying import AsyncPort
+from snapshotd.client.aio.client import AsyncSnapshotd
+from snapshotd.client.aio.files import AsyncSandboxFiles, AsyncSnapshotFiles
+from snapshotd.client.mind import Mode
+from snapshotd.client.ports import OnFailure
+from snapshotd.client.results import (
+    ApplyInfo,
+    ChangeInfo,
+    ExportInfo,
+    MessageInfo,
+    Provider,
+    RestoreInfo,
+    SnapshotInfo,
+    TrajectoryInfo,
+)
+from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
+from snapshotd.client.sandbox import ExecResult, _argv, _Output
+from snapshotd.client.sharing import Form
+from snapshotd.client.verbs import Wait
+from snapshotd.types import DEFAULT_TENANT
+
+
+class AsyncSnapshot:
+    """One immutable snapshot. `info` is its record, `files` reads its files."""
+
+    def __init__(self, client: AsyncSnapshotd, info: SnapshotInfo) -> None:
+        self._client = client
+        self.info = info
+        self.files = AsyncSnapshotFiles(client, info.id)
+
+    @classmethod
+    async def get(cls, ref: str, *, client: AsyncSnapshotd | None = None) -> AsyncSnapshot:
+        """By tag, unique prefix of an id, or a trajectory's name or id (its head)."""
+        client = client or AsyncSnapshotd()
+        return cls(client, await client.snapshot(ref))
+
+    @property
+    def id(self) -> str:
+        return self.info.id
+
+    async def diff(self, other: AsyncSnapshot | str | None = None) -> list[ChangeInfo]:
+        """The changes from this snapshot to `other`; without it, from the parent to this one."""
+        return [item async for item in self._client.diff(self.id, None if other is None else _id(other))]
+
+    async def patch(self, other: AsyncSnapshot | str | None = None) -> bytes:
+        """The same as a patch of /workspace, held in memory."""
+        parts: list[bytes] = []
+        await self._client.patch(self.id, None if other is None else _id(other), write=parts.append)
+        return b"".join(parts)
+
+    async def cat(self, path: str | bytes) -> bytes:
+        """A regular file's content, held in memory. NotFound; UsageError for anything but a regular file."""
+        return b"".join([item async for item in self._client.cat(self.id, path)])
+
+    async def restore(self, to: str | Path, *, path: str = "") -> RestoreInfo:
+        """Write the tree, or the part below `path`, into a folder that does not exist or is empty."""
+        return await self._client.restore(self.id, to, path=path)
+
+    async def apply(
+        self,
+        to: str | Path,
+        base: AsyncSnapshot | str | None = None,
+        path: str | bytes | None = None,
+        dry_run: bool = False,
+    ) -> ApplyInfo:
+        """Bring what changed up to here to a local folder, as `AsyncSnapshotd.apply`, which can make a commit of it, too."""
+        return await self._client.apply(self.id, to, None if base is None else _id(base), path, dry_run)
+
+    async def fork(
+        self,
+        n: int = 1,
+        *,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        wait: Wait = "captured",
+        idle_timeout: float | None = None,
+    ) -> list[AsyncSandbox]:
+        """`n` running sandboxes that start from here, or one for each of `variants`; with `resume` the agent's program
+        goes on in each. Each ends after `idle_timeout` seconds without a command (None: half an hour, 0: never); `exec`
+        starts it again. As `AsyncSnapshotd.fork`."""
+        forked = await self._client.fork(
+            self.id, n, args=args, name=name, resume=resume, variants=variants, wait=wait, idle_timeout=idle_timeout
+        )
+        return [AsyncSandbox(self._client, item) for item in forked.trajectories]
+
+    async def edit(self, **changes: Any) -> AsyncSandbox:
+        """A new trajectory that begins here with something changed; takes the keywords of `AsyncSnapshotd.edit`."""
+        return AsyncSandbox(self._client, await self._client.edit(self.id, **changes))
+
+    async def conversation(self) -> list[MessageInfo]:
+        """The conversation up to here."""
+        return await self._client.conversation(self.id)
+
+    async def journal(self) -> list[JournalInfo]:
+        """The journal up to here, from the program's beginning."""
+        return [item async for item in self._client.journal(self.id)]
+
+    async def state(self) -> dict[str, Any]:
+        """The agent's own state as it was saved here."""
+        return await self._client.state(self.id)
+
+    async def tasks(self) -> list[TaskInfo]:
+        """The subtasks as they were here."""
+        return await self._client.tasks(self.id)
+
+    async def export(
+        self, to: str | Path, *, form: Form = "bundle", whole: bool = False, since: AsyncSnapshot | str | None = None
+    ) -> ExportInfo:
+        """Write it (with `whole`: its trajectory up to it) as one file: a `bundle` for `AsyncSnapshotd.import_bundle`, an
+        `oci` image for `docker load`, or a plain `tar`. The file is there whole or not at all."""
+        return await self._client.export_file(
+            self.id, to, form=form, whole=whole, since=None if since is None else _id(since)
+        )
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        timeout: float | None = None,
+    ) -> ExecResult:
+        """Run a command in a throw-away fork; nothing of it is kept. Otherwise as `AsyncSandbox.exec`."""
+        output = _Output(on_stdout, on_stderr)
+        done = await self._client.exec_snapshot(
+            self.id, _argv(command), cwd=cwd, env=env, user=user, on_output=output.take, timeout=timeout
+        )
+        return output.result(done, command, check)
+
+    async def tag(self, name: str, *, move: bool = False) -> None:
+        await self._client.tag(self.id, name, move=move)
+
+    def __repr__(self) -> str:
+        return f"<Snapshot {self.id[:12]} seq={self.info.seq} tool={self.info.tool.name!r}>"
+
+
+class AsyncSandbox:
+    """A trajectory and its running sandbox. Leaving a `with` block stops it, with a last snapshot; nothing is
+    removed. `files` reads and writes its files."""
+
+    def __init__(self, client: AsyncSnapshotd, info: TrajectoryInfo) -> None:
+        self._client = client
+        self.id = info.id
+        self.name = info.name
+        self.files = AsyncSandboxFiles(client, info.id)
+
+    @classmethod
+    async def create(
+        cls,
+        *,
+        image: str = "default",
+        workspace: str | Path | None = None,
+        name: str | None = None,
+        env: Mapping[str, str] | None = None,
+        network: str = "none",
+        memory: int | str | None = None,
+        cpus: float | None = None,
+        pids: int | None = None,
+        disk: int | str | None = None,
+        runtime: str = "auto",
+        secrets: Mapping[str, str] | None = None,
+        providers: Sequence[Provider] = (),
+        tenant: str = DEFAULT_TENANT,
+        idle_timeout: float = 0,
+        wait: Wait = "captured",
+        client: AsyncSnapshotd | None = None,
+    ) -> AsyncSandbox:
+        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
+        "512m", `network` is none or bridge, `secrets` are environment that is recorded nowhere in plain, `providers`
+        are for the recording gateway, `tenant` is the tenant of the store that its agents read and write, and after
+        `idle_timeout` seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods
+        that make a snapshot, they return when it survives power loss."""
+        client = client or AsyncSnapshotd()
+        info, _ = await client.create(
+            image=image,
+            workspace=workspace,
+            name=name,
+            env=env,
+            network=network,
+            memory=memory,
+            cpus=cpus,
+            pids=pids,
+            disk=disk,
+            runtime=runtime,
+            secrets=secrets,
+            providers=providers,
+            tenant=tenant,
+            idle_timeout=idle_timeout,
+            wait=wait,
+        )
+        return cls(client, info)
+
+    @classmethod
+    async def connect(cls, ref: str, *, client: AsyncSnapshotd | None = None) -> AsyncSandbox:
+        """An existing trajectory, by name or unique prefix of its id; running or not."""
+        client = client or AsyncSnapshotd()
+        return cls(client, await client.trajectory(ref))
+
+    @property
+    async def info(self) -> TrajectoryInfo:
+        """Its present state (asks the daemon)."""
+        return await self._client.trajectory(self.id)
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        wait: Wait = "captured",
+        if_head: AsyncSnapshot | str | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+    ) -> ExecResult:
+        """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
+        is.
+
+        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no
+        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
+        command is ended with everything that it started: exit code 124, and what it has done until then is there.
+        `idle_timeout`: as in `create`, for the sandbox from now on.
+        """
+        output = _Output(on_stdout, on_stderr)
+        done = await self._client.exec(
+            self.id,
+            _argv(command),
+            cwd=cwd,
+            env=env,
+            user=user,
+            on_output=output.take,
+            wait=wait,
+            if_head=None if if_head is None else _id(if_head),
+            timeout=timeout,
+            idle_timeout=idle_timeout,
+        )
+        return output.result(done, command, check)
+
+    async def port(
+        self,
+        number: int,
+        local: int | None = None,
+        *,
+        unix: str | Path | None = None,
+        on_failure: OnFailure = lambda _: None,
+    ) -> AsyncPort:
+        """A local address that reaches the server on a port inside, whatever the network: `with sandbox.port(8000) as
+        port: urlopen(f"http://{port.address}/")`. As `AsyncSnapshotd.port`."""
+        return await self._client.port(self.id, number, local, unix=unix, on_failure=on_failure)
+
+    async def snapshots(self, last: int | None = None) -> list[AsyncSnapshot]:
+        """Oldest first; with `last`, only this number of the newest."""
+        return [AsyncSnapshot(self._client, info) for info in await self._client.log(self.id, last)]
+
+    async def head(self) -> AsyncSnapshot:
+        """The newest snapshot."""
+        return AsyncSnapshot(self._client, await self._client.snapshot(self.id))
+
+    async def fork(
+        self,
+        n: int = 1,
+        *,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        wait: Wait = "captured",
+        idle_timeout: float | None = None,
+    ) -> list[AsyncSandbox]:
+        """`n` running sandboxes that start from the newest snapshot; this one runs on."""
+        return await (await self.head()).fork(
+            n, args=args, name=name, resume=resume, variants=variants, wait=wait, idle_timeout=idle_timeout
+        )
+
+    async def rewind(
+        self, to: AsyncSnapshot | str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"
+    ) -> AsyncSnapshot:
+        """Go back to a snapshot, in the running sandbox: files, the agent's mind, or both. Recorded as a new snapshot;
+        nothing is lost, and `undo` takes it back."""
+        return AsyncSnapshot(
+            self._client, await self._client.rewind(self.id, _id(to), mode=mode, compensate=compensate, wait=wait)
+        )
+
+    async def preview_rewind(self, to: AsyncSnapshot | str, *, mode: Mode = "both") -> RewindPreview:
+        """The effect that `rewind` would have. Changes nothing."""
+        return await self._client.preview_rewind(self.id, _id(to), mode=mode)
+
+    async def undo(self, *, wait: Wait = "captured") -> AsyncSnapshot:
+        """Take the last rewind (or undo) back."""
+        return AsyncSnapshot(self._client, await self._client.undo(self.id, wait=wait))
+
+    async def promote(
+        self, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False, wait: Wait = "captured"
+    ) -> AsyncSnapshot:
+        """Make the newest snapshot the head of the trajectory that this one was forked from. As `AsyncSnapshotd.promote`."""
+        return AsyncSnapshot(
+            self._client,
+            await self._client.promote(self.id, into=into, leave_behind=leave_behind, compensate=compensate, wait=wait),
+        )
+
+    async def resume(
+        self, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
+    ) -> None:
+        """Let the agent's program go on from the newest snapshot; `events` follows it. As `AsyncSnapshotd.resume`."""
+        await self._client.resume(self.id, retry=retry, skip=skip, results=results)
+
+    def events(self, *, follow: bool = True) -> AsyncIterator[dict[str, Any]]:
+        """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the
+        daemon. As `AsyncSnapshotd.events`."""
+        return self._client.events(self.id, follow=follow)
+
+    async def retry(
+        self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
+    ) -> AsyncSnapshot:
+        """Go back to before a task began and do it again. As `AsyncSnapshotd.retry`."""
+        return AsyncSnapshot(
+            self._client, await self._client.retry(self.id, task, compensate=compensate, resume=resume, wait=wait)
+        )
+
+    async def effects(self) -> list[EffectInfo]:
+        """The irreversible calls that rewinds left behind, newest first."""
+        return await self._client.effects(self.id)
+
+    async def compensate(self, *calls: str) -> list[EffectInfo]:
+        """Run the compensations of those calls (all, if none is named), each at most once."""
+        return await self._client.compensate(self.id, calls)
+
+    async def stop(self, *, wait: Wait = "captured") -> None:
+        """Take a last snapshot if anything changed and end the container. `exec` starts it again."""
+        await self._client.stop(self.id, wait=wait)
+
+    async def remove(self, *, force: bool = False) -> None:
+        """Forget the trajectory with all its snapshots."""
+        await self._client.remove(self.id, force=force)
+
+    async def __aenter__(self) -> AsyncSandbox:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    def __repr__(self) -> str:
+        return f"<Sandbox {self.name or self.id[:12]}>"
+
+
+def _id(snapshot: AsyncSnapshot | str) -> str:
+    return snapshot.id if isinstance(snapshot, AsyncSnapshot) else snapshot

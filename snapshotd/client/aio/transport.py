@@ -1,0 +1,307 @@
+"""HTTP over the daemon's unix socket, for asyncio. `snapshotd/client/transport.py` is the same for threads; both read and
+write what `exchange.py` says.
+
+Every request has a connection of its own, and no thread. A request whose task is cancelled is broken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Self
+
+from snapshotd.client.aio.apart import apart
+from snapshotd.client.exchange import (
+    BYTES,
+    DYING_TRIES,
+    NDJSON,
+    READ_BYTES,
+    UPLOAD_BYTES,
+    Answer,
+    DaemonAway,
+    Frames,
+    Lines,
+    Query,
+    begin_bytes,
+    check_answer,
+    chunk_bytes,
+    event_of,
+    failure,
+    line_bytes,
+    lost,
+    request_bytes,
+    unreachable,
+)
+from snapshotd.client.transport import Source
+from snapshotd.daemon.http.wire import check_socket_path
+from snapshotd.errors import DaemonUnavailable
+
+
+class AsyncTransport:
+    """The way to one daemon, as `Transport`. Requests of methods that return iterators are sent when the iteration
+    begins."""
+
+    def __init__(self, socket_path: Path, start: Callable[[], None] | None = None) -> None:
+        """UsageError when the path is too long for a socket."""
+        check_socket_path(socket_path)
+        self.socket_path = socket_path
+        self.start = start
+
+    async def request(self, method: str, path: str, *, body: Any = None, query: Query | None = None) -> Any:
+        """One request with a JSON answer (None when it is empty)."""
+        async with await self._answer(method, path, body, query) as reply:
+            data = await reply.read_all()
+        return json.loads(data) if data else None
+
+    async def lines(
+        self, method: str, path: str, *, body: Any = None, query: Query | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One request whose answer is one JSON object per line. An `error` event is raised as the error it carries."""
+        async with await self._answer(method, path, body, query) as reply:
+            async for line in reply.lines():
+                yield event_of(line)
+
+    async def raw_lines(self, method: str, path: str, *, query: Query | None = None) -> AsyncIterator[bytes]:
+        """The same with undecoded lines; `event_of` decodes one."""
+        async with await self._answer(method, path, None, query) as reply:
+            async for line in reply.lines():
+                yield line
+
+    async def pieces(self, method: str, path: str, *, query: Query | None = None) -> AsyncIterator[bytes]:
+        """One request whose answer is raw bytes, in pieces."""
+        async with await self._answer(method, path, None, query) as reply:
+            while data := await reply.read_some():
+                yield data
+
+    async def frames(
+        self, method: str, path: str, *, query: Query | None = None
+    ) -> AsyncIterator[bytes | dict[str, Any]]:
+        """One request whose answer is raw bytes with events in between, as `Transport.frames`."""
+        async with await self._answer(method, path, None, query) as reply:
+            async for frame in reply.frames():
+                yield frame
+
+    async def upload(self, path: str, source: Source, *, query: Query | None = None) -> AsyncIterator[dict[str, Any]]:
+        """One POST whose body is what `source` gives, as `Transport.upload`. What is read from a file is read in a
+        thread."""
+        async with await self._begin(path, query, BYTES) as reply:
+            sending = asyncio.create_task(_send_all(reply, source))
+            try:
+                await reply.accepted()
+                async for line in reply.lines():
+                    yield event_of(line)
+            except DaemonUnavailable:
+                if sending.done() and not sending.cancelled() and (failed := sending.exception()) is not None:
+                    raise failed from None
+                raise
+            finally:
+                await _end(sending)
+
+    async def converse(self, path: str, first: Any, *, query: Query | None = None) -> AsyncConversation:
+        """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
+        once."""
+        data = line_bytes(first)
+        conversation = AsyncConversation(await self._begin(path, query, NDJSON))
+        await conversation.say(data)
+        return conversation
+
+    async def carry(self, path: str) -> AsyncConversation:
+        """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
+        return AsyncConversation(await self._begin(path, None, BYTES))
+
+    async def _begin(self, path: str, query: Query | None, content_type: str) -> AsyncReply:
+        """Send the head of a POST whose body comes in chunks."""
+        reply = await self._connect()
+        await reply.send(begin_bytes(path, query, content_type))
+        return reply
+
+    async def _answer(self, method: str, path: str, body: Any, query: Query | None) -> AsyncReply:
+        """Send a request, and return its answer when its head is there."""
+        data = request_bytes(method, path, query, body)
+        for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
+            try:  # nothing was asked to change: ask the successor of a daemon that was dying
+                return await self._exchange(data)
+            except DaemonAway:
+                continue
+        return await self._exchange(data)
+
+    async def _exchange(self, data: bytes) -> AsyncReply:
+        reply = await self._connect()
+        try:
+            await reply.send(data)
+            return await reply.accepted()
+        except BaseException:
+            reply.close()
+            raise
+
+    async def _connect(self) -> AsyncReply:
+        try:
+            return AsyncReply(await self._open())
+        except OSError as exc:
+            error = unreachable(exc, self.socket_path)
+            if self.start is None or not isinstance(error, DaemonUnavailable):
+                raise error from exc
+        await apart(self.start)
+        try:
+            return AsyncReply(await self._open())
+        except OSError as exc:
+            raise unreachable(exc, self.socket_path) from exc
+
+    async def _open(self) -> socket.socket:
+        """A new connection."""
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        opened.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(opened, str(self.socket_path))
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+
+class AsyncReply:
+    """A connection with one request and its answer. Used as a context manager, or closed when no task uses it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._answer = Answer()
+        self._body = b""
+        """Bytes of the body that came with the head."""
+
+    async def send(self, data: bytes) -> bool:
+        """Send a part of the request. False when the daemon does not listen any more: its answer says why."""
+        try:
+            await asyncio.get_running_loop().sock_sendall(self._connection, data)
+        except OSError:
+            return False
+        return True
+
+    async def accepted(self) -> Self:
+        """Wait for the answer's head, and return this. The answer's error is raised, if it is one or from a daemon of
+        another version."""
+        while not self._answer.status:
+            self._body = await self._receive()
+        if self._answer.status >= 400:
+            raise failure(self._answer.status, await self.read_all())
+        check_answer(self._answer)
+        return self
+
+    async def read_some(self) -> bytes:
+        """The next bytes of the body; nothing at its end."""
+        data, self._body = self._body, b""
+        while not data and not self._answer.ended:
+            data = await self._receive()
+        return data
+
+    async def read_all(self) -> bytes:
+        pieces = []
+        while data := await self.read_some():
+            pieces.append(data)
+        return b"".join(pieces)
+
+    async def lines(self) -> AsyncGenerator[bytes, None]:
+        lines = Lines()
+        while data := await self.read_some():
+            for line in lines.feed(data):
+                yield line
+        if lines.rest:
+            raise lost()
+
+    async def frames(self) -> AsyncGenerator[bytes | dict[str, Any], None]:
+        frames = Frames()
+        while not frames.ended:
+            data = await self.read_some()
+            if not data:
+                raise lost()
+            for frame in frames.feed(data):
+                yield frame
+
+    async def _receive(self) -> bytes:
+        try:
+            data = await asyncio.get_running_loop().sock_recv(self._connection, READ_BYTES)
+        except ConnectionError as exc:
+            raise lost() from exc
+        return self._answer.feed(data)
+
+    def break_off(self) -> None:
+        """End the connection for both sides."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncConversation:
+    """One request that goes on while it is answered. Used as a context manager; `say` and `send` from any task."""
+
+    def __init__(self, reply: AsyncReply) -> None:
+        self._reply = reply
+        self._saying = asyncio.Lock()
+
+    async def say(self, line: bytes) -> None:
+        """Send one line. Not an error when the daemon does not listen any more: its answer says why."""
+        await self.send(line + b"\n")
+
+    async def send(self, data: bytes) -> None:
+        """Send some bytes, or none: the end. Not an error, as `say`."""
+        async with self._saying:
+            await self._reply.send(chunk_bytes(data))
+
+    async def accepted(self) -> None:
+        """Wait for the answer's beginning. Its error is raised, if it is one."""
+        await self._reply.accepted()
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer, line by line. An `error` event is raised as the error it carries."""
+        await self._reply.accepted()
+        async for line in self._reply.lines():
+            yield event_of(line)
+
+    async def frames(self) -> AsyncIterator[bytes | dict[str, Any]]:
+        """The answer, as `AsyncTransport.frames`."""
+        await self._reply.accepted()
+        async for frame in self._reply.frames():
+            yield frame
+
+    def break_off(self) -> None:
+        """End the connection for both sides."""
+        self._reply.break_off()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.break_off()
+        async with self._saying:
+            self._reply.close()
+
+
+async def _send_all(reply: AsyncReply, source: Source) -> None:
+    data = b"-"
+    while data:
+        try:
+            data = source.read(UPLOAD_BYTES) if source.in_memory else await apart(source.read, UPLOAD_BYTES)
+        except Exception:
+            reply.break_off()
+            raise
+        if not await reply.send(chunk_bytes(data)):
+            return
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task and wait until it has ended, however it ends."""
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.exception()  # taken: asyncio reports one that nobody has looked at

@@ -1,0 +1,76 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/values.py`: change that one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.results_mind import ValueInfo
+from snapshotd.client.values import _key
+from snapshotd.types import DEFAULT_TENANT
+
+
+class AsyncValues(AsyncVerbs):
+    """Part of `AsyncSnapshotd`. A value is any JSON value; a namespace has parts separated by slashes (`team/project`);
+    nothing of one tenant is seen by another."""
+
+    async def put_value(
+        self,
+        namespace: str,
+        key: str,
+        value: Any,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        ttl_s: float | None = None,
+        expected_version: int | None = None,
+    ) -> ValueInfo:
+        """A new version, gone after `ttl_s` seconds. With `expected_version` (0: there is none) a Conflict if another
+        version is there. UsageError: malformed names; LimitExceeded."""
+        body = {"value": value, "ttl_s": ttl_s, "expected_version": expected_version}
+        return ValueInfo.of(
+            await self._transport.request("PUT", "/store/value", body=body, query=_key(tenant, namespace, key))
+        )
+
+    async def get_value(
+        self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, version: int | None = None
+    ) -> ValueInfo:
+        """The newest version, or an older one. NotFound: it is not there, was deleted, or has expired."""
+        return ValueInfo.of(
+            await self._transport.request("GET", "/store/value", query=_key(tenant, namespace, key, version=version))
+        )
+
+    async def delete_value(
+        self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, expected_version: int | None = None
+    ) -> None:
+        """Recorded as a version. NotFound; Conflict."""
+        await self._transport.request(
+            "DELETE", "/store/value", query=_key(tenant, namespace, key, expected_version=expected_version)
+        )
+
+    async def search_values(
+        self,
+        namespace: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        prefix: str = "",
+        where: Mapping[str, Any] | None = None,
+        limit: int = 100,
+        after: str = "",
+    ) -> list[ValueInfo]:
+        """The newest versions in the order of their keys, of a namespace and those below it: keys that begin with
+        `prefix` and come behind `after`, and whose fields (dotted paths) equal those of `where`."""
+        body = {
+            "tenant": tenant,
+            "namespace": namespace,
+            "prefix": prefix,
+            "where": dict(where or {}),
+            "limit": limit,
+            "after": after,
+        }
+        return [ValueInfo.of(item) for item in await self._transport.request("POST", "/store/search", body=body)]
+
+    async def value_history(self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT) -> list[ValueInfo]:
+        """All versions that are kept, newest first; empty if there are none."""
+        answer = await self._transport.request("GET", "/store/history", query=_key(tenant, namespace, key))
+        return [ValueInfo.of(item) for item in answer]

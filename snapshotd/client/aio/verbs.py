@@ -1,0 +1,43 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/verbs.py`: change that one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from snapshotd.client.aio.transport import AsyncTransport
+from snapshotd.client.results import SnapshotInfo
+from snapshotd.client.verbs import Progress, Wait, ref_segment
+from snapshotd.errors import DaemonUnavailable
+
+
+class AsyncVerbs:
+    """Base of the parts of `AsyncSnapshotd`; each part holds the verbs of one subject."""
+
+    _transport: AsyncTransport
+
+    async def flush(self, trajectory: str | None = None) -> None:
+        """Return when every snapshot so far (of one trajectory, or all) survives power loss."""
+        await self._transport.request("POST", "/flush", query={"trajectory": trajectory})
+
+    async def snapshot(self, ref: str) -> SnapshotInfo:
+        return SnapshotInfo.of(await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}"))
+
+    async def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
+        """The snapshot as it is after the wait."""
+        if wait == "captured":
+            return taken
+        await self.flush(taken.trajectory)
+        return await self.snapshot(taken.id)
+
+
+async def result_of(
+    events: AsyncIterator[dict[str, Any]], progress: Progress | None, what: str, then: str
+) -> dict[str, Any]:
+    """The last event of long work, whose lines of progress go to `progress`."""
+    async for event in events:
+        if event["event"] == "progress" and progress is not None:
+            progress(event["message"])
+        elif event["event"] == "result":
+            return event
+    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")

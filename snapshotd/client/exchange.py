@@ -1,0 +1,273 @@
+"""One exchange with the daemon, apart from how its bytes are moved: the request's bytes, the answer's bytes, and the
+errors that they stand for. Nothing here reads or writes, so both clients use it. Standard library only: `http.client`
+alone takes a third of the time in which this package may be imported.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from snapshotd.daemon.http.wire import (
+    API_PREFIX,
+    API_VERSION,
+    BODY_MAX_BYTES,
+    FRAME_DATA,
+    FRAME_EVENT,
+    FRAME_HEADER,
+    FRAME_MAX_BYTES,
+    VERSION_HEADER,
+)
+from snapshotd.errors import (
+    BY_CODE,
+    DaemonUnavailable,
+    InternalError,
+    LimitExceeded,
+    NotPermitted,
+    SnapshotdError,
+    VersionMismatch,
+)
+
+Query = dict[str, str | None]
+READ_BYTES = 1 << 16
+UPLOAD_BYTES = 1 << 18
+DYING_TRIES = 3
+LINE_MAX_BYTES = 64 << 20
+"""One NDJSON line: a megabyte of output in base64 is the usual most; this bounds a broken peer."""
+_HEAD_MAX_BYTES = 64 << 10
+_SIZE_MAX_BYTES = 1 << 10
+"""The line that says how long a chunk is."""
+_LOST = (
+    "the daemon went away in the middle of the answer; everything it had captured is safe: run `snapshotd log` or the next command, "
+    "which starts it again, and look at its daemon.log for the reason"
+)
+NDJSON, BYTES = "application/x-ndjson", "application/octet-stream"
+
+
+class DaemonAway(DaemonUnavailable):
+    """No daemon answered, or the connection ended before the answer did. A successor may be there soon."""
+
+    @property
+    def code(self) -> str:
+        return DaemonUnavailable.__name__
+
+
+def lost() -> DaemonAway:
+    return DaemonAway(_LOST)
+
+
+def segment(ref: str) -> str:
+    """A ref as one segment of a URL path."""
+    return quote(ref, safe="")
+
+
+def request_bytes(method: str, path: str, query: Query | None, body: Any) -> bytes:
+    """A whole request whose body is JSON, or that has none (None). LimitExceeded: no daemon takes it."""
+    if body is None:
+        return _head(method, path, query, {"Content-Length": "0"} if method in ("POST", "PUT") else {})
+    data = line_bytes(body)
+    return _head(method, path, query, {"Content-Type": "application/json", "Content-Length": str(len(data))}) + data
+
+
+def begin_bytes(path: str, query: Query | None, content_type: str) -> bytes:
+    """The head of a POST whose body comes in chunks."""
+    return _head("POST", path, query, {"Content-Type": content_type, "Transfer-Encoding": "chunked"})
+
+
+def chunk_bytes(data: bytes) -> bytes:
+    """A part of such a body (RFC 9112, 7.1); without data, its end."""
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def line_bytes(body: Any) -> bytes:
+    """A JSON body. LimitExceeded: no daemon takes it."""
+    data = json.dumps(body).encode()
+    if len(data) > BODY_MAX_BYTES:
+        raise LimitExceeded(
+            f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files"
+        )
+    return data
+
+
+def _head(method: str, path: str, query: Query | None, headers: dict[str, str]) -> bytes:
+    given = {key: value for key, value in (query or {}).items() if value is not None}
+    target = API_PREFIX + path + ("?" + urlencode(given) if given else "")
+    fixed = {"Host": "snapshotd", VERSION_HEADER: API_VERSION, "Connection": "close"}
+    lines = [f"{method} {target} HTTP/1.1", *(f"{key}: {value}" for key, value in {**fixed, **headers}.items())]
+    return "\r\n".join((*lines, "", "")).encode("ascii")
+
+
+class Answer:
+    """Takes one answer apart as its bytes come (RFC 9112). DaemonAway when they end too early, or are no answer."""
+
+    def __init__(self) -> None:
+        self.status = 0
+        """0 until the head is there."""
+        self.headers: dict[str, str] = {}
+        self.ended = False
+        self._buffer = bytearray()
+        self._chunked = False
+        self._left: int | None = 0
+        """Bytes that the body, or its chunk, still has; None: all until the connection ends."""
+        self._behind_chunk = False
+
+    def feed(self, data: bytes) -> bytes:
+        """Take what was received (nothing: the connection has ended), and return the bytes of the body in it."""
+        if self.ended:
+            return b""
+        if not data:
+            if not self.status or self._left is not None:
+                raise lost()
+            self.ended = True
+        self._buffer += data
+        if not self.status and not self._take_head():
+            return b""
+        if self._left is not None:
+            return b"".join(self._take_body())
+        body = bytes(self._buffer)
+        self._buffer.clear()
+        return body
+
+    def _take_head(self) -> bool:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > _HEAD_MAX_BYTES:
+                raise lost()
+            return False
+        first, *lines = self._buffer[:end].decode("latin-1").split("\r\n")
+        del self._buffer[: end + 4]
+        self.headers = {key.strip().lower(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+        try:
+            self.status = int(first.split(" ")[1])
+            length = int(self.headers["content-length"]) if "content-length" in self.headers else None
+        except (IndexError, ValueError):
+            raise lost() from None
+        self._chunked = self.headers.get("transfer-encoding", "").lower() == "chunked"
+        self._left = 0 if self._chunked else length
+        self.ended = self.status == 204 or (self._left == 0 and not self._chunked)
+        return True
+
+    def _take_body(self) -> list[bytes]:
+        pieces = []
+        while not self.ended and (self._buffer if self._left or not self._chunked else self._next_chunk()):
+            assert self._left is not None
+            pieces.append(bytes(self._buffer[: self._left]))
+            del self._buffer[: self._left]
+            self._left -= len(pieces[-1])
+            self._behind_chunk = not self._left
+            self.ended = not self._left and not self._chunked
+        return pieces
+
+    def _next_chunk(self) -> bool:
+        """Whether the line that tells the size of a chunk is there, and bytes of the chunk are."""
+        start = 2 if self._behind_chunk else 0
+        end = self._buffer.find(b"\r\n", start)
+        if end < 0:
+            if len(self._buffer) > _SIZE_MAX_BYTES:
+                raise lost()
+            return False
+        try:
+            self._left = int(self._buffer[start:end].split(b";")[0], 16)
+        except ValueError:
+            raise lost() from None
+        del self._buffer[: end + 2]
+        self._behind_chunk = False
+        self.ended = not self._left
+        return bool(self._buffer) and not self.ended
+
+
+def check_answer(answer: Answer) -> None:
+    """VersionMismatch: it comes from a daemon of another version."""
+    theirs = answer.headers.get(VERSION_HEADER.lower())
+    if theirs != API_VERSION:
+        raise VersionMismatch(
+            f"the daemon speaks API version {ascii(theirs or 'unknown')[1:40]}, but this client speaks {API_VERSION}; run "
+            f"`snapshotd daemon --stop` and repeat the command, which starts a daemon of the client's version"
+        )
+
+
+def failure(status: int, text: bytes) -> SnapshotdError:
+    """The error that an answer with such a status is."""
+    try:
+        return error_of(json.loads(text))
+    except (ValueError, KeyError, TypeError):
+        return InternalError(
+            f"the daemon answered with HTTP status {status} and no error that this client understands; see its daemon.log"
+        )
+
+
+def error_of(answer: dict[str, Any]) -> SnapshotdError:
+    """The error that `{"error": {"code", "message"}}` stands for; InternalError for a code this client does not
+    know."""
+    detail = answer["error"]
+    return BY_CODE.get(detail["code"], InternalError)(str(detail["message"]))
+
+
+def event_of(line: bytes) -> dict[str, Any]:
+    """The event of an answer's line. An `error` event is raised as the error it carries."""
+    event: dict[str, Any] = json.loads(line)
+    if event.get("event") == "error":
+        raise error_of(event)
+    return event
+
+
+class Lines:
+    """Bytes as lines. `rest`: what came behind the last one."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that are whole by now. InternalError for one that is too long."""
+        *whole, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > LINE_MAX_BYTES:
+            raise InternalError(
+                f"the daemon sent a line of more than {LINE_MAX_BYTES >> 20} MiB, which is no part of its API"
+            )
+        return whole
+
+
+class Frames:
+    """Bytes as the frames of `wire.FRAMES`. `ended` after the `result` event."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes | dict[str, Any]]:
+        """The frames that are whole by now. An `error` event is raised as the error it carries."""
+        self._buffer += data
+        while not self.ended and len(self._buffer) >= FRAME_HEADER.size:
+            kind, length = FRAME_HEADER.unpack_from(self._buffer)
+            if length > {FRAME_DATA: FRAME_MAX_BYTES, FRAME_EVENT: LINE_MAX_BYTES}.get(kind, -1):
+                raise InternalError(
+                    f"the daemon sent a frame of kind {kind} with {length} bytes, which is no part of its API"
+                )
+            end = FRAME_HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            content = bytes(self._buffer[FRAME_HEADER.size : end])
+            del self._buffer[:end]
+            if kind == FRAME_DATA:
+                yield content
+                continue
+            event = event_of(content)
+            self.ended = event.get("event") == "result"
+            yield event
+
+
+def unreachable(exc: OSError, socket_path: Path) -> SnapshotdError:
+    """The error that a failure to connect is."""
+    if exc.errno in (errno.EACCES, errno.EPERM):
+        return NotPermitted(
+            f"user {os.geteuid()} may not use the daemon's socket {socket_path}, which serves root only; run the command with sudo"
+        )
+    return DaemonAway(
+        f"no daemon answers on {socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
+        f"with --state-dir or --socket"
+    )
