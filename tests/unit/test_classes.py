@@ -26,11 +26,7 @@ LARGE: dict[str, int] = {
     "engine/mind/recorder.py:Recorder": 23,
     "engine/runs/sessions.py:Sessions": 17,
     "engine/sandbox/sandbox.py:Sandbox": 44,
-    "engine/storing/archive_queue.py:Archive": 17,
-    "engine/transfer/imports.py:_Importer": 18,
-    "layers/store.py:LayerStore": 18,
     "repo/writing/writer.py:PackRepository": 26,
-    "trees/archive.py:_Archiver": 16,
 }
 """`file:Class` to its number of fields, for classes that are still too large."""
 
@@ -38,7 +34,6 @@ ASSIGNED: frozenset[str] = frozenset(
     {
         "agent/compensate.py: Session.refusal",
         "daemon/http/routes/runs.py: Caller.taken",
-        "engine/engine.py: LayerStore.on_unneeded",
         "engine/engine.py: Sandbox.idle_timeout_s",
         "engine/mind/agent_state.py: Sandbox.state",
         "engine/mind/agent_state.py: Sandbox.state_changed",
@@ -64,7 +59,6 @@ ASSIGNED: frozenset[str] = frozenset(
         "engine/runs/sessions.py: Sandbox.fence",
         "engine/runs/sessions.py: Sandbox.live",
         "engine/runs/sessions.py: Sandbox.state",
-        "engine/sandbox/step.py: LayerStore.failed",
         "engine/sandbox/step.py: Sandbox.head",
         "engine/sandbox/step.py: Sandbox.message_count",
         "engine/sandbox/step.py: Sandbox.pending_bytes",
