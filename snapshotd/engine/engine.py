@@ -120,7 +120,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
-        context.store.on_unneeded = lambda: self._background.later(self._sweep_what_was_held)
+        context.store.on_unneeded(lambda: self._background.later(self._sweep_what_was_held))
         self._webhooks = Webhooks()
         self._gate = Gate(context, self._webhooks)
         self._values = KeyValueStore(context.catalog)
