@@ -42,6 +42,10 @@ def spec(lines: Iterable[str]) -> pathspec.GitIgnoreSpec:
     return pathspec.GitIgnoreSpec.from_lines(kept)
 
 
+_ALWAYS = spec(ALWAYS)
+NONE = spec(())
+
+
 class Rules:
     """The rules that count in one directory: its own and those of the directories above."""
 
@@ -51,7 +55,7 @@ class Rules:
     @staticmethod
     def top(last: pathspec.GitIgnoreSpec) -> Rules:
         """The rules of the top directory, without its `.gitignore`. `last`: those of `.snapshotdignore`."""
-        return Rules((("", spec(ALWAYS)),), last)
+        return Rules((("", _ALWAYS),), last)
 
     def below(self, prefix: str, own: pathspec.GitIgnoreSpec) -> Rules:
         """The rules of a directory with a `.gitignore`. `prefix`: its path, with a slash at the end."""

@@ -154,7 +154,7 @@ class _Walk:
         try:
             listed = self._list(fd, "")
             last, again = self._load(fd, "", ignore.RULES[1], listed)
-            self._directory(fd, "", Rules.top(last or ignore.spec(())), again, 0, listed)
+            self._directory(fd, "", Rules.top(last or ignore.NONE), again, 0, listed)
         finally:
             os.close(fd)
 
@@ -176,7 +176,7 @@ class _Walk:
     ) -> tuple[pathspec.GitIgnoreSpec | None, bool]:
         """The rules of a file in this directory, and True if they are not the ones of the last scan."""
         path, rules = prefix + name, self._index._rules
-        if not any(entry.name == name for entry in listed):
+        if name not in [entry.name for entry in listed]:
             return None, rules.pop(path, None) is not None
         try:
             file = open_file(fd, name)
