@@ -96,6 +96,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "repair": "Rebuild damaged parts of the repository from intact ones.",
     },
     "service": {
+        "hooks": "Let an agent in your own folder take a snapshot at every call, without a sandbox.",
         "doctor": "Say what this machine lacks, and the fix for each.",
         "setup": "Install missing system packages, where that is possible.",
         "daemon": "Be the daemon, ask after it, stop it, or put another in its place.",

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
+from snapshotd.kernel.identity import HostUser
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import (
@@ -712,6 +713,22 @@ class Engine(ABC):
     @abstractmethod
     def rename_file(self, ref: str, path: bytes, to: bytes) -> Snapshot:
         """As rename(2): in place of a file, or of an empty directory."""
+
+    # -- folders of this machine ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> Snapshot | None:
+        """Take the snapshot that a hook of an agent calls for, of the folder of the descriptor, with the rights of
+        `user`. None: there is none to take. UsageError: the payload; LimitExceeded, NotPermitted: no snapshots are taken
+        of such a folder."""
+
+    @abstractmethod
+    def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> Snapshot:
+        """A snapshot of the folder as it is, with a tag. Conflict, UsageError: the name."""
+
+    @abstractmethod
+    def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
+        """The user's trajectory of the folder. NotFound: no hook has told of it."""
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 

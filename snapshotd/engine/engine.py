@@ -38,6 +38,8 @@ from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
 from snapshotd.engine.file_verbs import LocalFileVerbs
+from snapshotd.engine.folder_verbs import FolderVerbs
+from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
@@ -96,7 +98,7 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(MindVerbs, LocalFileVerbs):
+class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
     def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
@@ -142,6 +144,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
             fork=self._fork_once,
             forget=self._forget,
         )
+        self._folders = Folders(context, self._cold, self._background.submit)
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
@@ -326,7 +329,9 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
     ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
-            trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
+            trajectory = replace(
+                _throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)[0], head=source.id
+            )
             with self._sessions.throw_away(trajectory, source) as sandbox:
                 return self._sessions.exec(
                     sandbox,

@@ -38,6 +38,7 @@ _BY_MACHINE = {
         "keyctl": 250,
         "seccomp": 317,
         "capset": 126,
+        "setgroups": 116,
     },
     "aarch64": {
         "pivot_root": 41,
@@ -52,6 +53,7 @@ _BY_MACHINE = {
         "keyctl": 219,
         "seccomp": 277,
         "capset": 91,
+        "setgroups": 159,
     },
 }
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}

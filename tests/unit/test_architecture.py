@@ -49,9 +49,9 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("engine", "file_verbs", "mind_verbs", "share"),
+        ("engine", "file_verbs", "folder_verbs", "mind_verbs", "share"),
         ("past",),
-        ("runs", "host"),
+        ("runs", "host", "folders"),
         ("transfer", "mind"),
         ("sandbox",),
         ("storing",),
@@ -59,7 +59,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("base", "caller", "context", "events", "pins", "secrecy", "watch"),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
-    "daemon": (("children", "host", "lock", "logs", "server", "wiring"), ("http",)),
+    "daemon": (("children", "hooks", "host", "lock", "logs", "server", "wiring"), ("http",)),
     "cli": (
         ("main", "reference"),
         ("habits",),
@@ -100,8 +100,9 @@ WIRING = ("daemon/wiring.py", "daemon/children.py")
 """The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of
 any package."""
 
-SELF_CONTAINED = ("agent",)
-"""Packages that import the standard library and themselves, and that nobody imports: they run inside sandboxes."""
+SELF_CONTAINED = ("agent", "hooks")
+"""Packages that import the standard library and themselves, and that nobody imports: they run inside sandboxes, and as
+hooks of agents."""
 
 TEST_ONLY = ("testing",)
 """Packages that product code never imports; they may import anything but pytest."""
@@ -124,6 +125,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
     "httpx2": ("gateway/forward.py",),
+    "pathspec": ("engine/folders/ignore.py", "engine/folders/scan.py"),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),

@@ -68,7 +68,12 @@ class Forks:
     """`forget`: takes a trajectory back that was recorded a moment ago."""
 
     def __init__(self, context: Context, sessions: Sessions, forget: Callable[[TrajectoryID], None]) -> None:
-        self._catalog, self._secrecy, self._config = context.catalog, context.secrecy, context.config
+        self._context, self._catalog, self._secrecy, self._config = (
+            context,
+            context.catalog,
+            context.secrecy,
+            context.config,
+        )
         self._sessions, self._forget = sessions, forget
 
     def fork(
@@ -143,7 +148,7 @@ class Forks:
         return Trajectory(
             id=fork,
             name=one.name,
-            spec=owner.spec,
+            spec=self._context.sandbox_spec(owner.spec),
             agent=agent,
             head=source.id,
             status=TrajectoryStatus.RUNNING,

@@ -42,6 +42,7 @@ from snapshotd.kernel import turns
 from snapshotd.kernel.limits import Hits, hits
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
+    FOLDER,
     AgentSpec,
     CallStatus,
     ContainerID,
@@ -229,7 +230,11 @@ class Sessions:
             return self._starting.setdefault(trajectory, threading.Lock())
 
     def running(self, trajectory: Trajectory) -> Sandbox:
-        """The trajectory's sandbox, started from its head if it is not up (any more)."""
+        """The trajectory's sandbox, started from its head if it is not up (any more). UsageError: it is a folder."""
+        if trajectory.spec.runtime == FOLDER:
+            raise UsageError(
+                f"{trajectory.name or short(trajectory.id)} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
+            )
         with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
             if sandbox is not None and alive(sandbox):

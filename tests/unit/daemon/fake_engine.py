@@ -49,6 +49,7 @@ from snapshotd.errors import (
     OutOfSpace,
     UsageError,
 )
+from snapshotd.kernel.identity import HostUser
 from snapshotd.trees.base import Change, ChangeKind, RestoreReport
 from snapshotd.types import Kind
 from tests.unit.daemon.fake_files import FakeFiles, entry
@@ -461,6 +462,15 @@ class FakeEngine(FakeMind, FakeFiles):
         raise NotFound(f"there is no tag {name!r}; `snapshotd log` shows tags")
 
     # -- durable storage -----------------------------------------------------------------------------------------------
+
+    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> t.Snapshot | None:
+        raise NotFound("this engine has no folders")
+
+    def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> t.Snapshot:
+        raise NotFound("this engine has no folders")
+
+    def folder_trajectory(self, user: HostUser, folder: int) -> t.Trajectory:
+        raise NotFound("this engine has no folders")
 
     def usage(self) -> base.Usage:
         states = [(state.value, sum(s.state is state for s in self.taken.values())) for state in t.SnapshotState]
