@@ -30,6 +30,15 @@ def never_executed(fields: list[bytes]) -> bool:
     return bool(int(fields[6]) & _PF_FORKNOEXEC)
 
 
+def in_own_namespace(pid: int) -> bool:
+    """True if a process is in this process's own pid namespace; False for one of another, and for one that is gone. No
+    process of a container can get out of the container's."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def start_time(pid: int) -> int:
     """When a process was started, in ticks since boot; 0 when it is gone. With its number it names one process for
     good."""

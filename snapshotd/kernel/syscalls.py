@@ -26,6 +26,7 @@ _COMMON = {
 }
 _BY_MACHINE = {
     "x86_64": {
+        "clone": 56,
         "pivot_root": 155,
         "setns": 308,
         "umount2": 166,
@@ -41,6 +42,7 @@ _BY_MACHINE = {
         "setgroups": 116,
     },
     "aarch64": {
+        "clone": 220,
         "pivot_root": 41,
         "setns": 268,
         "umount2": 39,

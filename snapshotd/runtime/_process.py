@@ -67,13 +67,13 @@ def run_bounded(
         child.kill()
         child.wait()
         for pid in helpers:
-            _kill_and_reap(pid)
+            kill_and_reap(pid)
         return None
     finally:
         os.close(pidfd)
 
 
-def _kill_and_reap(pid: int) -> None:
+def kill_and_reap(pid: int) -> None:
     """SIGKILL a process and, where it has become a child of this one, reap it."""
     try:
         pidfd = os.pidfd_open(pid)

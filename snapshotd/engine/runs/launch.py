@@ -274,6 +274,6 @@ def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None]) -> Agen
 def alive(sandbox: Sandbox) -> bool:
     """True if the sandbox's container still runs."""
     try:
-        return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.processes()
+        return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.members()
     except SandboxFailed:
         return False

@@ -143,7 +143,7 @@ def _settled(
 def _end_cut_off_commands(cgroup: cgroups.Cgroup, spared: set[int]) -> None:
     """Kills clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
     ever."""
-    inside = set(cgroup.processes())
+    inside = set(cgroup.members())
     for pid in inside - spared:
         try:
             parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
