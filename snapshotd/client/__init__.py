@@ -15,11 +15,12 @@ from snapshotd.client.feeding import Terminal
 from snapshotd.client.mind import RECORDED
 from snapshotd.client.ports import Port
 from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
-from snapshotd.client.sandbox import ExecFailed, ExecResult, Sandbox, Snapshot
+from snapshotd.client.sandbox import Command, ExecFailed, ExecResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
 
 __all__ = [
     "RECORDED",
+    "Command",
     "ExecFailed",
     "ExecResult",
     "FileInfo",

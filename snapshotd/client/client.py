@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.commands import CommandVerbs
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
@@ -42,9 +43,18 @@ from snapshotd.client.results import (
 from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport, segment
 from snapshotd.client.values import Values
-from snapshotd.client.verbs import Wait, absolute, b64, check_variants, check_wait, local_path, ref_segment
+from snapshotd.client.verbs import (
+    Wait,
+    absolute,
+    b64,
+    check_timeout,
+    check_variants,
+    check_wait,
+    local_path,
+    ref_segment,
+)
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
@@ -60,7 +70,7 @@ Which = Literal["stdout", "stderr", "output"]
 Form = Literal["bundle", "oci", "tar"]
 
 
-class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
+class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, CommandVerbs):
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
@@ -255,8 +265,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
     ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute: the list of its words is empty")
-        if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
-            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        check_timeout(timeout)
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}

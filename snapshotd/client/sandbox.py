@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import functools
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from snapshotd.client.client import Form, Snapshotd
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
@@ -17,6 +20,7 @@ from snapshotd.client.ports import OnFailure, Port
 from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
+    CommandInfo,
     ExecInfo,
     ExportInfo,
     MessageInfo,
@@ -27,7 +31,7 @@ from snapshotd.client.results import (
 )
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Wait
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
 
@@ -60,6 +64,64 @@ class ExecFailed(SnapshotdError):  # noqa: N818 - like every error of ours, it i
     def __init__(self, message: str, result: ExecResult) -> None:
         super().__init__(message)
         self.result = result
+
+
+class Command:
+    """A command in the background of a sandbox: `Sandbox.exec(..., background=True)` starts one, `Sandbox.commands` and
+    `Sandbox.command` find it again. `id` is its name."""
+
+    def __init__(self, client: Snapshotd, info: CommandInfo) -> None:
+        self._client = client
+        self._sandbox = info.trajectory
+        self.id = info.id
+
+    @property
+    def info(self) -> CommandInfo:
+        """Its present state (asks the daemon): `status`, `exit_code`, `snapshot`."""
+        return self._client.command(self._sandbox, self.id)
+
+    def wait(
+        self,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        check: bool = False,
+    ) -> ExecResult:
+        """Wait until it has ended, beyond a restart of the daemon. Its whole output comes to `on_stdout` and `on_stderr`,
+        from its beginning. The exit code is -1 when it is not known. With `check`, ExecFailed for any but 0."""
+        kept = _Kept(on_stdout, on_stderr)
+        for event in self._client.command_events(self._sandbox, self.id):
+            if event["event"] == "output":
+                kept.take(event["stream"], base64.b64decode(event["data_b64"]))
+        info = self.info
+        result = kept.result(-1 if info.exit_code is None else info.exit_code, info.snapshot)
+        if check and result.exit_code != 0:
+            raise _failed(shlex.join(info.argv), result, info.error)
+        return result
+
+    def output(self, *, follow: bool = False) -> Iterator[tuple[str, bytes]]:
+        """The pieces of its output from the beginning, in order, each with its stream ("stdout" or "stderr"). With
+        `follow`, until it has ended."""
+        for event in self._client.command_events(self._sandbox, self.id, follow=follow):
+            if event["event"] == "output":
+                yield event["stream"], base64.b64decode(event["data_b64"])
+
+    def write(self, data: str | bytes, *, end: bool = False) -> None:
+        """Write to its standard input, and with `end` close it behind that. For a command that was started with
+        `stdin=True`. As `Snapshotd.write_command`."""
+        self._client.write_command(self._sandbox, self.id, data.encode() if isinstance(data, str) else data, end=end)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group, as a terminal does. Conflict: it has ended."""
+        self._client.signal_command(self._sandbox, self.id, number)
+
+    def kill(self) -> None:
+        """End it at once, with all that it started. Not an error when it has ended."""
+        with contextlib.suppress(Conflict):
+            self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        return f"<Command {self.id[:12]}>"
 
 
 class Snapshot:
@@ -230,6 +292,7 @@ class Sandbox:
         """Its present state (asks the daemon)."""
         return self._client.trajectory(self.id)
 
+    @overload
     def exec(
         self,
         command: str | Sequence[str],
@@ -244,7 +307,40 @@ class Sandbox:
         if_head: Snapshot | str | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
-    ) -> ExecResult:
+        background: Literal[False] = False,
+    ) -> ExecResult: ...
+
+    @overload
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        background: Literal[True],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+    ) -> Command: ...
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        wait: Wait = "captured",
+        if_head: Snapshot | str | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        background: bool = False,
+        stdin: bool = False,
+    ) -> ExecResult | Command:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
 
@@ -252,7 +348,29 @@ class Sandbox:
         snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
         command is ended with everything that it started: exit code 124, and what it has done until then is there.
         `idle_timeout`: as in `create`, for the sandbox from now on.
+
+        With `background` the answer is a `Command` at once, and its snapshot is taken when it ends; other calls go on
+        beside it. With `stdin`, `Command.write` writes to it; otherwise its standard input is empty. UsageError for what
+        only a command in the foreground has.
         """
+        if background:
+            if check or on_stdout or on_stderr or if_head is not None or wait != "captured":
+                raise UsageError(
+                    "a command in the background has no check, on_stdout, on_stderr, if_head or wait; `Command.wait` takes them"
+                )
+            info = self._client.exec_in_background(
+                self.id,
+                _argv(command),
+                cwd=cwd,
+                env=env,
+                user=user,
+                stdin=stdin,
+                timeout=timeout,
+                idle_timeout=idle_timeout,
+            )
+            return Command(self._client, info)
+        if stdin:
+            raise UsageError("`stdin` is for a command in the background; `Snapshotd.exec` takes a stream as `stdin`")
         head = None if if_head is None else _id(if_head)
         method = functools.partial(self._client.exec, wait=wait, if_head=head, idle_timeout=idle_timeout)
         return _exec(
@@ -267,6 +385,14 @@ class Sandbox:
             on_stderr=on_stderr,
             timeout=timeout,
         )
+
+    def commands(self) -> list[Command]:
+        """Its background commands: those that run, and the newest of those that have ended, oldest first."""
+        return [Command(self._client, info) for info in self._client.commands(self.id)]
+
+    def command(self, id: str) -> Command:  # noqa: A002 - its name everywhere
+        """One of them, by a unique prefix of its id. NotFound, Ambiguous."""
+        return Command(self._client, self._client.command(self.id, id))
 
     def port(
         self,
@@ -379,24 +505,42 @@ def _exec(
     on_stderr: Callable[[bytes], object] | None = None,
     timeout: float | None = None,
 ) -> ExecResult:
-    argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
-    kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
-    told = {"stdout": on_stdout, "stderr": on_stderr}
+    kept = _Kept(on_stdout, on_stderr)
+    done = method(ref, _argv(command), cwd=cwd, env=env, user=user, on_output=kept.take, timeout=timeout)
+    result = kept.result(done.exit_code, None if done.snapshot is None else done.snapshot.id)
+    if check and result.exit_code != 0:
+        shown = command if isinstance(command, str) else shlex.join(command)
+        raise _failed(shown, result, done.call.error)
+    return result
 
-    def on_output(stream: str, data: bytes) -> None:
-        kept[stream].append(data)
-        listener = told[stream]
+
+class _Kept:
+    """The output of a command as it comes."""
+
+    def __init__(
+        self, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
+    ) -> None:
+        self._told = {"stdout": on_stdout, "stderr": on_stderr}
+        self._pieces: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
+
+    def take(self, stream: str, data: bytes) -> None:
+        self._pieces[stream].append(data)
+        listener = self._told[stream]
         if listener is not None:
             listener(data)
 
-    done = method(ref, argv, cwd=cwd, env=env, user=user, on_output=on_output, timeout=timeout)
-    snapshot_id = None if done.snapshot is None else done.snapshot.id
-    result = ExecResult(done.exit_code, b"".join(kept["stdout"]), b"".join(kept["stderr"]), snapshot_id)
-    if check and result.exit_code != 0:
-        shown = command if isinstance(command, str) else shlex.join(command)
-        said = done.call.error or result.stderr[-500:].strip()
-        raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {said}", result)
-    return result
+    def result(self, exit_code: int, snapshot_id: str | None) -> ExecResult:
+        stdout, stderr = (b"".join(self._pieces[name]) for name in ("stdout", "stderr"))
+        return ExecResult(exit_code, stdout, stderr, snapshot_id)
+
+
+def _failed(command: str, result: ExecResult, error: str | None) -> ExecFailed:
+    said = error or result.stderr[-500:].strip()
+    return ExecFailed(f"the command `{command}` ended with exit code {result.exit_code}: {said}", result)
+
+
+def _argv(command: str | Sequence[str]) -> list[str]:
+    return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
 
 
 def _id(snapshot: Snapshot | str) -> str:

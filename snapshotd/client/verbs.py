@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport, segment
-from snapshotd.daemon.http.wire import FORK_MAX, check_ref
+from snapshotd.daemon.http.wire import FORK_MAX, TIMEOUT_MAX_S, check_ref
 from snapshotd.errors import UsageError
 
 Wait = Literal["captured", "stored"]
@@ -42,6 +42,11 @@ class Verbs:
 def check_wait(wait: str) -> None:
     if wait not in ("captured", "stored"):
         raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
+
+
+def check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
+        raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
 
 
 VARIANT_KEYS = ("name", "args", "env")

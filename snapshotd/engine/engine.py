@@ -34,6 +34,7 @@ from snapshotd.engine.base import (
     Variant,
 )
 from snapshotd.engine.caller import Caller
+from snapshotd.engine.command_verbs import LocalCommandVerbs
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
 from snapshotd.engine.file_verbs import LocalFileVerbs
@@ -94,7 +95,7 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(MindVerbs, LocalFileVerbs):
+class LocalEngine(MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
     def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
@@ -405,6 +406,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         hit("engine.remove.recorded")
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
+        self._sessions.commands.forget(trajectory)
         self._context.secrecy.forget(trajectory)
         if layers:  # a fork that changed nothing has no layers, and a sweep looks at everyone's
             self._sweep()

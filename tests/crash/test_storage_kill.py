@@ -295,9 +295,11 @@ ELSEWHERE = (
     "engine.edit.",
     "engine.values.",
     "engine.output.",
+    "engine.command.",
     "client.apply.",
 )
-"""Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; and
+"""Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
+background commands: tests/e2e/test_background.py; and
 of the client: tests/unit/client/test_host_change.py."""
 
 

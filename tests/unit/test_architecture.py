@@ -48,7 +48,7 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("engine", "file_verbs", "mind_verbs", "share"),
+        ("command_verbs", "engine", "file_verbs", "mind_verbs", "share"),
         ("past",),
         ("runs", "host"),
         ("transfer", "mind"),
@@ -64,6 +64,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("habits",),
         ("commands",),
         (
+            "background",
             "changes",
             "command",
             "documents",

@@ -40,6 +40,7 @@ _EXAMPLES = [
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
     "snapshotd exec --if-head a1b2c3 box -- make release",
     "snapshotd exec --timeout 10m --json box -- pytest -q",
+    "snapshotd exec --detach box -- python3 -m http.server 8000",
 ]
 
 
@@ -87,6 +88,12 @@ class _Exec(CliCommand):
     is_flag=True,
     help="Give the command a terminal; with -i it is this one, and the command ends when this client does.",
 )
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Run it in the background and print its id; `attach`, `logs`, `kill` take that.",
+)
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option(
     "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
@@ -124,6 +131,7 @@ def command(
     if_head: str | None,
     interactive: bool,
     tty: bool,
+    detach: bool,
     idle_timeout: float | None,
     quiet: bool,
     wait: Wait | None,
@@ -152,8 +160,14 @@ def command(
     With -i the command reads this command's standard input; it may end before it has read all of it. Without -i its
     standard input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
 
+    With --detach the command runs in the background, and its id is printed: other calls go on beside it, its snapshot is
+    taken when it ends, and a new daemon goes on with it. `snapshotd ps TRAJECTORY` lists such commands. With -i its
+    standard input stays open for `snapshotd attach -i`; otherwise it is empty. `stop`, a rewind and the end of the
+    trajectory's agent end it.
+
     With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
-    stderr_b64 too, and error if the sandbox reached a limit.
+    stderr_b64 too, and error if the sandbox reached a limit. With --detach: the
+    command as `snapshotd ps --json` lists it.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None and wait is not None:
@@ -173,6 +187,13 @@ def command(
             )
         options["idle_timeout"] = idle_timeout
     options["env"] = dict(options["env"])
+    if detach:
+        if snapshot is not None or if_head is not None or tty or wait is not None:
+            refuse(
+                "a command in the background has no throw-away fork, no --if-head, no terminal and no snapshot to wait for yet; leave out "
+                "--detach, or --snapshot, --if-head, -t and --wait"
+            )
+        return _detached(connect(ctx), trajectory, argv, {**options, "stdin": interactive}, as_json)
     if interactive:
         options["stdin"] = standard_input() or io.BytesIO()
     else:
@@ -194,6 +215,15 @@ def command(
                 f"the command goes on in {trajectory}; its snapshot is taken when it ends, `snapshotd log {trajectory}` shows it"
             )
         return INTERRUPTED
+
+
+def _detached(client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool) -> int:
+    begun = client.exec_in_background(trajectory, argv, **options)
+    if as_json:
+        print_json(dataclasses.asdict(begun))
+    else:
+        click.echo(begun.id)
+    return 0
 
 
 def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[str, list[str]]:
