@@ -419,6 +419,15 @@ def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: s
     return [CompletionItem(short(item.id), help=item.tool) for item in found if item.id.startswith(incomplete)]
 
 
+def complete_command(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The background commands of the trajectory that was named before."""
+    try:
+        found = connect(ctx, autostart=False).commands(ctx.params.get("trajectory") or "")
+    except SnapshotdError:
+        return []
+    return [CompletionItem(short(item.id), help=item.status) for item in found if item.id.startswith(incomplete)]
+
+
 def complete_task(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The tasks of the trajectory that was named before."""
     try:

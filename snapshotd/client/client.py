@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.commands import CommandVerbs
 from snapshotd.client.exchange import segment
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
@@ -48,6 +49,7 @@ from snapshotd.client.verbs import (
     Wait,
     absolute,
     b64,
+    check_timeout,
     check_variants,
     check_wait,
     local_path,
@@ -56,7 +58,7 @@ from snapshotd.client.verbs import (
     result_of,
 )
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
@@ -70,7 +72,7 @@ OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Which = Literal["stdout", "stderr", "output"]
 
 
-class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
+class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
@@ -281,8 +283,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing):
     ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute: the list of its words is empty")
-        if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
-            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        check_timeout(timeout)
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}

@@ -89,7 +89,7 @@ class Sharing(Verbs):
         """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
         flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
         far."""
-        from snapshotd.client.part_file import part_file
+        from snapshotd.client.local.part_file import part_file
 
         with part_file(local_path(to)) as write:
             counting = _Counting(write, moved)
@@ -154,7 +154,7 @@ class Sharing(Verbs):
                 ) from exc
             with opened:
                 return self.import_bundle(opened, name=name, decrypt=decrypt, wait=wait, progress=progress)
-        from snapshotd.client.local_tree import Reader, read_pieces
+        from snapshotd.client.local.tree import Reader, read_pieces
 
         pieces = read_pieces(unsealed(source, decrypt))
         events = self._transport.upload("/import", Reader(pieces), query={"name": name})

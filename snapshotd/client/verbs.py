@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from snapshotd.client.exchange import segment
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport
-from snapshotd.daemon.http.wire import FORK_MAX, check_ref
+from snapshotd.daemon.http.wire import FORK_MAX, TIMEOUT_MAX_S, check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
@@ -53,6 +53,11 @@ class Verbs:
 def check_wait(wait: str) -> None:
     if wait not in ("captured", "stored"):
         raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
+
+
+def check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
+        raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
 
 
 Progress = Callable[[str], object]

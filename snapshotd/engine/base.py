@@ -28,6 +28,7 @@ from snapshotd.types import (
     DEFAULT_TENANT,
     Approval,
     ApprovalStatus,
+    CallID,
     CallStatus,
     ExperimentID,
     Image,
@@ -379,6 +380,29 @@ class Connection:
     close: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class CommandInfo:
+    """A command in the background. Its id is that of the call in the snapshot that it ends with. `status`: None while
+    it runs. `snapshot`: None while it runs, and if none could be taken."""
+
+    id: CallID
+    trajectory: TrajectoryID
+    argv: tuple[str, ...]
+    cwd: str
+    began_at_ns: int
+    stdin: bool = False
+    timeout_s: float | None = None
+    status: CallStatus | None = None
+    exit_code: int | None = None
+    ended_at_ns: int | None = None
+    snapshot: SnapshotID | None = None
+    error: str | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+
 class Engine(ABC):
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -433,6 +457,47 @@ class Engine(ABC):
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
         gone, or after `timeout_s` seconds, as in `exec`."""
+
+    @abstractmethod
+    def exec_in_background(
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        stdin: bool = False,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+    ) -> CommandInfo:
+        """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
+        ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
+        end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
+        `write_command` writes, otherwise empty."""
+
+    @abstractmethod
+    def commands(self, ref: str) -> list[CommandInfo]:
+        """A trajectory's background commands: those that run, and the newest of those that have ended."""
+
+    @abstractmethod
+    def command(self, ref: str, command: str) -> CommandInfo:
+        """One of them, by a unique prefix of its id. NotFound, Ambiguous; so do all that take `command`."""
+
+    @abstractmethod
+    def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
+        """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
+        `snapshot`). With `follow`, waits for more until `finished`."""
+
+    @abstractmethod
+    def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:
+        """Send a signal to a command's process group; SIGKILL, to all that it started. Conflict: it has ended."""
+
+    @abstractmethod
+    def write_command(self, ref: str, command: str, data: bytes, *, end: bool) -> int:
+        """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
+        the command took within some seconds; its input is closed only if that is all. UsageError: it has no input;
+        Conflict: it has ended, or its input has."""
 
     @abstractmethod
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:

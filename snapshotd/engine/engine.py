@@ -35,6 +35,7 @@ from snapshotd.engine.base import (
     Variant,
 )
 from snapshotd.engine.caller import Caller
+from snapshotd.engine.command_verbs import LocalCommandVerbs
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
 from snapshotd.engine.file_verbs import LocalFileVerbs
@@ -98,7 +99,7 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs):
+class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
     def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
@@ -413,6 +414,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs):
         hit("engine.remove.recorded")
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
+        self._sessions.commands.forget(trajectory)
         self._context.secrecy.forget(trajectory)
         if layers:  # a fork that changed nothing has no layers, and a sweep looks at everyone's
             self._sweep()

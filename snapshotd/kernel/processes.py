@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 import struct
+from collections.abc import Iterable
 
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since."""
@@ -82,4 +84,29 @@ def descendants(pid: int) -> list[int]:
                 todo += children
         except OSError:
             continue  # it has ended meanwhile: its children are known already or not its any more
+    return found
+
+
+def started_by(command: int, pids: Iterable[int]) -> set[int]:
+    """The processes among `pids` that a command (a session leader) started, and itself: those in its session, and those
+    below one that is, however they called setsid(2)."""
+    parents, found, known = dict[int, int](), {command}, set(pids)
+    for pid in known:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = stat_fields(pid)
+            parents[pid] = int(fields[1])
+            if int(fields[3]) == command:
+                found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found & known
+
+
+def in_group_of(command: int, pids: Iterable[int]) -> set[int]:
+    """The processes among `pids` in the process group that a command leads."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat_fields(pid)[2]) == command:
+                found.add(pid)
     return found

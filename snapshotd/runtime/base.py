@@ -131,6 +131,10 @@ class Process(ABC):
         """SIGKILL to the command. Not an error when it has ended."""
 
 
+STDIN = ".stdin"
+"""A kept command's key with this behind it is that of the end of its input to write to."""
+
+
 class Keeper(ABC):
     """Keeps descriptors and commands beyond a daemon's life: commands started with `Runtime.exec(..., keep=key)`, their
     pipes, and single descriptors, each under its own key.
@@ -191,8 +195,9 @@ class Runtime(ABC):
         """Start a command in the container's present root and return as soon as it runs.
 
         With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon,
-        until the key is dropped (also after `destroy`). Unsupported when the driver has no keeper, or with
-        `spec.stdin`; SandboxFailed when a command runs under that key.
+        until the key is dropped (also after `destroy`). With `spec.stdin` the keeper holds the end of its input to write
+        to, under the key followed by `STDIN`, and `Process.stdin_fd` is None. Unsupported when the driver has no keeper,
+        or with `spec.terminal`; SandboxFailed when a command runs under that key.
 
         Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
         or SandboxFailed (container gone). In each case nothing was started.

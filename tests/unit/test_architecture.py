@@ -49,7 +49,7 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("engine", "file_verbs", "folder_verbs", "mind_verbs", "share"),
+        ("command_verbs", "engine", "file_verbs", "folder_verbs", "mind_verbs", "share"),
         ("past",),
         ("runs", "host", "folders"),
         ("transfer", "mind"),
@@ -65,6 +65,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("habits",),
         ("commands",),
         (
+            "background",
             "changes",
             "command",
             "documents",

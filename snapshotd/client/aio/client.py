@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.approvals import AsyncApprovals
+from snapshotd.client.aio.commands import AsyncCommandVerbs
 from snapshotd.client.aio.feeding import AsyncFeeder, AsyncTerminal
 from snapshotd.client.aio.files import AsyncFileVerbs
 from snapshotd.client.aio.following import AsyncFollowing
@@ -49,13 +50,14 @@ from snapshotd.client.verbs import (
     Wait,
     absolute,
     b64,
+    check_timeout,
     check_variants,
     check_wait,
     local_path,
     ref_segment,
 )
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -65,7 +67,9 @@ if TYPE_CHECKING:
     from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
 
 
-class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, AsyncPorts, AsyncSharing):
+class AsyncSnapshotd(
+    AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, AsyncPorts, AsyncSharing, AsyncCommandVerbs
+):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
@@ -287,8 +291,7 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
     ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute: the list of its words is empty")
-        if timeout is not None and (not 0 < timeout <= TIMEOUT_MAX_S):
-            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        check_timeout(timeout)
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}

@@ -20,6 +20,7 @@ from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.quiesce import blocker
 from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.signals import end_background
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.cold import Cold, gone
@@ -113,6 +114,8 @@ class Rewinding:
         """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
         something lives."""
         with sandbox.lock:
+            if not sandbox.agent_running:
+                end_background(sandbox)
             if sandbox.agent_running:
                 reason: str | None = "its program is running"
             elif sandbox.commands:

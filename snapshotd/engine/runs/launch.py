@@ -253,8 +253,8 @@ class Launcher:
             server_of_lazy=self._server_of_lazy,
             fresh=fresh,
             own_layers=[root.upper],
-            agent_running=True,
-            kept=[survivor.container.id],
+            agent_running=survivor.process is not None,
+            kept=[] if survivor.process is None else [survivor.container.id],
         )
         return sandbox, calls
 

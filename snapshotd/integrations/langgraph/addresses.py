@@ -53,7 +53,7 @@ def saver_at(address: str, *, may_create: bool) -> Iterator[BaseCheckpointSaver[
         with kind.from_conn_string(place) as saver:
             if may_create:
                 saver.setup()
-            next(saver.list(None, limit=1), None)  # what cannot be read is found before anything is made for it
+            next(saver.list(None, limit=1), None)  # a damaged source is found before a target is made
             yield saver
     except SnapshotdError:
         raise

@@ -19,7 +19,8 @@ ZeroDivisionError. A check finds damage while there is a trajectory whose name b
 Mounts are remembered with the process id that asked. The ports of a running trajectory are those of this machine's
 loopback.
 
-What it does about the agent's mind is in fake_mind.py, about files in fake_files.py.
+What it does about the agent's mind is in fake_mind.py, about files in fake_files.py, about commands in the background in
+fake_commands.py.
 """
 
 from __future__ import annotations
@@ -52,13 +53,14 @@ from snapshotd.errors import (
 from snapshotd.kernel.identity import HostUser
 from snapshotd.trees.base import Change, ChangeKind, RestoreReport
 from snapshotd.types import Kind
+from tests.unit.daemon.fake_commands import FakeCommands
 from tests.unit.daemon.fake_files import FakeFiles, entry
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
 IMAGE = t.ImageID("ima9e" + "0" * 27)
 
 
-class FakeEngine(FakeMind, FakeFiles):
+class FakeEngine(FakeMind, FakeFiles, FakeCommands):
     def __init__(self) -> None:
         super().__init__()
         self.changed = threading.Condition()

@@ -45,6 +45,7 @@ _EXAMPLES = [
     "snapshotd exec --snapshot known-good --junit out.xml -- sh -c 'pytest --junit-xml $SNAPSHOTD_JUNIT'",
     "snapshotd exec --if-head a1b2c3 box -- make release",
     "snapshotd exec --timeout 10m --json box -- pytest -q",
+    "snapshotd exec --detach box -- python3 -m http.server 8000",
 ]
 
 
@@ -92,6 +93,12 @@ class _Exec(CliCommand):
     is_flag=True,
     help="Give the command a terminal; with -i it is this one, and the command ends when this client does.",
 )
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Run it in the background and print its id; `attach`, `logs`, `kill` take that.",
+)
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option(
     "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
@@ -136,6 +143,7 @@ def command(
     if_head: str | None,
     interactive: bool,
     tty: bool,
+    detach: bool,
     idle_timeout: float | None,
     junit: str | None,
     quiet: bool,
@@ -169,8 +177,14 @@ def command(
     With --junit, a JUnit report outlives the throw-away fork: the command may write one to $SNAPSHOTD_JUNIT; else the
     command itself is its one test.
 
+    With --detach the command runs in the background, and its id is printed: other calls go on beside it, its snapshot is
+    taken when it ends, and a new daemon goes on with it. `snapshotd ps TRAJECTORY` lists such commands. With -i its
+    standard input stays open for `snapshotd attach -i`; otherwise it is empty. `stop`, a rewind and the end of the
+    trajectory's agent end it.
+
     With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
-    stderr_b64 too, and error if the sandbox reached a limit.
+    stderr_b64 too, and error if the sandbox reached a limit. With --detach: the
+    command as `snapshotd ps --json` lists it.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
     if snapshot is not None:
@@ -181,6 +195,13 @@ def command(
         )
     given = {"if_head": if_head, "idle_timeout": idle_timeout, "junit": junit}
     options.update({name: value for name, value in given.items() if value is not None}, env=dict(options["env"]))
+    if detach:
+        if snapshot is not None or if_head is not None or tty or wait is not None:
+            refuse(
+                "a command in the background has no throw-away fork, no --if-head, no terminal and no snapshot to wait for yet; leave out "
+                "--detach, or --snapshot, --if-head, -t and --wait"
+            )
+        return _detached(connect(ctx), trajectory, argv, {**options, "stdin": interactive}, as_json)
     if interactive:
         options["stdin"] = standard_input() or io.BytesIO()
     else:
@@ -218,6 +239,15 @@ def _check_throw_away(wait: Wait | None, if_head: str | None, idle_timeout: floa
     ):
         if given is not None:
             refuse(f"a throw-away fork {what}; leave out {option}, or name a trajectory instead of --snapshot")
+
+
+def _detached(client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool) -> int:
+    begun = client.exec_in_background(trajectory, argv, **options)
+    if as_json:
+        print_json(dataclasses.asdict(begun))
+    else:
+        click.echo(begun.id)
+    return 0
 
 
 def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[str, list[str]]:

@@ -10,8 +10,8 @@ import click
 
 from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
 from snapshotd.cli.text import print_json, table
-from snapshotd.client import hook_settings
-from snapshotd.client.hook_settings import HookSettings
+from snapshotd.client.local import hook_settings
+from snapshotd.client.local.hook_settings import HookSettings
 from snapshotd.daemon.http.wire import hook_socket_of
 
 _folder = click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
