@@ -135,9 +135,9 @@ class HookServer:
 
     def _verb(self, user: HostUser, folder: int, words: list[str]) -> str:
         verb, arguments = words[0], [word for text in words[1:] for word in text.split()]
-        if verb == "checkpoint" and len(arguments) == 1:
-            snapshot = self._engine.folder_checkpoint(user, folder, arguments[0].strip("\"'"))
-            return f"{short(snapshot.id)} is {arguments[0]}\n"
+        if verb == "checkpoint" and arguments:
+            name = "-".join(arguments).strip("\"'")
+            return f"{short(self._engine.folder_checkpoint(user, folder, name).id)} is {name}\n"
         trajectory = self._engine.folder_trajectory(user, folder)
         if verb == "undo" and not arguments:
             return _done(self._engine.undo(trajectory.id))

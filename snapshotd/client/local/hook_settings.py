@@ -165,9 +165,19 @@ class HookSettings:
         place = (self._home if self.folder is None else self.folder / ".claude") / "commands"
         found = []
         for name, (says, hint) in COMMANDS.items():
-            head = f"---\ndescription: {says}\nargument-hint: {json.dumps(hint)}\nallowed-tools: Bash({sys.executable}:*)\n---\n"
-            body = f"!`{self._program} {name} $ARGUMENTS`\n\nRepeat the lines above to the user, and do nothing else.\n"
-            found.append((place / f"snapshotd-{name}.md", head + body))
+            lines = [
+                "---",
+                f"description: {says}",
+                f"argument-hint: {json.dumps(hint)}",
+                f"allowed-tools: Bash({sys.executable}:*)",
+                "disable-model-invocation: true",
+                "---",
+                f"!`{self._program} {name} $ARGUMENTS`",
+                "",
+                "Repeat the lines above to the user, and do nothing else.",
+                "",
+            ]
+            found.append((place / f"snapshotd-{name}.md", "\n".join(lines)))
         return found
 
     def _read(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from snapshotd.engine.base import RetentionPolicy, RewindMode, RewindPreview
@@ -219,8 +219,7 @@ class Folders:
             new = transcripts.cut(session["transcript"], session.get("last"), session.get("call"))
         if new is None:
             return {"agent": session["agent"]}
-        path = os.path.join(os.path.dirname(session["transcript"]), f"{new}.jsonl")
-        return {**session, "session": new, "transcript": path, "offset": 0}
+        return {**session, **asdict(new)}
 
     def _check(self, trajectory: Trajectory, to: Snapshot) -> None:
         if to.trajectory != trajectory.id:

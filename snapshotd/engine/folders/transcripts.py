@@ -139,9 +139,19 @@ def _is_prompt(line: dict[str, Any]) -> bool:
     return line.get("type") == "user" and not line.get("isMeta") and not _ids(_content(line))
 
 
-def cut(transcript: str, last: str | None, call_id: str | None) -> str | None:
-    """Write a new session beside a transcript, with its history up to a snapshot; returns its id, or None where the
-    history is empty. The old session stays as it is.
+@dataclass(frozen=True, slots=True)
+class CutSession:
+    """A session that `cut` made: its id, its transcript, and where a reader goes on in it."""
+
+    session: str
+    transcript: str
+    offset: int
+    last: str
+
+
+def cut(transcript: str, last: str | None, call_id: str | None) -> CutSession | None:
+    """Write a new session beside a transcript, with its history up to a snapshot. None: that history is empty. The old
+    session stays as it is.
 
     `last`: the `uuid` of the last line that the snapshot knew; `call_id`: the call whose result it ends with (None: it
     ends before the next words of a person). UsageError, Conflict: that place is not in the transcript (any more).
@@ -154,8 +164,9 @@ def cut(transcript: str, last: str | None, call_id: str | None) -> str | None:
         return None
     session = str(uuid.uuid4())
     text = b"".join(json.dumps({**line, "sessionId": session}).encode() + b"\n" for line in kept)
-    _create(os.path.join(os.path.dirname(transcript), f"{session}.jsonl"), text)
-    return session
+    path = os.path.join(os.path.dirname(transcript), f"{session}.jsonl")
+    _create(path, text)
+    return CutSession(session, path, len(text), kept[-1]["uuid"])
 
 
 def _end(lines: list[dict[str, Any]], transcript: str, last: str | None, call_id: str | None) -> int:
