@@ -12,6 +12,7 @@ has not taken is lost (Docker 20.10, moby's `StreamConfig.Wait`). It also takes 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -29,6 +30,7 @@ from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.starter import RefusedError, Starter
 from snapshotd.types import IdMap, short
 
+_log = logging.getLogger(__name__)
 _START_DEADLINE_S = 60.0
 """A sandbox can make `runc exec` wait for ever (a fifo as /etc/passwd); a frozen one keeps it waiting until it is
 thawed."""
@@ -110,6 +112,18 @@ def start(
         for file in (request, pid_file, log, console):
             file.unlink(missing_ok=True)
     return process
+
+
+def ready(container: Container, known_as: RuncContainer, starter: Starter | None) -> None:
+    """`Runtime.ready`."""
+    if starter is None:
+        return
+    become_subreaper()
+    try:
+        with CHILDREN.starting():
+            starter.enter(container, known_as.name, _oci.process(ExecSpec(argv=("true",), cwd="/", env={})))
+    except (OSError, SandboxFailed) as exc:
+        _log.info("container %s is not ready for commands: %s", short(container.id), exc)  # its first command tells why
 
 
 def _run_started(

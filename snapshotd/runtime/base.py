@@ -223,6 +223,9 @@ class Runtime(ABC):
         """Every container of this daemon instance that the driver still knows, running or not, half made ones
         included."""
 
+    def ready(self, container: Container) -> None:  # noqa: B027 - a driver may have nothing to do
+        """Best effort: do ahead what the container's first command would wait for. Never raises for the container."""
+
     def log(self, container: Container, data: bytes) -> None:  # noqa: B027 - a driver without logs has nothing to do
         """Best effort: make `data` appear where the driver's users look for logs (`docker logs`). Never blocks, never
         raises."""

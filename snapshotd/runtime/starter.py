@@ -82,7 +82,7 @@ class Starter:
         """
         request = {"process": process, "deadline": time.monotonic() + _START_DEADLINE_S}
         for _ in range(2):
-            resident = self.enter(container, name, process) if self.used else None
+            resident = self.enter(container, name, process)
             if resident is None:
                 return None
             try:
@@ -106,6 +106,8 @@ class Starter:
     def enter(self, container: Container, name: str, process: dict[str, Any]) -> _Resident | None:
         """The sandbox's resident, made where there is none. None: the sandbox is not for the starter. `process` is any
         command's. Raises SandboxFailed when the sandbox is gone."""
+        if not self.used:
+            return None
         with self._lock:
             if container.id in self._residents:
                 self._residents.move_to_end(container.id)
