@@ -50,6 +50,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "ls": "List trajectories.",
         "ps": "List live sandboxes.",
         "fork": "Start new sandboxes from a snapshot.",
+        "experiment": "Run variants from one state, score them, and keep the best.",
         "resume": "Let an agent go on where it stopped.",
         "image": "Build, import, list and remove images.",
     },

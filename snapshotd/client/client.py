@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.experiments import Experiments
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
@@ -61,7 +62,7 @@ Which = Literal["stdout", "stderr", "output"]
 Form = Literal["bundle", "oci", "tar"]
 
 
-class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
+class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Experiments):
     """One daemon. Cheap to make, holds no connection, may be used from any thread.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
