@@ -51,6 +51,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "ls": "List trajectories.",
         "ps": "List live sandboxes, or a trajectory's background commands.",
         "fork": "Start new sandboxes from a snapshot.",
+        "experiment": "Run variants from one state, score them, and keep the best.",
         "resume": "Let an agent go on where it stopped.",
         "image": "Build, import, list and remove images.",
     },

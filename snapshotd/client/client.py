@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from snapshotd.client.approvals import Approvals
 from snapshotd.client.commands import CommandVerbs
 from snapshotd.client.exchange import segment
+from snapshotd.client.experiments import Experiments
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
@@ -72,7 +73,7 @@ OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Which = Literal["stdout", "stderr", "output"]
 
 
-class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs):
+class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs, Experiments):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.approvals import AsyncApprovals
 from snapshotd.client.aio.commands import AsyncCommandVerbs
+from snapshotd.client.aio.experiments import AsyncExperiments
 from snapshotd.client.aio.feeding import AsyncFeeder, AsyncTerminal
 from snapshotd.client.aio.files import AsyncFileVerbs
 from snapshotd.client.aio.following import AsyncFollowing
@@ -68,7 +69,14 @@ if TYPE_CHECKING:
 
 
 class AsyncSnapshotd(
-    AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, AsyncPorts, AsyncSharing, AsyncCommandVerbs
+    AsyncMind,
+    AsyncApprovals,
+    AsyncValues,
+    AsyncFileVerbs,
+    AsyncPorts,
+    AsyncSharing,
+    AsyncCommandVerbs,
+    AsyncExperiments,
 ):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 

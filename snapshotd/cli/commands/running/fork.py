@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import tomllib
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import AtOnce, Count, ForkName, complete_snapshot, idle_option
 from snapshotd.cli.waiting import Wait, state_of, wait_option
 from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
+from snapshotd.client.branching.toml_places import nearest, place
 from snapshotd.client.verbs import VARIANT_KEYS
 from snapshotd.daemon.http.wire import FORK_MAX, QUEUE_MAX
 from snapshotd.types import short
@@ -228,16 +228,16 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         refuse(f"the variants in {file} cannot be read: {exc}")
     for label, table in tables.items():
         if not isinstance(table, dict):
-            refuse(f"{file}{_line(text, label)}: {label} is no variant; write a table, [{label}]")
+            refuse(f"{file}{place(text, label)}: {label} is no variant; write a table, [{label}]")
         for key, value in table.items():
             if key not in VARIANT_KEYS:
                 refuse(
-                    f"{file}{_line(text, label, key)}: the variant {label} has an unknown key {key!r}; known are name, "
-                    "args and env.X"
+                    f"{file}{place(text, label, key)}: the variant {label} has an unknown key {key!r}"
+                    f"{nearest(key, VARIANT_KEYS)}"
                 )
             if not _fits(key, value):
                 wanted = {"name": "text", "args": "a list of texts", "env": "a table of texts"}[key]
-                refuse(f"{file}{_line(text, label, key)}: {key} of the variant {label} is not {wanted}")
+                refuse(f"{file}{place(text, label, key)}: {key} of the variant {label} is not {wanted}")
     if not tables:
         refuse(f"there is no variant in {file}; write a table for each, such as [cold]")
     return tables
@@ -248,24 +248,3 @@ def _fits(key: str, value: Any) -> bool:
         value = list(value.values()) if isinstance(value, dict) else None
     texts = [value] if key == "name" else value
     return isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-
-
-def _line(text: str, *path: str) -> str:
-    """`:LINE` of a key, as far as a look at the lines can tell: the parser keeps no places."""
-    table: list[str] = []
-    best = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[+([^\]]+)\]", line)
-        found = re.match(r"\s*([\w\"'. -]+?)\s*=", line)
-        if header:
-            table = _words(header[1])
-        here = table if header else [*table, *_words(found[1])] if found else []
-        if here[: len(path)] == list(path):
-            return f":{number}"
-        if here and here[0] == path[0] and not best:
-            best = f":{number}"
-    return best
-
-
-def _words(dotted: str) -> list[str]:
-    return [word.strip(" \t\"'") for word in dotted.split(".")]
