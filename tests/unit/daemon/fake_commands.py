@@ -17,16 +17,13 @@ from tests.unit.daemon.fake_mind import NOW_NS
 class FakeCommands(base.Engine):
     """Part of the fake engine, which has the rest."""
 
+    background: dict[str, base.CommandInfo]
+    printed: dict[str, list[base.Event]]
     changed: threading.Condition
     files: dict[str, dict[bytes, bytes]]
     _take: Callable[..., t.Snapshot]
     _call: Callable[..., t.ToolCall]
     _execute: Callable[[tuple[str, ...], base.OutputSink], int]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.background: dict[str, base.CommandInfo] = {}
-        self.printed: dict[str, list[base.Event]] = {}
 
     def exec_in_background(
         self,

@@ -70,6 +70,8 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self.outputs: dict[str, dict[str, bytes]] = {}
         self.log_of: dict[str, list[base.Event]] = {}
         self.made_images = [t.Image(IMAGE, "default", "recipe default", "x", 1000, 10, NOW_NS)]
+        self.background: dict[str, base.CommandInfo] = {}
+        self.printed: dict[str, list[base.Event]] = {}
         self.closed = False
         self.policies: dict[str | None, base.RetentionPolicy] = {}
         self.mounts: dict[tuple[Path, str], int] = {}
