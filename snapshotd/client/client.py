@@ -8,6 +8,7 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -695,8 +696,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
                 return self.import_bundle(opened, name=name, wait=wait, progress=progress)
         from snapshotd.client.local_tree import Reader, read_pieces
 
-        events = self._transport.upload("/import", Reader(read_pieces(source)), query={"name": name})
-        answer = _result(events, progress, "the import", "`snapshotd ls` shows whether it is there")
+        with closing(self._transport.upload("/import", Reader(read_pieces(source)), query={"name": name})) as events:
+            answer = _result(events, progress, "the import", "`snapshotd ls` shows whether it is there")
         imported = ImportInfo.of(answer["imported"])
         if wait == "stored":
             for item in imported.trajectories:
