@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import platform
@@ -22,12 +23,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from snapshotd.client import Snapshotd
+from snapshotd.kernel.processes import descendants, stat_fields
 
 HERE = Path(__file__).parent
+SANDBOXES = 8
+WARM_UP = 5
+"""Commands before those that count."""
 SCENARIOS = {
     "no change": "none",
     "one file": "1-file",
@@ -97,6 +103,48 @@ def forks(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
     return result
 
 
+def commands(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
+    """`true` through the client, its snapshot included; the rate of eight sandboxes at once, and the processor's time for
+    one command, of the daemon and all that it started."""
+    trajectories = [client.create(runtime=runtime)[0].id for _ in range(SANDBOXES)]
+    one = trajectories[0]
+    numbers = iter(range(10 * rounds))
+    result: dict[str, Any] = {
+        "nothing changed": quantiles(_timed(lambda: client.exec(one, ["true"]), rounds)),
+        "a file changed": quantiles(_timed(lambda: client.exec(one, ["touch", f"f{next(numbers)}"]), rounds)),
+    }
+    with ThreadPoolExecutor(SANDBOXES) as threads:
+        for each in trajectories:
+            client.exec(each, ["true"])
+        pid = client.version().pid
+        used, began = processor_s(pid), time.perf_counter()
+        list(threads.map(lambda each: _timed(lambda: client.exec(each, ["true"]), rounds), trajectories))
+        took, used = time.perf_counter() - began, processor_s(pid) - used
+    for each in trajectories:
+        client.remove(each, force=True)
+    count = SANDBOXES * (rounds + WARM_UP)
+    return {**result, "per second": count / took, "processor": used / count * 1e3}
+
+
+def _timed(action: Callable[[], object], rounds: int) -> list[float]:
+    """Milliseconds of each, one right after the other."""
+    seen = []
+    for _ in range(rounds + WARM_UP):
+        start = time.perf_counter()
+        action()
+        seen.append((time.perf_counter() - start) * 1e3)
+    return seen[WARM_UP:]
+
+
+def processor_s(pid: int) -> float:
+    """Seconds that a process, its live descendants and the ended ones have used."""
+    ticks = sum(map(int, stat_fields(pid)[13:15]))
+    for each in (pid, *descendants(pid)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            ticks += sum(map(int, stat_fields(each)[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _run(client: Snapshotd, trajectory: str) -> None:
     client.exec(trajectory, ["cat", "d/2000"])
 
@@ -135,6 +183,16 @@ def table(report: dict[str, Any]) -> str:
     lines += ["", "| operation | p50 | p95 | max |", "|---|---|---|---|"]
     for name, row in report["operations"].items():
         lines.append(f"| {name} | {row['p50']:.1f} | {row['p95']:.1f} | {row['max']:.1f} |")
+    lines += [
+        "",
+        "| commands started by | nothing changed p50 | a file changed p50 | fork to first command p50 | per second | processor |",
+    ]
+    lines += ["|---|---|---|---|---|---|"]
+    for name, row in report["commands"].items():
+        times = " | ".join(
+            f"{row[key]['p50']:.1f}" for key in ("nothing changed", "a file changed", "fork to first command")
+        )
+        lines.append(f"| {name} | {times} | {row['per second']:.0f} | {row['processor']:.1f} |")
     return "\n".join(lines) + "\n\nAll times in milliseconds."
 
 
@@ -143,6 +201,7 @@ def main() -> None:
     parser.add_argument("--runtime", default="runc")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--only", choices=["commands"], help="leave out everything else")
     options = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
     client = Snapshotd(state_dir=state)
@@ -155,15 +214,32 @@ def main() -> None:
                 "layers": client.status()["layers"],
                 "runtime": options.runtime,
             },
-            "pauses": {name: pauses(client, options.runtime, key, options.rounds) for name, key in SCENARIOS.items()},
-            "operations": {**forks(client, options.runtime, 20), **rewinds(client, options.runtime, 20)},
+            "pauses": {},
+            "operations": {},
+            "commands": {},
         }
+        if not options.only:
+            for name, key in SCENARIOS.items():
+                report["pauses"][name] = pauses(client, options.runtime, key, options.rounds)
+            report["operations"] = {**forks(client, options.runtime, 20), **rewinds(client, options.runtime, 20)}
+        for starter in ("starter", "runc"):
+            stop(state)
+            os.environ["SNAPSHOTD_EXEC"] = starter
+            report["commands"][starter] = {
+                **commands(client, options.runtime, options.rounds),
+                **forks(client, options.runtime, 20),
+            }
         print(table(report))
         if options.json:
             options.json.write_text(json.dumps(report, indent=2) + "\n")
     finally:
-        subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(state), "daemon", "--stop"], check=False)
+        stop(state)
         shutil.rmtree(state, ignore_errors=True)
+
+
+def stop(state: Path) -> None:
+    """Stop the daemon; the client starts the next one."""
+    subprocess.run([sys.executable, "-m", "snapshotd", "--state-dir", str(state), "daemon", "--stop"], check=False)
 
 
 main()

@@ -39,6 +39,8 @@ SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
 """Longest duration in a rule."""
 
+FOLDER = "folder"
+"""The runtime of a trajectory that is a folder of this machine: no sandbox runs in it."""
 DEFAULT_TENANT = "default"
 """Tenant of the key-value store if the user names none."""
 

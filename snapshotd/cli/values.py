@@ -99,6 +99,18 @@ class Count(click.ParamType):  # type: ignore[type-arg]
         return int(text)
 
 
+class AtOnce(Count):
+    """How many run at once: a number, or `auto`, which is 0."""
+
+    name = "parallel"
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        return 0 if value == "auto" else int(super().convert(value, param, ctx))
+
+
 class Cpus(click.ParamType):  # type: ignore[type-arg]
     """Processors: `2`, `0.5`."""
 
@@ -405,6 +417,15 @@ def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: s
     except SnapshotdError:
         return []
     return [CompletionItem(short(item.id), help=item.tool) for item in found if item.id.startswith(incomplete)]
+
+
+def complete_command(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The background commands of the trajectory that was named before."""
+    try:
+        found = connect(ctx, autostart=False).commands(ctx.params.get("trajectory") or "")
+    except SnapshotdError:
+        return []
+    return [CompletionItem(short(item.id), help=item.status) for item in found if item.id.startswith(incomplete)]
 
 
 def complete_task(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -8,12 +8,13 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
+from snapshotd.client.commands import CommandVerbs
 from snapshotd.client.exchange import segment
+from snapshotd.client.experiments import Experiments
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
@@ -24,11 +25,9 @@ from snapshotd.client.results import (
     ChangeInfo,
     CheckInfo,
     ExecInfo,
-    ExportInfo,
     FileStatus,
     ForkInfo,
     ImageInfo,
-    ImportInfo,
     MessageInfo,
     Policy,
     Provider,
@@ -41,37 +40,40 @@ from snapshotd.client.results import (
     UsageInfo,
     VersionInfo,
 )
+from snapshotd.client.sharing import Sharing
 from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import (
+    ForkPlace,
+    Progress,
     Wait,
     absolute,
     b64,
+    check_timeout,
     check_variants,
     check_wait,
     local_path,
     on_this_machine,
     ref_segment,
+    result_of,
 )
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from snapshotd.client.branching.bisecting import BisectInfo, Tried
     from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
     from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
 
 OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
-Progress = Callable[[str], object]
-"""Receives one line of progress for people."""
 Which = Literal["stdout", "stderr", "output"]
-Form = Literal["bundle", "oci", "tar"]
 
 
-class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
+class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs, Experiments):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
@@ -244,6 +246,28 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             terminal,
         )
 
+    @on_this_machine
+    def exec_junit(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        report: str | Path,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        stdin: Readable | None = None,
+        timeout: float | None = None,
+    ) -> ExecInfo:
+        """As `exec_snapshot`, and the local file `report` gets a JUnit report: the one that the command leaves at
+        $SNAPSHOTD_JUNIT, else one that tells of the command as of one test. It is there whole or not at all. The shell in
+        the image starts the command."""
+        from snapshotd.client.branching.reports import exec_reported
+
+        options: dict[str, Any] = {"cwd": cwd, "user": user, "stdin": stdin, "timeout": timeout}
+        return exec_reported(self, ref, argv, report, on_output=on_output, env=dict(env or {}), **options)
+
     def _exec(
         self,
         path: str,
@@ -260,8 +284,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
     ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute: the list of its words is empty")
-        if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
-            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        check_timeout(timeout)
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
@@ -309,6 +332,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
+        part: ForkPlace | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
@@ -319,12 +343,14 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
         values become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
-        daemon's default (half an hour). UsageError before anything starts."""
+        daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
+        anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
         body: dict[str, Any] = {"args": None if args is None else list(args), "name": name, "resume": resume}
         body["idle_timeout_s"] = idle_timeout
+        body["part"] = None if part is None else dataclasses.asdict(part)
         if variants is None:
             body["n"] = n
         elif n != 1:
@@ -341,6 +367,40 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             ):
                 self.flush(line)
         return forked
+
+    @on_this_machine
+    def fork_queue(
+        self,
+        ref: str,
+        n: int = 1,
+        *,
+        parallel: int | None = None,
+        keep_going: bool = False,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        on_child: Callable[[QueuedFork], object] = lambda _: None,
+    ) -> QueueInfo:
+        """`n` (1..10,000) forks, `parallel` at once (None: as many as fit into the free memory): each runs its program
+        to the end, then another begins. Returns when all have ended. `args`, `name`, `resume`, `variants`:
+        as `fork`; one of them has to give the forks a program. `on_child` is told of each that has ended.
+
+        When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
+        error, and the rest goes on. UsageError before anything starts."""
+        from snapshotd.client.branching.queueing import fork_queue
+
+        options = {"args": args, "name": name, "resume": resume}
+        return fork_queue(
+            self,
+            ref,
+            n,
+            parallel=parallel,
+            keep_going=keep_going,
+            variants=variants,
+            on_child=on_child,
+            options=options,
+        )
 
     def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
@@ -613,97 +673,6 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
             ]
         )
 
-    def export(
-        self,
-        ref: str,
-        write: Callable[[bytes], object],
-        *,
-        form: Form = "bundle",
-        whole: bool = False,
-        since: str | None = None,
-        progress: Progress | None = None,
-    ) -> tuple[str, ...]:
-        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
-        `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
-        warnings: files that the form cannot hold.
-
-        If anything is raised, also in the middle, the output is not whole.
-        """
-        query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
-        for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
-            if isinstance(item, bytes):
-                write(item)
-            elif item["event"] == "progress" and progress is not None:
-                progress(item["message"])
-            elif item["event"] == "result":
-                return tuple(item["warnings"])
-        raise DaemonUnavailable(
-            "the daemon ended the export early, so what was written is not whole; repeat the command"
-        )
-
-    @on_this_machine
-    def export_file(
-        self,
-        ref: str,
-        to: str | Path,
-        *,
-        form: Form = "bundle",
-        whole: bool = False,
-        since: str | None = None,
-        progress: Progress | None = None,
-        moved: Callable[[int], object] | None = None,
-    ) -> ExportInfo:
-        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
-        flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
-        far."""
-        from snapshotd.client.part_file import part_file
-
-        count = 0
-        with part_file(local_path(to)) as write:
-
-            def counting(data: bytes) -> None:
-                nonlocal count
-                write(data)
-                count += len(data)
-                if moved is not None:
-                    moved(count)
-
-            warnings = self.export(ref, counting, form=form, whole=whole, since=since, progress=progress)
-        return ExportInfo(count, warnings)
-
-    @on_this_machine
-    def import_bundle(
-        self,
-        source: str | Path | Readable,
-        *,
-        name: str | None = None,
-        wait: Wait = "captured",
-        progress: Progress | None = None,
-    ) -> ImportInfo:
-        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
-        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
-        UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
-        already), LimitExceeded, VersionMismatch; and errors of reading the source."""
-        check_wait(wait)
-        if isinstance(source, str | Path):
-            try:
-                opened = local_path(source).open("rb", buffering=0)
-            except OSError as exc:
-                raise UsageError(
-                    f"the bundle {source} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote"
-                ) from exc
-            with opened:
-                return self.import_bundle(opened, name=name, wait=wait, progress=progress)
-        from snapshotd.client.local_tree import Reader, read_pieces
-
-        with closing(self._transport.upload("/import", Reader(read_pieces(source)), query={"name": name})) as events:
-            answer = _result(events, progress, "the import", "`snapshotd ls` shows whether it is there")
-        imported = ImportInfo.of(answer["imported"])
-        if wait == "stored":
-            for item in imported.trajectories:
-                self.flush(item.id)
-        return imported
-
     def mount(self, directory: str | Path) -> None:
         """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
         UsageError, Unsupported."""
@@ -716,7 +685,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports):
     def _work(
         self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str
     ) -> dict[str, Any]:
-        return _result(self._transport.lines(method, path, body=body), progress, what, then)
+        return result_of(self._transport.lines(method, path, body=body), progress, what, then)
 
     # -- images --------------------------------------------------------------------------------------------------------
 
@@ -789,16 +758,6 @@ def sandbox_fields(
         "tenant": tenant,
         "limits": {key: value for key, value in limits.items() if value is not None},
     }
-
-
-def _result(events: Iterator[dict[str, Any]], progress: Progress | None, what: str, then: str) -> dict[str, Any]:
-    """The last event of long work, whose lines of progress go to `progress`."""
-    for event in events:
-        if event["event"] == "progress" and progress is not None:
-            progress(event["message"])
-        elif event["event"] == "result":
-            return event
-    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")
 
 
 def _line(trajectory: str | None) -> dict[str, str | None]:

@@ -61,7 +61,7 @@ class FileVerbs(Verbs):
         """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
         and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what
         was left out."""
-        from snapshotd.client.local_tree import Reader, TarUnpacker  # tarfile takes 6 ms
+        from snapshotd.client.local.tree import Reader, TarUnpacker  # tarfile takes 6 ms
 
         pieces = _Pieces(self, ref, path)
         reader = Reader(iter(pieces), moved)
@@ -82,7 +82,7 @@ class FileVerbs(Verbs):
         """Write a file: bytes, text (as UTF-8), or what a file that is open for bytes gives until its end. The old one
         is there until all is written, and stays if that fails. Missing directories are made. Without `mode` a new file
         has 0644, and another keeps its own."""
-        from snapshotd.client.local_tree import Reader, read_pieces
+        from snapshotd.client.local.tree import Reader, read_pieces
 
         content = data.encode() if isinstance(data, str) else data
         whole = isinstance(content, bytes)
@@ -102,7 +102,7 @@ class FileVerbs(Verbs):
     ) -> WriteInfo:
         """Write several files as one call: contents by path. Each is written as `write_file` does; if one cannot be,
         those before it have been, and the call is recorded as failed."""
-        from snapshotd.client.local_tree import Reader, pack_bytes
+        from snapshotd.client.local.tree import Reader, pack_bytes
 
         pairs = files.items() if isinstance(files, Mapping) else files
         whole = [
@@ -125,7 +125,7 @@ class FileVerbs(Verbs):
     ) -> WriteInfo:
         """Put the members of a tar below a directory, as one call; with the modes and times that the tar says. Devices
         and pipes are left out, with a warning."""
-        from snapshotd.client.local_tree import Reader, read_pieces
+        from snapshotd.client.local.tree import Reader, read_pieces
 
         reader = Reader(read_pieces(tar), moved)
         return self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
@@ -143,7 +143,7 @@ class FileVerbs(Verbs):
         """Copy the local file `source` to the file `path`, or the local folder `source` into the directory `path`,
         which is made if it is missing and keeps what else is in it. Modes and times are kept. UsageError: it cannot be
         read."""
-        from snapshotd.client.local_tree import Reader, pack
+        from snapshotd.client.local.tree import Reader, pack
 
         local, warnings = local_path(source), list[str]()
         if not local.exists():

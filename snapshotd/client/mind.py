@@ -87,10 +87,31 @@ class Mind(Verbs):
         return RewindPreview.of(self._transport.request("GET", self._line(ref, "rewind"), query=query))
 
     def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
-        """Take the last rewind (or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
+        """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
         rewind."""
         check_wait(wait)
         return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "undo"))), wait)
+
+    def promote(
+        self,
+        ref: str,
+        *,
+        into: str | None = None,
+        leave_behind: bool = False,
+        compensate: bool = False,
+        wait: Wait = "captured",
+    ) -> SnapshotInfo:
+        """Make the head of a fork the head of the trajectory that it was forked from (`into`: of one further up):
+        files, conversation, journal and state. Returns the new snapshot of that trajectory, and `undo` takes it back.
+
+        Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
+        With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
+        irreversible calls among them have run. Its program, arguments and environment stay as they are."""
+        check_wait(wait)
+        body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
+        return self._settled(
+            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "promote"), body=body)), wait
+        )
 
     def edit(
         self,

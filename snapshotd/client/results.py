@@ -185,6 +185,25 @@ class ExecInfo(ApiRecord):
 
 
 @dataclass(frozen=True, slots=True)
+class CommandInfo(ApiRecord):
+    """A command in the background. `status` is running, or how its call ended: done, failed, interrupted, timed-out or
+    unknown. `snapshot` is the id of the one that was taken when it ended."""
+
+    id: str
+    trajectory: str
+    argv: tuple[str, ...]
+    cwd: str
+    stdin: bool
+    timeout_s: float | None
+    began_at: str
+    status: str
+    exit_code: int | None
+    ended_at: str | None
+    snapshot: str | None
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class ForkInfo(ApiRecord):
     experiment: str
     trajectories: tuple[TrajectoryInfo, ...]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
-from snapshotd.client.client import Form, Snapshotd
+from snapshotd.client.client import Snapshotd
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure, Port
 from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
+    CommandInfo,
     ExecInfo,
     ExportInfo,
     MessageInfo,
@@ -25,8 +29,9 @@ from snapshotd.client.results import (
     TrajectoryInfo,
 )
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
+from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import Conflict, SnapshotdError, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
 
@@ -59,6 +64,64 @@ class ExecFailed(SnapshotdError):  # noqa: N818 - like every error of ours, it i
     def __init__(self, message: str, result: ExecResult) -> None:
         super().__init__(message)
         self.result = result
+
+
+class Command:
+    """A command in the background of a sandbox: `Sandbox.exec(..., background=True)` starts one, `Sandbox.commands` and
+    `Sandbox.command` find it again. `id` is its name."""
+
+    def __init__(self, client: Snapshotd, info: CommandInfo) -> None:
+        self._client = client
+        self._sandbox = info.trajectory
+        self.id = info.id
+
+    @property
+    def info(self) -> CommandInfo:
+        """Its present state (asks the daemon): `status`, `exit_code`, `snapshot`."""
+        return self._client.command(self._sandbox, self.id)
+
+    def wait(
+        self,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        check: bool = False,
+    ) -> ExecResult:
+        """Wait until it has ended, beyond a restart of the daemon. Its whole output comes to `on_stdout` and `on_stderr`,
+        from its beginning. The exit code is -1 when it is not known. With `check`, ExecFailed for any but 0."""
+        kept = _Kept(on_stdout, on_stderr)
+        for event in self._client.command_events(self._sandbox, self.id):
+            if event["event"] == "output":
+                kept.take(event["stream"], base64.b64decode(event["data_b64"]))
+        info = self.info
+        result = kept.result(-1 if info.exit_code is None else info.exit_code, info.snapshot)
+        if check and result.exit_code != 0:
+            raise _failed(shlex.join(info.argv), result, info.error)
+        return result
+
+    def output(self, *, follow: bool = False) -> Iterator[tuple[str, bytes]]:
+        """The pieces of its output from the beginning, in order, each with its stream ("stdout" or "stderr"). With
+        `follow`, until it has ended."""
+        for event in self._client.command_events(self._sandbox, self.id, follow=follow):
+            if event["event"] == "output":
+                yield event["stream"], base64.b64decode(event["data_b64"])
+
+    def write(self, data: str | bytes, *, end: bool = False) -> None:
+        """Write to its standard input, and with `end` close it behind that. For a command that was started with
+        `stdin=True`. As `Snapshotd.write_command`."""
+        self._client.write_command(self._sandbox, self.id, data.encode() if isinstance(data, str) else data, end=end)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to its process group, as a terminal does. Conflict: it has ended."""
+        self._client.signal_command(self._sandbox, self.id, number)
+
+    def kill(self) -> None:
+        """End it at once, with all that it started. Not an error when it has ended."""
+        with contextlib.suppress(Conflict):
+            self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        return f"<Command {self.id[:12]}>"
 
 
 class Snapshot:
@@ -164,11 +227,11 @@ class Snapshot:
         timeout: float | None = None,
     ) -> ExecResult:
         """Run a command in a throw-away fork; nothing of it is kept. Otherwise as `Sandbox.exec`."""
-        output = _Output(on_stdout, on_stderr)
+        output = _Kept(on_stdout, on_stderr)
         done = self._client.exec_snapshot(
             self.id, _argv(command), cwd=cwd, env=env, user=user, on_output=output.take, timeout=timeout
         )
-        return output.result(done, command, check)
+        return output.checked(done, command, check)
 
     def tag(self, name: str, *, move: bool = False) -> None:
         self._client.tag(self.id, name, move=move)
@@ -244,6 +307,7 @@ class Sandbox:
         """Its present state (asks the daemon)."""
         return self._client.trajectory(self.id)
 
+    @overload
     def exec(
         self,
         command: str | Sequence[str],
@@ -258,7 +322,40 @@ class Sandbox:
         if_head: Snapshot | str | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
-    ) -> ExecResult:
+        background: Literal[False] = False,
+    ) -> ExecResult: ...
+
+    @overload
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        background: Literal[True],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+    ) -> Command: ...
+
+    def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        wait: Wait = "captured",
+        if_head: Snapshot | str | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        background: bool = False,
+        stdin: bool = False,
+    ) -> ExecResult | Command:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
 
@@ -266,8 +363,30 @@ class Sandbox:
         snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
         command is ended with everything that it started: exit code 124, and what it has done until then is there.
         `idle_timeout`: as in `create`, for the sandbox from now on.
+
+        With `background` the answer is a `Command` at once, and its snapshot is taken when it ends; other calls go on
+        beside it. With `stdin`, `Command.write` writes to it; otherwise its standard input is empty. UsageError for what
+        only a command in the foreground has.
         """
-        output = _Output(on_stdout, on_stderr)
+        if background:
+            if check or on_stdout or on_stderr or if_head is not None or wait != "captured":
+                raise UsageError(
+                    "a command in the background has no check, on_stdout, on_stderr, if_head or wait; `Command.wait` takes them"
+                )
+            info = self._client.exec_in_background(
+                self.id,
+                _argv(command),
+                cwd=cwd,
+                env=env,
+                user=user,
+                stdin=stdin,
+                timeout=timeout,
+                idle_timeout=idle_timeout,
+            )
+            return Command(self._client, info)
+        if stdin:
+            raise UsageError("`stdin` is for a command in the background; `Snapshotd.exec` takes a stream as `stdin`")
+        output = _Kept(on_stdout, on_stderr)
         done = self._client.exec(
             self.id,
             _argv(command),
@@ -280,7 +399,15 @@ class Sandbox:
             timeout=timeout,
             idle_timeout=idle_timeout,
         )
-        return output.result(done, command, check)
+        return output.checked(done, command, check)
+
+    def commands(self) -> list[Command]:
+        """Its background commands: those that run, and the newest of those that have ended, oldest first."""
+        return [Command(self._client, info) for info in self._client.commands(self.id)]
+
+    def command(self, prefix: str) -> Command:
+        """One of them, by a unique prefix of its id. NotFound, Ambiguous."""
+        return Command(self._client, self._client.command(self.id, prefix))
 
     def port(
         self,
@@ -335,6 +462,15 @@ class Sandbox:
         """Take the last rewind (or undo) back."""
         return Snapshot(self._client, self._client.undo(self.id, wait=wait))
 
+    def promote(
+        self, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False, wait: Wait = "captured"
+    ) -> Snapshot:
+        """Make the newest snapshot the head of the trajectory that this one was forked from. As `Snapshotd.promote`."""
+        return Snapshot(
+            self._client,
+            self._client.promote(self.id, into=into, leave_behind=leave_behind, compensate=compensate, wait=wait),
+        )
+
     def resume(
         self, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
     ) -> None:
@@ -380,31 +516,36 @@ class Sandbox:
         return f"<Sandbox {self.name or self.id[:12]}>"
 
 
-class _Output:
-    """A command's output, kept and told."""
+class _Kept:
+    """The output of a command as it comes."""
 
     def __init__(
         self, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
     ) -> None:
-        self._kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
         self._told = {"stdout": on_stdout, "stderr": on_stderr}
+        self._pieces: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 
     def take(self, stream: str, data: bytes) -> None:
-        self._kept[stream].append(data)
+        self._pieces[stream].append(data)
         listener = self._told[stream]
         if listener is not None:
             listener(data)
 
-    def result(self, done: ExecInfo, command: str | Sequence[str], check: bool) -> ExecResult:
+    def result(self, exit_code: int, snapshot_id: str | None) -> ExecResult:
+        stdout, stderr = (b"".join(self._pieces[name]) for name in ("stdout", "stderr"))
+        return ExecResult(exit_code, stdout, stderr, snapshot_id)
+
+    def checked(self, done: ExecInfo, command: str | Sequence[str], check: bool) -> ExecResult:
         """The result of the command that ended so. ExecFailed, with `check`."""
-        snapshot_id = None if done.snapshot is None else done.snapshot.id
-        stdout, stderr = (b"".join(self._kept[stream]) for stream in ("stdout", "stderr"))
-        result = ExecResult(done.exit_code, stdout, stderr, snapshot_id)
+        result = self.result(done.exit_code, None if done.snapshot is None else done.snapshot.id)
         if check and result.exit_code != 0:
-            shown = command if isinstance(command, str) else shlex.join(command)
-            said = done.call.error or result.stderr[-500:].strip()
-            raise ExecFailed(f"the command `{shown}` ended with exit code {result.exit_code}: {said}", result)
+            raise _failed(command if isinstance(command, str) else shlex.join(command), result, done.call.error)
         return result
+
+
+def _failed(command: str, result: ExecResult, error: str | None) -> ExecFailed:
+    said = error or result.stderr[-500:].strip()
+    return ExecFailed(f"the command `{command}` ended with exit code {result.exit_code}: {said}", result)
 
 
 def _argv(command: str | Sequence[str]) -> list[str]:

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from snapshotd.client.exchange import segment
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport
-from snapshotd.daemon.http.wire import FORK_MAX, check_ref
-from snapshotd.errors import UsageError
+from snapshotd.daemon.http.wire import FORK_MAX, TIMEOUT_MAX_S, check_ref
+from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
 """Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
@@ -54,13 +55,30 @@ def check_wait(wait: str) -> None:
         raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
 
 
+def check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
+        raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+
+
+Progress = Callable[[str], object]
+"""Receives one line of progress for people."""
 VARIANT_KEYS = ("name", "args", "env")
 
 
-def check_variants(variants: Mapping[str, Mapping[str, Any]]) -> None:
+@dataclass(frozen=True, slots=True)
+class ForkPlace:
+    """The place of a fork in a larger one that is made piece by piece: its children belong to that `experiment` (32 hex
+    digits), and have the numbers from `first` on of `count`."""
+
+    experiment: str
+    first: int
+    count: int
+
+
+def check_variants(variants: Mapping[str, Mapping[str, Any]], most: int = FORK_MAX) -> None:
     """UsageError: there are none, too many, or one has a key that no variant has."""
-    if not 1 <= len(variants) <= FORK_MAX:
-        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {FORK_MAX}; nothing was started")
+    if not 1 <= len(variants) <= most:
+        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {most}; nothing was started")
     for label, keys in variants.items():
         for key in keys:
             if key not in VARIANT_KEYS:
@@ -84,3 +102,13 @@ def absolute(path: str | Path | None) -> str | None:
 def b64(path: str | bytes) -> str:
     """A sandbox path, or any bytes, for a request."""
     return base64.urlsafe_b64encode(os.fsencode(path)).decode()
+
+
+def result_of(events: Iterator[dict[str, Any]], progress: Progress | None, what: str, then: str) -> dict[str, Any]:
+    """The last event of long work, whose lines of progress go to `progress`."""
+    for event in events:
+        if event["event"] == "progress" and progress is not None:
+            progress(event["message"])
+        elif event["event"] == "result":
+            return event
+    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")

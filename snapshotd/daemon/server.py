@@ -29,6 +29,7 @@ from typing import TypeVar
 import uvicorn
 
 import snapshotd
+from snapshotd.daemon.hooks import HookServer
 from snapshotd.daemon.host import check_host, enter_own_mount_namespace
 from snapshotd.daemon.http.api import create_app
 from snapshotd.daemon.http.failures import error_json
@@ -61,6 +62,8 @@ class ServerOptions:
     socket_path: Path
     foreground: bool = False
     ready_fd: int | None = None
+    hook_socket: Path | None = None
+    """Socket for hooks of agents in users' folders; None: there is none."""
     is_sandboxed: SandboxPredicate | None = None
     """Decides if a peer is refused because it lives in a sandbox; None asks the engine."""
 
@@ -187,7 +190,8 @@ def _unbind(path: Path, listener: socket.socket) -> None:
 
 def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int:
     service = Service(engine, options.state_dir, os.getpid())
-    protocol = protocol_class(options.is_sandboxed or in_sandbox_of(engine))
+    sandboxed = options.is_sandboxed or in_sandbox_of(engine)
+    protocol = protocol_class(sandboxed)
     config = uvicorn.Config(
         create_app(service),
         http=protocol,
@@ -201,9 +205,14 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int
         backlog=_BACKLOG,
         timeout_graceful_shutdown=_DRAIN_S,
     )
-    server = _Server(config, service, lambda: _announce(options))
+    hooks = None if options.hook_socket is None else HookServer(options.hook_socket, engine, sandboxed)
+    server = _Server(config, service, lambda: _announce(options), hooks)
     service.request_stop = server.stop_soon
-    server.run(sockets=[listener])
+    try:
+        server.run(sockets=[listener])
+    finally:
+        if hooks is not None:
+            hooks.close()
     log.info("stopped", extra={"fields": {"failed": server.close_failed}})
     return 1 if server.close_failed else 0
 
@@ -211,9 +220,11 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int
 class _Server(uvicorn.Server):
     """uvicorn with our end of life: the engine closes between the last connection and the last answer."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, announce: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, announce: Callable[[], None], hooks: HookServer | None
+    ) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._hooks = service, hooks
         self._announce = announce
         self.close_failed = False
 
@@ -245,6 +256,8 @@ class _Server(uvicorn.Server):
         for server in self.servers:
             server.close()
         try:
+            if self._hooks is not None:
+                await asyncio.to_thread(self._hooks.close)
             await asyncio.to_thread(self._service.engine.close)
         except Exception:
             self.close_failed = True

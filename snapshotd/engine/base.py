@@ -21,12 +21,14 @@ from typing import Any, Literal
 
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
+from snapshotd.kernel.identity import HostUser
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import (
     DEFAULT_TENANT,
     Approval,
     ApprovalStatus,
+    CallID,
     CallStatus,
     ExperimentID,
     Image,
@@ -136,6 +138,16 @@ class Variant:
     name: str | None = None
     args: tuple[str, ...] | None = None
     env: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ForkPart:
+    """The place of a fork in a larger one that is made piece by piece: its children belong to that `experiment`, and
+    have the numbers from `first` on of `count`."""
+
+    experiment: ExperimentID
+    first: int
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +380,29 @@ class Connection:
     close: Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class CommandInfo:
+    """A command in the background. Its id is that of the call in the snapshot that it ends with. `status`: None while
+    it runs. `snapshot`: None while it runs, and if none could be taken."""
+
+    id: CallID
+    trajectory: TrajectoryID
+    argv: tuple[str, ...]
+    cwd: str
+    began_at_ns: int
+    stdin: bool = False
+    timeout_s: float | None = None
+    status: CallStatus | None = None
+    exit_code: int | None = None
+    ended_at_ns: int | None = None
+    snapshot: SnapshotID | None = None
+    error: str | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.status is None
+
+
 class Engine(ABC):
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -424,6 +459,47 @@ class Engine(ABC):
         gone, or after `timeout_s` seconds, as in `exec`."""
 
     @abstractmethod
+    def exec_in_background(
+        self,
+        ref: str,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        stdin: bool = False,
+        timeout_s: float | None = None,
+        idle_timeout_s: float | None = None,
+    ) -> CommandInfo:
+        """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
+        ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
+        end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
+        `write_command` writes, otherwise empty."""
+
+    @abstractmethod
+    def commands(self, ref: str) -> list[CommandInfo]:
+        """A trajectory's background commands: those that run, and the newest of those that have ended."""
+
+    @abstractmethod
+    def command(self, ref: str, command: str) -> CommandInfo:
+        """One of them, by a unique prefix of its id. NotFound, Ambiguous; so do all that take `command`."""
+
+    @abstractmethod
+    def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
+        """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
+        `snapshot`). With `follow`, waits for more until `finished`."""
+
+    @abstractmethod
+    def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:
+        """Send a signal to a command's process group; SIGKILL, to all that it started. Conflict: it has ended."""
+
+    @abstractmethod
+    def write_command(self, ref: str, command: str, data: bytes, *, end: bool) -> int:
+        """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
+        the command took within some seconds; its input is closed only if that is all. UsageError: it has no input;
+        Conflict: it has ended, or its input has."""
+
+    @abstractmethod
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
         """Connect to a TCP server on a port of a sandbox's loopback, whatever its network; nothing else can be reached.
         `ended` is called, from any thread, when the sandbox ends before the connection is closed; it returns at once.
@@ -441,6 +517,7 @@ class Engine(ABC):
         resume: bool = False,
         variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
+        part: ForkPart | None = None,
     ) -> Forked:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
@@ -448,7 +525,7 @@ class Engine(ABC):
         and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
         With `variants` there is one child for each, and `n` is their number. Several children are called NAME-0,
         NAME-1, ..., or by the labels of their variants, unless `{index}` or `{variant}` in the name tells them apart.
-        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default.
+        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default. `part`: these are some of more children.
         UsageError: there is no program to resume, or two variants have one label or name."""
 
     @abstractmethod
@@ -472,8 +549,18 @@ class Engine(ABC):
 
     @abstractmethod
     def undo(self, ref: str) -> Snapshot:
-        """Take the last rewind (or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
+        """Take the last rewind (or promotion, or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
         Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
+
+    @abstractmethod
+    def promote(
+        self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
+    ) -> Snapshot:
+        """Make a fork's head the head of the trajectory that it was forked from (`into`: of one further up), files and
+        mind, in place; recorded as a new snapshot of that trajectory, and `undo` takes it back. Its program, arguments
+        and environment stay its own; the fork stays as it is. Conflict: it is no fork of it, or took no step; something
+        runs in either sandbox; the trajectory took steps since the fork, unless `leave_behind` or `compensate`, which
+        runs compensations first, as `rewind` does. LimitExceeded: the mind is too large to be copied."""
 
     @abstractmethod
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
@@ -691,6 +778,22 @@ class Engine(ABC):
     @abstractmethod
     def rename_file(self, ref: str, path: bytes, to: bytes) -> Snapshot:
         """As rename(2): in place of a file, or of an empty directory."""
+
+    # -- folders of this machine ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> Snapshot | None:
+        """Take the snapshot that a hook of an agent calls for, of the folder of the descriptor, with the rights of
+        `user`. None: there is none to take. UsageError: the payload; LimitExceeded, NotPermitted: no snapshots are taken
+        of such a folder."""
+
+    @abstractmethod
+    def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> Snapshot:
+        """A snapshot of the folder as it is, with a tag. Conflict, UsageError: the name."""
+
+    @abstractmethod
+    def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
+        """The user's trajectory of the folder. NotFound: no hook has told of it."""
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from snapshotd.catalog.base import Catalog
@@ -16,7 +16,7 @@ from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
-from snapshotd.types import BlobID, Image, ImageID, OutputKind, Snapshot, short
+from snapshotd.types import FOLDER, BlobID, Image, ImageID, OutputKind, SandboxSpec, Snapshot, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class Context:
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
         return next((image for image in self.images.list() if image.id == image_id), None)
+
+    def sandbox_spec(self, spec: SandboxSpec) -> SandboxSpec:
+        """The spec of a sandbox that begins at a snapshot of a trajectory with this one. Unsupported."""
+        return replace(spec, runtime=self.runtime("auto").name) if spec.runtime == FOLDER else spec
 
     def output(self, blob: BlobID) -> Iterator[bytes]:
         """A recorded output in pieces, from the spool or the repository. NotFound, DataLoss."""

@@ -21,6 +21,7 @@ from snapshotd.engine.base import (
     Event,
     ExecResult,
     Forked,
+    ForkPart,
     Imported,
     OutputSink,
     ProgressSink,
@@ -34,9 +35,12 @@ from snapshotd.engine.base import (
     Variant,
 )
 from snapshotd.engine.caller import Caller
+from snapshotd.engine.command_verbs import LocalCommandVerbs
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
 from snapshotd.engine.file_verbs import LocalFileVerbs
+from snapshotd.engine.folder_verbs import FolderVerbs
+from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
@@ -67,6 +71,7 @@ from snapshotd.engine.storing.worker import Worker
 from snapshotd.engine.transfer import bundle, imports
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.failpoints import hit
+from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.store import release
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
@@ -94,7 +99,7 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(MindVerbs, LocalFileVerbs):
+class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     """The real engine, on this machine's kernel and runtimes."""
 
     def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
@@ -118,7 +123,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
-        context.store.on_unneeded = lambda: self._background.later(self._sweep_what_was_held)
+        context.store.on_unneeded(lambda: self._background.later(self._sweep_what_was_held))
         self._webhooks = Webhooks()
         self._gate = Gate(context, self._webhooks)
         self._values = KeyValueStore(context.catalog)
@@ -140,6 +145,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
             fork=self._fork_once,
             forget=self._forget,
         )
+        self._folders = Folders(context, self._cold, self._background.submit)
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
@@ -324,7 +330,9 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
     ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
-            trajectory = replace(_throw_away(owner.spec, source.stack, env=owner.env)[0], head=source.id)
+            trajectory = replace(
+                _throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)[0], head=source.id
+            )
             with self._sessions.throw_away(trajectory, source) as sandbox:
                 return self._sessions.exec(
                     sandbox,
@@ -352,14 +360,15 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         resume: bool = False,
         variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
+        part: ForkPart | None = None,
     ) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
-        forked = children(n, args, name, variants)
+        forked = children(n, args, name, variants, part)
         for one in forked:
             _check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s)
+            return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s, part=part)
 
     def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
         _check_name(name)
@@ -405,6 +414,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         hit("engine.remove.recorded")
         retention.set_policy(self._catalog, trajectory, None)
         self._context.events.remove(trajectory)
+        self._sessions.commands.forget(trajectory)
         self._context.secrecy.forget(trajectory)
         if layers:  # a fork that changed nothing has no layers, and a sweep looks at everyone's
             self._sweep()
@@ -582,6 +592,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
             "state_dir": str(context.state_dir),
             "layers": context.store.kind,
             "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
+            "free_memory_bytes": available_bytes(),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()),
             "sandboxes": len(self._sessions.live()),

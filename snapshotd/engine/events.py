@@ -143,16 +143,16 @@ def _behind(pieces: Iterator[bytes], passed: int) -> Iterator[bytes]:
 
 class EventLogs:
     """The logs of all runs of a state directory, and the watch over all of them. `directory` is made if missing; after
-    `max_bytes` a log takes no more output."""
+    `max_bytes` a log takes no more output. A log's name is its trajectory's id, or any path below `directory`."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         self._directory, self._max_bytes = directory, max_bytes
         self.watch = Watch()
         directory.mkdir(mode=0o700, exist_ok=True)
-        self._live: dict[TrajectoryID, EventLog] = {}
+        self._live: dict[str, EventLog] = {}
         self._lock = threading.Lock()
 
-    def begin(self, trajectory: TrajectoryID, *, afresh: bool = False) -> EventLog:
+    def begin(self, trajectory: str, *, afresh: bool = False) -> EventLog:
         """Start (or go on with) the log of a run. `afresh`: a new run; the events of the one before are forgotten."""
         with self._lock:
             log = self._live.get(trajectory)
@@ -170,11 +170,11 @@ class EventLogs:
             log.append(event)
         self.watch.publish({**event, "trajectory": trajectory})
 
-    def live(self, trajectory: TrajectoryID) -> EventLog | None:
+    def live(self, trajectory: str) -> EventLog | None:
         with self._lock:
             return self._live.get(trajectory)
 
-    def follow(self, trajectory: TrajectoryID, *, wait: bool) -> Iterator[Event]:
+    def follow(self, trajectory: str, *, wait: bool) -> Iterator[Event]:
         """Empty when the trajectory never ran an agent."""
         log = self.live(trajectory)
         if log is not None:
@@ -187,11 +187,16 @@ class EventLogs:
                     if line.endswith(b"\n"):  # a crash can leave half a line at the end
                         yield json.loads(line)
 
-    def remove(self, trajectory: TrajectoryID) -> None:
+    def remove(self, trajectory: str) -> None:
         """Forget a run's events. Not an error when there are none."""
         with self._lock:
             self._live.pop(trajectory, None)
         self._path(trajectory).unlink(missing_ok=True)
 
-    def _path(self, trajectory: TrajectoryID) -> Path:
+    def let_go(self, trajectory: str) -> None:
+        """Its log is finished, and is read from the file from now on."""
+        with self._lock:
+            self._live.pop(trajectory, None)
+
+    def _path(self, trajectory: str) -> Path:
         return self._directory / f"{trajectory}.ndjson"

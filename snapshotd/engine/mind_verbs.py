@@ -1,7 +1,7 @@
 """The verbs of the agent's mind, each a line or two over the module that is about it. See `engine/base.py` for the
 contract.
 
-rewinding.py  effects.py  retry.py  editing.py  approvals.py  keyvalue.py  tasks.py
+rewinding.py  promotion.py  effects.py  retry.py  editing.py  approvals.py  keyvalue.py  tasks.py
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.past.editing import Editing, Fork
 from snapshotd.engine.past.effects import Effects
+from snapshotd.engine.past.promotion import Promotion
 from snapshotd.engine.past.retry import Retry
 from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs.sessions import Sessions
@@ -59,6 +60,7 @@ class Mind:
         self.effects = Effects(context, sessions, gate, listener)
         self.rewinding = Rewinding(context, sessions, cold, self.effects, listener)
         self.retry = Retry(context, sessions, self.rewinding, self.effects)
+        self.promotion = Promotion(context, sessions, self.rewinding, self.effects)
         self.editing = Editing(context, sessions, self.rewinding, fork, forget, listener)
 
         values.start_sweeping()
@@ -128,6 +130,14 @@ class MindVerbs(Engine):
 
     def undo(self, ref: str) -> Snapshot:
         return self._mind.rewinding.undo(self._trajectory(ref))
+
+    def promote(
+        self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
+    ) -> Snapshot:
+        target = None if into is None else self._trajectory(into)
+        return self._mind.promotion.promote(
+            self._trajectory(ref), target, leave_behind=leave_behind, compensate=compensate
+        )
 
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
         with self._mind.context.pins.pinned(self._snapshot(ref).id) as source:

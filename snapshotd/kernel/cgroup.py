@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from snapshotd.errors import SandboxFailed
+from snapshotd.kernel.processes import in_own_namespace
 
 _ROOT = "/sys/fs/cgroup"
 _FREEZE_DEADLINE_S = 10.0
@@ -21,7 +22,12 @@ class Cgroup:
     version: int
 
     def processes(self) -> list[int]:
-        """Process ids in the daemon's pid namespace, zombies included. SandboxFailed when the cgroup is gone."""
+        """The container's own processes, zombies included: not those of this process's pid namespace, which start its
+        commands. SandboxFailed when the cgroup is gone."""
+        return [pid for pid in self.members() if not in_own_namespace(pid)]
+
+    def members(self) -> list[int]:
+        """All process ids in the daemon's pid namespace, zombies included. SandboxFailed when the cgroup is gone."""
         try:
             with open(f"{self.directory}/cgroup.procs", "rb") as f:
                 return [int(line) for line in f.read().split()]

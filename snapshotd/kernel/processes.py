@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import signal
 import struct
+from collections.abc import Iterable
 
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since."""
@@ -28,6 +30,15 @@ def never_executed(fields: list[bytes]) -> bool:
     The kernel's mark PF_FORKNOEXEC (field 9, `flags`) tells that and, unlike names, cannot be set by a program.
     """
     return bool(int(fields[6]) & _PF_FORKNOEXEC)
+
+
+def in_own_namespace(pid: int) -> bool:
+    """True if a process is in this process's own pid namespace; False for one of another, and for one that is gone. No
+    process of a container can get out of the container's."""
+    try:
+        return os.stat(f"/proc/{pid}/ns/pid").st_ino == os.stat("/proc/self/ns/pid").st_ino
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def start_time(pid: int) -> int:
@@ -73,4 +84,29 @@ def descendants(pid: int) -> list[int]:
                 todo += children
         except OSError:
             continue  # it has ended meanwhile: its children are known already or not its any more
+    return found
+
+
+def started_by(command: int, pids: Iterable[int]) -> set[int]:
+    """The processes among `pids` that a command (a session leader) started, and itself: those in its session, and those
+    below one that is, however they called setsid(2)."""
+    parents, found, known = dict[int, int](), {command}, set(pids)
+    for pid in known:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = stat_fields(pid)
+            parents[pid] = int(fields[1])
+            if int(fields[3]) == command:
+                found.add(pid)
+    while more := {pid for pid, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found & known
+
+
+def in_group_of(command: int, pids: Iterable[int]) -> set[int]:
+    """The processes among `pids` in the process group that a command leads."""
+    found = set()
+    for pid in pids:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if int(stat_fields(pid)[2]) == command:
+                found.add(pid)
     return found

@@ -26,6 +26,7 @@ _COMMON = {
 }
 _BY_MACHINE = {
     "x86_64": {
+        "clone": 56,
         "pivot_root": 155,
         "setns": 308,
         "umount2": 166,
@@ -38,8 +39,10 @@ _BY_MACHINE = {
         "keyctl": 250,
         "seccomp": 317,
         "capset": 126,
+        "setgroups": 116,
     },
     "aarch64": {
+        "clone": 220,
         "pivot_root": 41,
         "setns": 268,
         "umount2": 39,
@@ -52,6 +55,7 @@ _BY_MACHINE = {
         "keyctl": 219,
         "seccomp": 277,
         "capset": 91,
+        "setgroups": 159,
     },
 }
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}

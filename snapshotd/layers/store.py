@@ -20,7 +20,6 @@ Concurrency: thread-safe; two calls never work on one layer id.
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import tempfile
@@ -34,6 +33,8 @@ from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files, loop, quota
 from snapshotd.kernel import syscalls as sc
+from snapshotd.layers.limits import DiskLimits
+from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.trim import Trimmer
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
@@ -48,14 +49,6 @@ _MOUNT_TRIES = 5
 """A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than
 once."""
 READY_LAYERS = 4
-DISK_SHARE = 0.5
-"""Part of the layers' file system that one sandbox may take if no limit is given."""
-DISK_LEAST_BYTES = 16 << 20
-"""Space that a sandbox at its limit may still use in a step, so that it can remove files and report."""
-_BYTES_PER_INODE = 4096
-_FIRST_PROJECT = 1 << 24
-"""Projects below this are left to other users of the file system."""
-_SIZE = "trusted.snapshotd.bytes"
 _TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
 """Opens a lazy layer's content for overlayfs: the host id that container id 0 is shown as, to an O_PATH descriptor."""
@@ -78,20 +71,13 @@ class LayerStore:
         self._held: Counter[LayerID] = Counter()
         self._spared: set[LayerID] = set()
         """Layers that a sweep would have removed if they had not been held."""
-        self.on_unneeded: Callable[[], object] = lambda: None
-        """Called when such a layer is released, so that a thread sweeps again. It must not block."""
+        self._unneeded: Callable[[], object] = lambda: None
         self._lazy: dict[LayerID, LazyOpener] = {}
-        self._sized: dict[LayerID, int] | None = None
-        self._unnoted: dict[LayerID, int] = {}
-        """Sizes for which there was no room on the disk."""
+        self._sizes = LayerSizes()
         self._trash = threading.Lock()
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
-        self.quotas = quota.enforced(self._fd)
-        """The file system keeps the limits of live uppers."""
-        self._project = _FIRST_PROJECT
-        st = os.fstatvfs(self._fd)
-        self._disk_bytes = int(st.f_blocks * st.f_frsize * DISK_SHARE)
+        self._limits = DiskLimits(self._fd)
         self._trimmer = Trimmer(self._fd) if trims else None
 
     def close(self) -> None:
@@ -216,7 +202,11 @@ class LayerStore:
             unneeded = bool(self._spared & free)
             self._spared -= free
         if unneeded:
-            self.on_unneeded()
+            self._unneeded()
+
+    def on_unneeded(self, sweep: Callable[[], object]) -> None:
+        """Have `sweep` called when a layer is released that a sweep would have removed. It must not block."""
+        self._unneeded = sweep
 
     def is_held(self, layer: LayerID) -> bool:
         """True if the layer is held right now."""
@@ -226,46 +216,16 @@ class LayerStore:
     def note_size(self, layer: LayerID, size_bytes: int) -> None:
         """Remember how much space a sealed layer takes. Not an error when it is gone."""
         with self._lock:
-            try:
-                os.setxattr(f"/proc/self/fd/{self._fd}/{layer}", _SIZE, str(size_bytes).encode())
-            except FileNotFoundError:
-                return
-            except OSError as exc:
-                if exc.errno not in (*NO_ROOM, errno.EOPNOTSUPP):
-                    raise
-                self._unnoted[layer] = size_bytes  # after a restart it is unknown, and the layer is not evicted
-            if self._sized is not None:
-                self._sized[layer] = size_bytes
+            self._sizes.note(self._fd, layer, size_bytes)
 
     def sized_bytes(self) -> int:
         """Disk use of all layers whose size is known. Cost: nothing per layer on disk, but for the first time."""
         with self._lock:
-            return sum(self._known_sizes().values())
-
-    def _known_sizes(self) -> dict[LayerID, int]:
-        """Caller holds the lock."""
-        if self._sized is None:
-            self._sized = {layer: size for layer, (size, _) in self.sizes().items()}
-        return self._sized
-
-    def _unsized(self, layer: LayerID) -> None:
-        """The layer goes. Caller holds the lock."""
-        if self._sized is not None:
-            self._sized.pop(layer, None)
-        self._unnoted.pop(layer, None)
+            return sum(self._sizes.known(self._fd).values())
 
     def sizes(self) -> dict[LayerID, tuple[int, int]]:
         """For each layer whose size is known: size in bytes, time of last use in ns."""
-        found = {}
-        for layer in self.layers():
-            path = f"/proc/self/fd/{self._fd}/{layer}"
-            try:
-                used = os.stat(path).st_mtime_ns
-                found[layer] = (self._unnoted.get(layer) or int(os.getxattr(path, _SIZE)), used)
-            except OSError as exc:
-                if exc.errno not in (errno.ENODATA, errno.ENOENT, errno.EOPNOTSUPP):
-                    raise
-        return found
+        return self._sizes.read(self._fd)
 
     def evict(self, layer: LayerID) -> bool:
         """Delete a layer unless it is held. Its content must be in the repository. A layer is there or not there, also
@@ -301,9 +261,7 @@ class LayerStore:
             os.rename(made, layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             self._pins.discard(made)
             self._pins.add(layer)
-            for sizes in (self._sized, self._unnoted):
-                if sizes is not None and made in sizes:
-                    sizes[layer] = sizes.pop(made)
+            self._sizes.moved(made, layer)
             self._lazy.pop(layer, None)
 
     def forget(self, layer: LayerID) -> None:
@@ -315,13 +273,15 @@ class LayerStore:
     # -- live layers ---------------------------------------------------------------------------------------------------
 
     def room(self, stack: Stack, disk_bytes: int) -> quota.Used:
-        """The space above `stack` for a sandbox whose layers may take `disk_bytes` together (0: `DISK_SHARE`). A layer
+        """The space above `stack` for a sandbox whose layers may take `disk_bytes` together (0: `limits.DISK_SHARE`). A layer
         whose size is not known yet counts as nothing."""
-        disk_bytes = disk_bytes or self._disk_bytes
         with self._lock:
-            known = self._known_sizes()
-            left = max(disk_bytes - sum(known.get(layer, 0) for layer in stack.layers), DISK_LEAST_BYTES)
-        return quota.Used(left, left // _BYTES_PER_INODE)
+            return self._limits.room(stack, disk_bytes, self._sizes.known(self._fd))
+
+    @property
+    def quotas(self) -> bool:
+        """True if the file system keeps the limits of live uppers."""
+        return self._limits.enforced
 
     def limit(self, layer: LayerID, room: quota.Used) -> None:
         """Let an empty layer that becomes a live upper take no more than this, where the file system can see to it.
@@ -333,8 +293,7 @@ class LayerStore:
         if not self.quotas:
             return
         try:
-            project = self._free_project()
-            quota.limit(self._fd, project, room.bytes, room.inodes)
+            project = self._limits.project(self._fd, room)
             for part in ("upper", "work"):
                 fd = self._open(f"{layer}/{part}", files.DIR_FLAGS)
                 try:
@@ -343,14 +302,6 @@ class LayerStore:
                     os.close(fd)
         except OSError as exc:
             raise _space(exc, "limit a layer") from exc
-
-    def _free_project(self) -> int:
-        """A project id that no file has. Ids of an earlier daemon's layers are passed over."""
-        with self._lock:
-            while quota.used(self._fd, self._project).inodes:
-                self._project += 1
-            self._project += 1
-            return self._project - 1
 
     def dress(self, layer: LayerID, stack: Stack) -> None:
         """Give an empty upper's root directory the owner, mode, xattrs and times that the root of `stack` has.
@@ -406,7 +357,7 @@ class LayerStore:
         except FileNotFoundError:
             return False
         self._pins.discard(layer)
-        self._unsized(layer)
+        self._sizes.gone(layer)
         return True
 
     def _empty_trash(self, layer: LayerID) -> None:
@@ -434,7 +385,7 @@ class LayerStore:
 
     def layers(self) -> list[LayerID]:
         """Every layer directory, referenced or not."""
-        return [LayerID(name) for name in os.listdir(self._fd) if name != "images" and not name.startswith(".")]
+        return layers_in(self._fd)
 
     def sweep(self, referenced: Callable[[], set[LayerID]]) -> list[LayerID]:
         """Remove every layer that is neither pinned, nor held, nor in `referenced`; returns the removed ones.
@@ -463,6 +414,10 @@ class LayerStore:
                     files.remove_tree(self._fd, name)
                     self._freed()
         return gone
+
+    def fail(self) -> None:
+        """Note that the file system below reported an error."""
+        self.failed = True
 
     def flush(self) -> None:
         """Return when everything written to the layer directory is durable. OSError: it is not, and never will be."""

@@ -12,6 +12,7 @@ has not taken is lost (Docker 20.10, moby's `StreamConfig.Wait`). It also takes 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -23,12 +24,13 @@ from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.kernel import passing
 from snapshotd.runtime import _oci, failure
 from snapshotd.runtime._checks import check_exec, check_ids
-from snapshotd.runtime._process import CHILDREN, ChildProcess, Command, become_subreaper, run_bounded
-from snapshotd.runtime.base import Container, ExecSpec, Process
+from snapshotd.runtime._process import CHILDREN, ChildProcess, RuncCommand, become_subreaper, run_bounded
+from snapshotd.runtime.base import STDIN, Container, ExecSpec, Process
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.starter import RefusedError, Starter
 from snapshotd.types import IdMap, short
 
+_log = logging.getLogger(__name__)
 _START_DEADLINE_S = 60.0
 """A sandbox can make `runc exec` wait for ever (a fifo as /etc/passwd); a frozen one keeps it waiting until it is
 thawed."""
@@ -68,8 +70,8 @@ def start(
     check_ids(spec, container.id_map)
     if keep is not None and keeper is None:
         raise Unsupported("a command cannot outlive the daemon here: the runtime has no keeper")
-    if keep is not None and (spec.stdin or spec.terminal):
-        raise Unsupported("a command that outlives the daemon cannot have an input or a terminal from it")
+    if keep is not None and spec.terminal:
+        raise Unsupported("a command that outlives the daemon cannot have a terminal from it")
     become_subreaper()
     stem = f"exec-{secrets.token_hex(8)}"
     request, pid_file, log = (directory / f"{stem}.{kind}" for kind in ("json", "pid", "log"))
@@ -100,7 +102,7 @@ def start(
             raise _refusal(container, known_as, spec, log, code)
         if not process.executes(_START_DEADLINE_S):
             if keeper is not None and keep is not None:
-                keeper.drop(keep)
+                _drop(keeper, keep)
             raise _execve_failure(container, spec, process)
         pipes.hand_over()
     except OSError as exc:
@@ -112,9 +114,21 @@ def start(
     return process
 
 
+def ready(container: Container, known_as: RuncContainer, starter: Starter | None) -> None:
+    """`Runtime.ready`."""
+    if starter is None:
+        return
+    become_subreaper()
+    try:
+        with CHILDREN.starting():
+            starter.enter(container, known_as.name, _oci.process(ExecSpec(argv=("true",), cwd="/", env={})))
+    except (OSError, SandboxFailed) as exc:
+        _log.info("container %s is not ready for commands: %s", short(container.id), exc)  # its first command tells why
+
+
 def _run_started(
     starter: Starter, container: Container, known_as: RuncContainer, spec: ExecSpec, pipes: _Pipes | _Terminal
-) -> Command | None:
+) -> RuncCommand | None:
     """Have the starter start the command as a child of the daemon. None: runc has to."""
     try:
         with CHILDREN.starting(), open(os.devnull, "rb") as empty:
@@ -131,7 +145,7 @@ def _run_started(
         raise
 
 
-def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes | _Terminal) -> tuple[int | None, Command | None]:
+def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes | _Terminal) -> tuple[int | None, RuncCommand | None]:
     """Have runc start the command as a child of the daemon: runc's exit code, and the command if that is 0."""
     with open(os.devnull, "rb") as empty:
         stdin, stdout, stderr = pipes.standard(empty.fileno())
@@ -141,17 +155,29 @@ def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes | _Terminal) -> tupl
 
 def _run_kept(
     argv: Sequence[str], pid_file: Path, pipes: _Pipes, keeper: KeeperClient, key: str
-) -> tuple[int | None, Command | None]:
+) -> tuple[int | None, RuncCommand | None]:
     """The same as a child of the keeper."""
     ends = (pipes.stdout_r, pipes.stdout_w), (pipes.stderr_r, pipes.stderr_w)
-    code = keeper.run(key, argv, pid_file, *ends, _START_DEADLINE_S)
-    if code != 0:
-        return code, None
-    process = keeper.command(key)
+    if pipes.stdin_w is not None:
+        keeper.hold(key + STDIN, pipes.stdin_w)
+    try:
+        code = keeper.run(key, argv, pid_file, *ends, _START_DEADLINE_S, stdin=pipes.stdin_r)
+        process = keeper.command(key) if code == 0 else None
+        if code == 0 and process is None:
+            raise SandboxFailed("the keeper was killed while it started a command; try again")
+    except BaseException:
+        _drop(keeper, key)
+        raise
     if process is None:
-        raise SandboxFailed("the keeper was killed while it started a command; try again")
+        _drop(keeper, key)
+        return code, None
     pipes.read_from(process.stdout_fd, process.stderr_fd)
     return code, process
+
+
+def _drop(keeper: KeeperClient, key: str) -> None:
+    for kept in (key, key + STDIN):
+        keeper.drop(kept)
 
 
 def _refusal(
@@ -167,7 +193,7 @@ def _refusal(
     return failure.command_failure(reason, spec.argv[0], spec.cwd)
 
 
-def _execve_failure(container: Container, spec: ExecSpec, process: Command) -> SnapshotdError:
+def _execve_failure(container: Container, spec: ExecSpec, process: RuncCommand) -> SnapshotdError:
     """The command's process ended (or hangs) before it became the command; runc's last words are in its standard
     error."""
     process.kill()
@@ -190,6 +216,8 @@ class _Pipes:
         self.stdout_r, self.stdout_w = os.pipe2(os.O_CLOEXEC)
         self.stderr_r, self.stderr_w = os.pipe2(os.O_CLOEXEC)
         self._open = {self.stdout_r, self.stdout_w, self.stderr_r, self.stderr_w}
+        self._kept = False
+        """True if the keeper has the end of the input to write to."""
         self.stdin_r: int | None = None
         self.stdin_w: int | None = None
         if spec.stdin:
@@ -215,15 +243,18 @@ class _Pipes:
         return ChildProcess(pid, self.stdout_r, self.stderr_r, self.stdin_w)
 
     def read_from(self, stdout_r: int, stderr_r: int) -> None:
-        """Other descriptors of the read ends in place of the present ones."""
+        """Other descriptors of the read ends in place of the present ones, from the keeper."""
         for fd in (self.stdout_r, self.stderr_r):
             os.close(fd)
         self._open ^= {self.stdout_r, self.stderr_r, stdout_r, stderr_r}
         self.stdout_r, self.stderr_r = stdout_r, stderr_r
+        self._kept = True
 
     def hand_over(self) -> None:
         """The daemon's ends have a new owner; `close` leaves them alone from now on."""
-        self._open -= {self.stdout_r, self.stderr_r, self.stdin_w}
+        self._open -= {self.stdout_r, self.stderr_r}
+        if not self._kept:
+            self._open -= {self.stdin_w}
 
     def close(self) -> None:
         for fd in self._open:

@@ -67,13 +67,13 @@ def run_bounded(
         child.kill()
         child.wait()
         for pid in helpers:
-            _kill_and_reap(pid)
+            kill_and_reap(pid)
         return None
     finally:
         os.close(pidfd)
 
 
-def _kill_and_reap(pid: int) -> None:
+def kill_and_reap(pid: int) -> None:
     """SIGKILL a process and, where it has become a child of this one, reap it."""
     try:
         pidfd = os.pidfd_open(pid)
@@ -137,7 +137,7 @@ def exit_code(pid: int, pidfd: int) -> int | None:
     return code if code >= 0 else 128 - code
 
 
-class Command(Process):
+class RuncCommand(Process):
     """A command that runc started, with any parent."""
 
     @property
@@ -150,7 +150,7 @@ class Command(Process):
         """Wait until it runs its program. False when it ended without, or `timeout_s` passed."""
 
 
-class ChildProcess(Command):
+class ChildProcess(RuncCommand):
     """A process that is, or is about to become, a child of the daemon."""
 
     def __init__(
@@ -210,11 +210,11 @@ class Children:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[ContainerID, list[Command]] = {}
+        self._of: dict[ContainerID, list[RuncCommand]] = {}
         self._starting: set[object] = set()
         self._suspects: dict[tuple[int, bytes], frozenset[object]] = {}
 
-    def add(self, container_id: ContainerID, process: Command) -> None:
+    def add(self, container_id: ContainerID, process: RuncCommand) -> None:
         """Remember a command; forget ended ones."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
@@ -298,7 +298,7 @@ def _reap_zombie(pid: int) -> None:
         pass  # another thread was faster
 
 
-def _ended(process: Command) -> bool:
+def _ended(process: RuncCommand) -> bool:
     try:
         return process.reaped or process.wait(0) is not None
     except SandboxFailed:

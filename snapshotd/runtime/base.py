@@ -131,6 +131,10 @@ class Process(ABC):
         """SIGKILL to the command. Not an error when it has ended."""
 
 
+STDIN = ".stdin"
+"""A kept command's key with this behind it is that of the end of its input to write to."""
+
+
 class Keeper(ABC):
     """Keeps descriptors and commands beyond a daemon's life: commands started with `Runtime.exec(..., keep=key)`, their
     pipes, and single descriptors, each under its own key.
@@ -191,8 +195,9 @@ class Runtime(ABC):
         """Start a command in the container's present root and return as soon as it runs.
 
         With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon,
-        until the key is dropped (also after `destroy`). Unsupported when the driver has no keeper, or with
-        `spec.stdin`; SandboxFailed when a command runs under that key.
+        until the key is dropped (also after `destroy`). With `spec.stdin` the keeper holds the end of its input to write
+        to, under the key followed by `STDIN`, and `Process.stdin_fd` is None. Unsupported when the driver has no keeper,
+        or with `spec.terminal`; SandboxFailed when a command runs under that key.
 
         Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
         or SandboxFailed (container gone). In each case nothing was started.
@@ -217,6 +222,9 @@ class Runtime(ABC):
     def list(self) -> list[ContainerID]:
         """Every container of this daemon instance that the driver still knows, running or not, half made ones
         included."""
+
+    def ready(self, container: Container) -> None:  # noqa: B027 - a driver may have nothing to do
+        """Best effort: do ahead what the container's first command would wait for. Never raises for the container."""
 
     def log(self, container: Container, data: bytes) -> None:  # noqa: B027 - a driver without logs has nothing to do
         """Best effort: make `data` appear where the driver's users look for logs (`docker logs`). Never blocks, never

@@ -35,7 +35,7 @@ from snapshotd.runtime._attach import attached, id_map_of
 from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
 from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
-from snapshotd.runtime._process import wait_for_execve
+from snapshotd.runtime._process import CHILDREN, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import (
     CAPABILITIES,
@@ -129,6 +129,10 @@ class DockerRuntime(Runtime):
         known_as = self._runc_container(container.id)
         return _exec.start(container, known_as, self._run_dir / container.id, spec, self._keeper, keep, self._starter)
 
+    def ready(self, container: Container) -> None:
+        with contextlib.suppress(SandboxFailed):  # it is gone
+            _exec.ready(container, self._runc_container(container.id), self._starter)
+
     def attach(self, container_id: ContainerID) -> Container | None:
         for record in self._find(container_id):
             docker_id = record["Id"]
@@ -148,6 +152,7 @@ class DockerRuntime(Runtime):
         for record in self._find(container_id):
             with _engine(f"container {short(container_id)} could not be removed"):
                 self._remove(container_id, record["Id"])
+        CHILDREN.reap_all(container_id)  # where its init had ended, nothing else does
         with self._lock:
             self._known.pop(container_id, None)
         remove_files(self._run_dir / container_id)

@@ -25,7 +25,7 @@ from typing import Any
 from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.runtime import base, failure, keeper_main
-from snapshotd.runtime._process import Command, exit_code, poll_fd, reap, wait_for_execve
+from snapshotd.runtime._process import RuncCommand, exit_code, poll_fd, reap, wait_for_execve
 from snapshotd.runtime.base import Process
 
 _ANSWER_DEADLINE_S = 30.0
@@ -62,16 +62,20 @@ class KeeperClient(base.Keeper):
         stdout: tuple[int, int],
         stderr: tuple[int, int],
         timeout_s: float,
+        *,
+        stdin: int | None = None,
     ) -> int | None:
         """Run a helper that leaves a command behind (`runc exec --detach --pid-file`); the command is kept when the
         helper ends with 0.
 
         `stdout` and `stderr` are pipes, (read end, write end); the helper gets the write ends, the read ends are kept.
-        All stay the caller's. Returns the helper's exit code, or None if it was killed after `timeout_s`; then nothing
-        is kept. SandboxFailed when the keeper refuses (a command runs under that key) or ends meanwhile.
+        `stdin` is the helper's standard input; None: an empty one. All stay the caller's. Returns the helper's exit
+        code, or None if it was killed after `timeout_s`; then nothing is kept. SandboxFailed when the keeper refuses (a
+        command runs under that key) or ends meanwhile.
         """
         request = {"do": "run", "key": key, "argv": list(argv), "pid_file": str(pid_file), "timeout_s": timeout_s}
-        answer, _ = self._must(request, (*stdout, *stderr), timeout_s + _ANSWER_DEADLINE_S)
+        fds = (*stdout, *stderr, *([] if stdin is None else [stdin]))
+        answer, _ = self._must(request, fds, timeout_s + _ANSWER_DEADLINE_S)
         code: int | None = answer["code"]
         return code
 
@@ -274,7 +278,7 @@ def _hung_up(connection: socket.socket) -> bool:
         return True
 
 
-class KeptCommand(Command):
+class KeptCommand(RuncCommand):
     """A command whose parent is the keeper."""
 
     def __init__(self, keeper: KeeperClient, key: str, status: dict[str, Any], fds: list[int]) -> None:

@@ -44,7 +44,7 @@ KEYS_PER_ANSWER = 256
 _KEYS_MAX = 4096
 _CONNECTIONS_MAX = 512
 """More wait to be accepted."""
-_DESCRIPTORS_MAX = 4
+_DESCRIPTORS_MAX = 5
 """In one packet."""
 _ENDED_MAX = 1000
 
@@ -259,22 +259,23 @@ class KeeperProcess:
             str(request["pid_file"]),
             float(request["timeout_s"]),
         )
-        if len(fds) != 4:
-            raise ValueError("a command comes with two pipes")
+        if len(fds) not in (4, 5):
+            raise ValueError("a command comes with two pipes, and perhaps an input")
         under_way = any(run.key == key for run in self._runs.values())
         kept = self._kept.get(key)
         if under_way or (kept is not None and kept.runs):
             raise ValueError(f"a command runs under the key {key} already")
-        stdout_r, stdout_w, stderr_r, stderr_w = fds
-        actions = [
-            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+        stdout_r, stdout_w, stderr_r, stderr_w, *stdin = fds
+        empty = (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0)
+        actions: list[tuple[Any, ...]] = [
+            (os.POSIX_SPAWN_DUP2, stdin[0], 0) if stdin else empty,
             (os.POSIX_SPAWN_DUP2, stdout_w, 1),
             (os.POSIX_SPAWN_DUP2, stderr_w, 2),
         ]
         restored = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them
         pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsigdef=restored)
         self._runs[pid] = _Run(client, key, pid_file, [stdout_r, stderr_r], time.monotonic() + timeout_s)
-        fds[:] = [stdout_w, stderr_w]
+        fds[:] = [stdout_w, stderr_w, *stdin]
 
     def _kill_late(self) -> None:
         """End helpers that take too long, with what they have started."""

@@ -115,6 +115,9 @@ class RuncRuntime(Runtime):
             container, self._known_as(container.id), self._bundle(container.id), spec, self._keeper, keep, self._starter
         )
 
+    def ready(self, container: Container) -> None:
+        _exec.ready(container, self._known_as(container.id), self._starter)
+
     def attach(self, container_id: ContainerID) -> Container | None:
         pid, path = _init_pid(self._bundle(container_id)), self._container_cgroup(container_id)
         if pid is None or not self._known_as(container_id).known:

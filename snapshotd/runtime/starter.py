@@ -6,7 +6,6 @@ its system call filter) is left to runc.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -15,8 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,26 +24,38 @@ from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime import _cgroups, starter_main
-from snapshotd.runtime._process import poll_fd
+from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container
 from snapshotd.types import ContainerID, short
 
 _log = logging.getLogger(__name__)
 _START_DEADLINE_S = 60.0
-"""A frozen sandbox keeps a start waiting until it is thawed; after this it does not begin any more."""
+"""A frozen sandbox keeps a start waiting until it is thawed; after this it does not begin any more. A sandbox can make
+execve(2) take for ever, too (a program on files that a dead process serves)."""
 _ANSWER_DEADLINE_S = 70.0
-_HELPER_END_S = 10.0
-_KNOWN_MAX = 4096
-"""Sandboxes whose filter is remembered."""
+_RESIDENTS_MAX = 64
+"""Each has some 2 MiB of its own, on its sandbox's account."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Sandbox:
-    """The parts of a sandbox's confinement that no specification has."""
+class _Resident:
+    """The process that starts the commands of one sandbox. Thread-safe."""
 
-    filters: list[dict[str, Any]]
-    cgroups: list[str]
-    """Paths of `cgroup.procs`, one per hierarchy."""
+    def __init__(self, process: ChildProcess, connection: socket.socket) -> None:
+        self.process = process
+        self._connection = connection
+        self._lock = threading.Lock()
+
+    def send(self, fds: Sequence[int]) -> None:
+        """ConnectionError: it has ended or was let go of."""
+        with self._lock:
+            if self._connection.fileno() < 0:
+                raise ConnectionResetError
+            socket.send_fds(self._connection, [b"."], fds)
+
+    def let_go(self) -> None:
+        """It ends once it has started the commands that were sent."""
+        with self._lock:
+            self._connection.close()
 
 
 class RefusedError(Exception):
@@ -52,88 +63,89 @@ class RefusedError(Exception):
 
 
 class Starter:
-    """The starter's process, made with the first command. Thread-safe."""
+    """The starter's process, made with the first command, and its residents. Thread-safe."""
 
     def __init__(self, *, used: bool = True) -> None:
         self.used = used
         """False: runc starts every command."""
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
-        self._known: dict[ContainerID, _Sandbox | None] = {}
+        self._residents: OrderedDict[ContainerID, _Resident | None] = OrderedDict()
+        """None: the sandbox is not for the starter."""
 
     def start(self, container: Container, name: str, process: dict[str, Any], standard: Sequence[int]) -> int | None:
         """Start a command in the sandbox whose cgroup has `name` in its path; its process id once it runs. It is a child
-        of this process, which must be a child subreaper.
+        of this process.
 
         `process` is the OCI specification of it, `standard` its standard input, output and error. None: this sandbox is
         not for the starter, and nothing was started. Raises RefusedError, and SandboxFailed when the sandbox is gone.
         """
-        if not self.used:
-            return None
-        about = {"init": container.pid, "name": name}
-        sandbox = self._sandbox(container, about)
-        if sandbox is None:
-            return None
-        confinement = {"filters": sandbox.filters, "cgroups": sandbox.cgroups}
-        deadline = time.monotonic() + _START_DEADLINE_S
-        answer = self._ask(container, {**about, **confinement, "process": process, "deadline": deadline}, standard)
+        request = {"process": process, "deadline": time.monotonic() + _START_DEADLINE_S}
+        for _ in range(2):
+            resident = self.enter(container, name, process)
+            if resident is None:
+                return None
+            try:
+                answer = _ask(container, resident.send, request, standard)
+                break
+            except ConnectionError:  # it was killed, or has just been let go of
+                self._let_go(container.id, resident)
+        else:
+            raise SandboxFailed(
+                f"the process that starts commands in container {short(container.id)} is killed again and again"
+            )
         if "error" in answer:
+            _end(answer)
             raise RefusedError(answer["error"])
         if "pid" not in answer:
-            _log.warning("container %s is left to runc: %s", short(container.id), answer)
+            _log.warning("a command of container %s is left to runc: %s", short(container.id), answer)
             return None
-        with contextlib.suppress(ProcessLookupError):
-            helper = os.pidfd_open(answer["helper"])
-            try:
-                poll_fd(helper, _HELPER_END_S)  # with its end the command becomes a child of this process
-            finally:
-                os.close(helper)
         pid: int = answer["pid"]
         return pid
 
-    def _sandbox(self, container: Container, about: dict[str, Any]) -> _Sandbox | None:
-        """None: not for the starter."""
+    def enter(self, container: Container, name: str, process: dict[str, Any]) -> _Resident | None:
+        """The sandbox's resident, made where there is none. None: the sandbox is not for the starter. `process` is any
+        command's. Raises SandboxFailed when the sandbox is gone."""
+        if not self.used:
+            return None
         with self._lock:
-            if container.id in self._known:
-                return self._known[container.id]
-        answer = self._ask(container, about, ())
+            if container.id in self._residents:
+                self._residents.move_to_end(container.id)
+                return self._residents[container.id]
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_ANSWER_DEADLINE_S)
+        request = {"init": container.pid, "name": name, "cgroups": _cgroup_files(container.pid), "process": process}
         found = None
-        if "filters" in answer:
-            found = _Sandbox(answer["filters"], _cgroup_files(container.pid))
-        else:
-            _log.warning("commands of container %s are started by runc: %s", short(container.id), answer)
-        with self._lock:
-            while len(self._known) >= _KNOWN_MAX:
-                del self._known[next(iter(self._known))]
-            self._known[container.id] = found
-        return found
-
-    def _ask(self, container: Container, request: dict[str, Any], standard: Sequence[int]) -> dict[str, Any]:
-        gone = SandboxFailed(f"container {short(container.id)} is gone")
-        request_fd = os.memfd_create("request")
-        answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
         try:
-            with open(request_fd, "wb", closefd=False) as f:
-                f.write(json.dumps(request).encode())
-            try:
-                self._send([request_fd, answer_w, *standard])
-            finally:
-                os.close(answer_w)
-            if not poll_fd(answer_r, _ANSWER_DEADLINE_S):
-                raise SandboxFailed(f"container {short(container.id)} could not be entered; stop it")
-            with open(answer_r, "rb", closefd=False) as f:
-                said = f.read()
+            with theirs:
+                answer = _ask(container, self._send, request, [theirs.fileno()])
+            if "ready" in answer:
+                child = ChildProcess(answer["pid"], -1, -1)
+                CHILDREN.add(container.id, child)
+                found = _Resident(child, ours)
+            else:
+                _end(answer)
+                _log.warning("commands of container %s are started by runc: %s", short(container.id), answer)
         finally:
-            os.close(request_fd)
-            os.close(answer_r)
-        if not said:
-            raise gone  # the helper was killed with it
-        answer: dict[str, Any] = json.loads(said)
-        if "gone" in answer:
-            raise gone
-        if "late" in answer:
-            raise SandboxFailed(f"a command did not start in container {short(container.id)} in time; stop it")
-        return answer
+            if found is None:
+                ours.close()
+        with self._lock:
+            known = self._residents.setdefault(container.id, found)
+            ended = [
+                key for key, each in self._residents.items() if each is not None and each.process.wait(0) is not None
+            ]
+            oldest = list(self._residents)[: max(0, len(self._residents) - _RESIDENTS_MAX)]
+            gone = [self._residents.pop(key) for key in {*ended, *oldest}]
+        for resident in (*gone, *([found] if known is not found else [])):
+            if resident is not None:
+                resident.let_go()
+        return known
+
+    def _let_go(self, container_id: ContainerID, resident: _Resident) -> None:
+        with self._lock:
+            if self._residents.get(container_id) is resident:
+                del self._residents[container_id]
+        resident.let_go()
 
     def _send(self, fds: Sequence[int]) -> None:
         with self._lock:
@@ -147,6 +159,47 @@ class Starter:
                     self._connection.close()
                     self._connection = None
         raise SandboxFailed("the process that starts commands is killed again and again; see the daemon's log")
+
+
+def _ask(
+    container: Container, send: Callable[[Sequence[int]], None], request: dict[str, Any], more: Sequence[int]
+) -> dict[str, Any]:
+    """Have a process started; all that was answered. ConnectionError: nobody has taken the request. SandboxFailed: the
+    sandbox is gone, or nothing came of it in time."""
+    request_fd = os.memfd_create("request")
+    answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
+    answer: dict[str, Any] = {}
+    said = b""
+    deadline = time.monotonic() + _ANSWER_DEADLINE_S
+    try:
+        os.write(request_fd, json.dumps(request).encode())
+        try:
+            send([request_fd, answer_w, *more])
+        finally:
+            os.close(answer_w)
+        ended = False
+        while not ended and poll_fd(answer_r, deadline - time.monotonic()):
+            data = os.read(answer_r, 1 << 16)
+            said += data
+            ended = not data
+    finally:
+        os.close(request_fd)
+        os.close(answer_r)
+    for line in said.splitlines():
+        answer.update(json.loads(line))
+    if not ended:
+        _end(answer)
+        raise SandboxFailed(f"a command did not start in container {short(container.id)} in time; stop it")
+    if "gone" in answer or not said:
+        _end(answer)
+        raise SandboxFailed(f"container {short(container.id)} is gone")
+    return answer
+
+
+def _end(answer: dict[str, Any]) -> None:
+    """End the process that was started after all, a child of this one."""
+    if "pid" in answer:
+        kill_and_reap(answer["pid"])
 
 
 def _spawn() -> socket.socket:

@@ -3,25 +3,35 @@ Started by starter.py, which is also the only one to speak to it.
 
     python -I -S starter_main.py SOCKET
 
-SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the
-answer, and for a command its standard input, output and error, or a socket that gets its terminal. The starter forks
-for each and is ready for the next. It ends when the socket closes.
+    daemon                                            sandbox: cgroups    namespaces           pid namespace
+      |-- starter     clones a resident                        the host's    the host's           the host's
+      |-- resident    one a sandbox, clones its commands       the sandbox's the sandbox's        the host's
+      '-- command     drops privileges, loads the system       the sandbox's the sandbox's        the sandbox's
+                      call filter, execve(2)
 
-    starter -- helper -------------------------- command
-               enters cgroups and namespaces     drops privileges, loads the system call filter, execve(2)
-               answers, then ends                becomes a child of the daemon, a child subreaper
+SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the answer,
+and the rest. The starter's requests bring the socket of a new resident; a resident's bring a command's standard input,
+output and error, or a socket that gets its terminal. Both clone (CLONE_PARENT: the new process is a child of the daemon),
+write the new process's id to the pipe, and are ready for the next request. A new resident writes that it is ready, or
+why not; a command why it cannot run. The
+pipe's end tells that a command has gone through execve(2). The starter ends when its socket
+closes, a resident when its socket closes or the sandbox's init ends.
 
-A sandbox sees the command's process before execve, and owns every file that it touches. So from the fork on it has no
-descriptor but its three standard ones and a pipe, it is not dumpable (nobody inside may trace it or open its
+A resident enters once, because the first write to a `cgroup.procs` waits for an RCU grace period (5 to 15 ms, measured).
+No process of the sandbox can see it or send it a signal. It takes one place of the sandbox's limit of processes.
+
+A sandbox sees the command's process before execve, and owns every file that it touches. So at once it has no descriptor
+but its three standard ones and a pipe, it is not dumpable (nobody inside may trace it, read its descriptors or open its
 /proc/PID/exe), and the interpreter that it runs lies on a read-only mount of its own: a sandbox that executes
 `#!/proc/self/exe` cannot write the host's program afterwards (CVE-2016-9962, CVE-2019-5736, CVE-2024-21626).
 """
 
 from __future__ import annotations
 
-import base64
+import contextlib
 import ctypes
 import fcntl
+import gc
 import json
 import os
 import resource
@@ -46,12 +56,11 @@ REQUEST_MAX_BYTES = 16 << 20
 _DESCRIPTORS_MAX = 5
 _ANSWER_FD = 100
 _MASTER_SOCKET = 101
-"""In a helper, above all other descriptors."""
-_EXECVE_DEADLINE_MS = 60_000
-"""A sandbox can make execve(2) take for ever (a program on files that a dead process serves)."""
+"""In a command's process, above all other descriptors."""
 _NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x00020000
 """CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET and NEWNS."""
 _CLONE_NEWUSER = 0x10000000
+_CLONE_PARENT = 0x00008000
 _LIBRARY = ctypes.CDLL(None, use_errno=True)
 
 
@@ -59,42 +68,108 @@ def main(socket_fd: int) -> None:
     """Serve until the daemon closes the socket or ends."""
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
     _LIBRARY.prctl(15, b"starter", 0, 0, 0)  # PR_SET_NAME
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # helpers are reaped by the kernel
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)  # the daemon may ignore some; every command inherits these
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.setsid()  # a Ctrl-C in the daemon's terminal is for the daemon
     os.closerange(3, socket_fd)
     os.closerange(socket_fd + 1, 1 << 20)
     os.chdir("/")
-    connection = socket.socket(fileno=socket_fd)
+    gc.disable()  # no collection writes to the pages that clones share
+    _serve(socket.socket(fileno=socket_fd), None, _reside)
+
+
+def _serve(connection: socket.socket, init: int | None, action: Callable[[list[int]], NoReturn]) -> None:
+    """Clone a process for each request, until the socket closes or `init` (a pidfd) ends."""
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    if init is not None:
+        poller.register(init, select.POLLIN)
     while True:
+        ready = [fd for fd, _ in poller.poll()]
+        if init in ready:
+            return
         data, fds = passing.receive(connection, 1, _DESCRIPTORS_MAX)
         if not data:
             return
-        if os.fork() == 0:
-            try:
-                _serve(fds)
-            finally:
-                os._exit(1)
+        try:
+            # Not os.fork: half of its time goes to what only threads need, and the child would be this process's own.
+            pid = sc.call("clone", _CLONE_PARENT | signal.SIGCHLD, None, None, None, None)
+            if pid == 0:
+                try:
+                    action(fds)
+                finally:
+                    os._exit(1)
+            _answer(fds[1], pid=pid)
+        except OSError as exc:  # no more processes for the sandbox, or its init is just ending
+            _answer(fds[1], unable=str(exc))
         for fd in fds:
             os.close(fd)
 
 
-def _serve(fds: list[int]) -> NoReturn:
-    """Carry out one request, answer, and end."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # inherited as ignored, the command's exit code would be lost
-    request_fd, answer_fd, *standard = fds
-    os.dup2(answer_fd, _ANSWER_FD, inheritable=False)
+def _request(fd: int) -> dict[str, Any]:
+    with open(fd, "rb", closefd=False) as f:
+        f.seek(0)
+        request: dict[str, Any] = json.loads(f.read(REQUEST_MAX_BYTES))
+    return request
+
+
+def _answer(fd: int, **answer: object) -> None:
+    """One of the lines that a request is answered with."""
+    with contextlib.suppress(BrokenPipeError):  # the daemon does not wait for it any more
+        os.write(fd, json.dumps(answer).encode() + b"\n")
+
+
+# -- a resident --------------------------------------------------------------------------------------------------------
+
+
+def _reside(fds: list[int]) -> NoReturn:
+    """In a new resident: enter the sandbox and serve."""
+    request_fd, answer_fd, socket_fd = fds
     try:
-        with open(request_fd, "rb", closefd=False) as f:
-            f.seek(0)
-            request: dict[str, Any] = json.loads(f.read(REQUEST_MAX_BYTES))
+        request = _request(request_fd)
         init = os.pidfd_open(request["init"])
+        kept = (answer_fd, socket_fd, init)
+        for low, high in zip((2, *sorted(kept)), (*sorted(kept), 1 << 20), strict=True):
+            os.closerange(low + 1, high)
         _check(request["init"], init, request["name"])
-        answer = _filters(request["init"]) if not standard else _start(request, init, standard)
+        load = _load(_filters(request["init"]))
+        _enter_sandbox(request, init)
     except ProcessLookupError:
-        answer = {"gone": True}
+        _answer(answer_fd, gone=True)
     except (OSError, ValueError, KeyError) as exc:
-        answer = {"unable": str(exc)}
-    os.write(_ANSWER_FD, json.dumps(answer).encode())
+        _answer(answer_fd, unable=str(exc))
+    else:
+        _answer(answer_fd, ready=True)
+        os.close(answer_fd)
+        _serve(socket.socket(fileno=socket_fd), init, lambda fds: _become(fds, load))
     os._exit(0)
+
+
+def _enter_sandbox(request: dict[str, Any], init: int) -> None:
+    """Take on all that the sandbox's commands have in common. With the host's rights first: a user namespace has none
+    of them."""
+    process = request["process"]
+    own_user = os.stat("/proc/self/ns/user").st_ino
+    user = _CLONE_NEWUSER if os.stat(f"/proc/{request['init']}/ns/user").st_ino != own_user else 0
+    _write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
+    for limit in process["rlimits"]:
+        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
+    for path in request["cgroups"]:
+        _write(path, "0")
+    sc.call("setns", init, _NAMESPACES | user)
+    _keep_bounding(process["capabilities"]["bounding"])
+    sc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
 
 
 def _check(pid: int, pidfd: int, name: str) -> None:
@@ -122,8 +197,9 @@ _FILTER_BYTES = 8
 _ANSWER_FILTERS_MAX = 16
 
 
-def _filters(pid: int) -> dict[str, Any]:
-    """The filters of the sandbox's init, oldest first, as the kernel has them: the runtime's, which commands get too.
+def _filters(pid: int) -> list[tuple[bytes, int]]:
+    """The programs and flags of the filters of the sandbox's init, oldest first, as the kernel has them: the runtime's,
+    which commands get too.
 
     The kernel tells them a tracer only. It stops the init for less than a millisecond.
     """
@@ -151,25 +227,21 @@ def _filters(pid: int) -> dict[str, Any]:
             traced(_PTRACE_GET_FILTER, number, program)
             about = ctypes.create_string_buffer(struct.pack("QQ", number, 0))
             traced(_PTRACE_GET_METADATA, len(about.raw) - 1, about)
-            flags = struct.unpack_from("QQ", about.raw)[1]
-            found.append({"program": base64.b64encode(program.raw).decode(), "flags": flags})
+            found.append((program.raw, struct.unpack_from("QQ", about.raw)[1]))
     finally:
         traced(_PTRACE_DETACH)
     if not found:
         raise ValueError("the sandbox has no system call filter")
-    return {"filters": found}
+    return found
 
 
-def _load(filters: Sequence[dict[str, Any]]) -> Callable[[], None]:
+def _load(filters: Sequence[tuple[bytes, int]]) -> Callable[[], None]:
     """A function that loads the filters. All that it needs is made before: each filter holds for the next one."""
 
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
-    prepared = []
-    for item in filters:
-        code = base64.b64decode(item["program"])
-        prepared.append((item["flags"], Program(len(code) // _FILTER_BYTES, code)))
+    prepared = [(flags, Program(len(code) // _FILTER_BYTES, code)) for code, flags in filters]
 
     def load() -> None:
         for flags, program in prepared:
@@ -181,72 +253,35 @@ def _load(filters: Sequence[dict[str, Any]]) -> Callable[[], None]:
 # -- a command ---------------------------------------------------------------------------------------------------------
 
 
-def _start(request: dict[str, Any], init: int, standard: list[int]) -> dict[str, Any]:
-    """In the helper: enter the sandbox, fork the command and wait until it runs."""
-    process = request["process"]
-    load = _load(request["filters"])
-    own_user = os.stat("/proc/self/ns/user").st_ino
-    namespaces = _NAMESPACES | (_CLONE_NEWUSER if os.stat(f"/proc/{request['init']}/ns/user").st_ino != own_user else 0)
-    _write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
-    for limit in process["rlimits"]:
-        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
-    for path in request["cgroups"]:
-        _write(path, "0")
-    sc.call("setns", init, namespaces)
-    if process["terminal"]:
-        os.dup2(standard[0], _MASTER_SOCKET, inheritable=False)
-    else:
-        for number, fd in enumerate(standard):
-            os.dup2(fd, number)
-    os.closerange(3, _ANSWER_FD)
-    os.closerange(_MASTER_SOCKET + 1 if process["terminal"] else _ANSWER_FD + 1, 1 << 20)
-    failed_r, failed_w = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.close(_ANSWER_FD)
-        os.close(failed_r)
-        _become(process, load, request["deadline"], failed_w)
-    os.close(failed_w)
-    poller = select.poll()
-    poller.register(failed_r, select.POLLIN | select.POLLHUP)
-    late = not poller.poll(_EXECVE_DEADLINE_MS)
-    failure = b"" if late else os.read(failed_r, 1 << 16)
-    if late or failure:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return {"late": True} if late else {"error": failure.decode()}
-    return {"pid": pid, "helper": os.getpid()}
-
-
-def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+def _become(fds: list[int], load: Callable[[], None]) -> NoReturn:
+    """In a new command's process: become the command. In the order of runc's last stage."""
+    request_fd, answer_fd, *standard = fds
     try:
-        os.write(fd, text.encode())
-    finally:
-        os.close(fd)
-
-
-def _become(process: dict[str, Any], load: Callable[[], None], deadline: float, failed_fd: int) -> NoReturn:
-    """In the command's process: become the command. In the order of runc's last stage."""
-    try:
-        reason = _execute(process, load, deadline)
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        request = _request(request_fd)
+        process = request["process"]
+        os.dup2(answer_fd, _ANSWER_FD, inheritable=False)
+        if process["terminal"]:
+            os.dup2(standard[0], _MASTER_SOCKET, inheritable=False)
+        else:
+            for number, fd in enumerate(standard):
+                os.dup2(fd, number)
+        os.closerange(3, _ANSWER_FD)
+        os.closerange(_MASTER_SOCKET + 1 if process["terminal"] else _ANSWER_FD + 1, 1 << 20)
+        reason = _execute(process, load, request["deadline"])
     except CannotEnterError as exc:
         reason = str(exc)
     except BaseException as exc:  # noqa: BLE001 - nothing of this may run on in the sandbox
         reason = f"the starter failed: {exc!r}"
-    os.write(failed_fd, reason.encode("utf-8", "replace")[: 1 << 12] or b"?")
+    _answer(_ANSWER_FD, error=reason[: 1 << 12] or "?")
     os._exit(1)
 
 
 def _execute(process: dict[str, Any], load: Callable[[], None], deadline: float) -> str:
     """Returns the reason, in runc's words, if the program cannot be run."""
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)  # the daemon may ignore some
     os.setsid()
     cwd, user, held = process["cwd"], process["user"], process["capabilities"]
     entered = _enter(cwd, may_fail=True)
-    _keep_bounding(held["bounding"])
     sc.prctl(_PR_SET_KEEPCAPS, 1)
     os.setgroups(user["additionalGids"])
     os.setresgid(user["gid"], user["gid"], user["gid"])
@@ -259,7 +294,6 @@ def _execute(process: dict[str, Any], load: Callable[[], None], deadline: float)
     os.getcwd()  # FileNotFoundError: the directory is outside of the root
     sc.prctl(_PR_SET_KEEPCAPS, 0)
     _set_capabilities(held)
-    sc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
     environment = dict(item.split("=", 1) for item in process["env"])
     program, reason = _find(process["args"][0], environment.get("PATH", ""))
     if not program:

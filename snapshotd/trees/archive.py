@@ -22,7 +22,7 @@ import os
 import stat
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -152,6 +152,29 @@ class _Directory:
         return names[::-1]
 
 
+class _Unfinished:
+    """Directories that were read to the end, each after everything in it; the first one waits for its files."""
+
+    def __init__(self) -> None:
+        self._directories: deque[_Directory] = deque()
+        self._entries = 0
+
+    def add(self, directory: _Directory) -> None:
+        directory.entries = len(directory.result) + sum(len(files) for files, _ in directory.saving)
+        self._directories.append(directory)
+        self._entries += directory.entries
+
+    def take(self, *, everything: bool) -> Iterator[_Directory]:
+        """The first ones that wait for no files, or that are too many; `everything`: all of them."""
+        while self._directories and (everything or not self._directories[0].saving or self._too_many()):
+            done = self._directories.popleft()
+            self._entries -= done.entries
+            yield done
+
+    def _too_many(self) -> bool:
+        return len(self._directories) > _MOST_UNFINISHED or self._entries > _MOST_UNFINISHED_ENTRIES
+
+
 class _Archiver:
     def __init__(
         self,
@@ -173,9 +196,7 @@ class _Archiver:
         self._zeros_left = _MOST_ZERO_BYTES
         self._groups: dict[int, Group] | None = None
         self._stack: list[_Directory] = []
-        self._unfinished: deque[_Directory] = deque()
-        """Directories that were read to the end, each after everything in it; the first one waits for its files."""
-        self._unfinished_entries = 0
+        self._unfinished = _Unfinished()
         self._handles = Handles()
         try:
             self._root = self._handles.add_root(layer_fd)
@@ -196,21 +217,12 @@ class _Archiver:
                 fd = open_checked(self._handles.fd(directory.node), name, inode)
                 self._begin(name, self._handles.adopt(directory.node, name, fd), directory)
                 continue
-            self._unfinished.append(self._stack.pop())
-            directory.entries = len(directory.result) + sum(len(files) for files, _ in directory.saving)
-            self._unfinished_entries += directory.entries
-            while self._unfinished and (
-                not self._stack or not self._unfinished[0].saving or self._too_much_unfinished()
-            ):
-                done = self._unfinished.popleft()
-                self._unfinished_entries -= done.entries
+            self._unfinished.add(self._stack.pop())
+            for done in self._unfinished.take(everything=not self._stack):
                 tree = self._finish(done)
                 if done.above is None:
                     return tree
                 done.above.result[done.name] = TreeEntry(done.name, Kind.DIRECTORY, 0, 0, 0, 0, tree=tree)
-
-    def _too_much_unfinished(self) -> bool:
-        return len(self._unfinished) > _MOST_UNFINISHED or self._unfinished_entries > _MOST_UNFINISHED_ENTRIES
 
     # -- directories ---------------------------------------------------------------------------------------------------
 

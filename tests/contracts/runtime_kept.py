@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed
-from snapshotd.runtime.base import Process
+from snapshotd.runtime.base import STDIN, Process
 from snapshotd.types import ContainerID, new_id
 from tests.contracts.runtime_rig import DEADLINE_S, Rig, eventually, expect, members, read_all, read_lines
 
@@ -55,6 +55,32 @@ def check_kept_command(rig: Rig) -> None:
         assert process.wait(0) == 7
         rig.keeper.drop("one")
         _close(process, again, ended)
+
+
+def check_kept_input(rig: Rig) -> None:
+    """The end of its input to write to is held under its key, and can be had again; its end is when all are closed."""
+    with rig.container() as container:
+        process = rig.start_kept(container, "fed", "sh", "-c", "cat; echo end; exit 3", stdin=True)
+        assert process.stdin_fd is None
+        assert rig.keeper.keys() == {"fed", "fed" + STDIN}
+        for word in (b"one\n", b"two\n"):
+            held = rig.keeper.held("fed" + STDIN)
+            assert held is not None
+            os.write(held, word)
+            os.close(held)
+            assert read_lines(process.stdout_fd, 1) == word
+        assert process.wait(0) is None
+        rig.keeper.drop("fed" + STDIN)
+        assert process.wait(DEADLINE_S) == 3
+        assert read_all([process.stdout_fd]) == [b"end\n"]
+        rig.keeper.drop("fed")
+        _close(process)
+        expect(
+            CommandNotFound,
+            lambda: rig.start_kept(container, "none", "no-such-program", stdin=True),
+            "a missing program",
+        )
+        assert rig.keeper.keys() == set(), "nothing of it is held"
 
 
 def check_kept_exit_codes(rig: Rig) -> None:

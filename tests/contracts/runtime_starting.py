@@ -5,11 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
-from snapshotd.errors import CommandNotFound, CommandNotRunnable
+from snapshotd.engine.sandbox.quiesce import is_zombie
+from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed
+from snapshotd.kernel import cgroup
+from snapshotd.kernel.processes import in_own_namespace
+from snapshotd.runtime import starter
+from snapshotd.runtime.base import Container
 from tests.contracts.runtime_rig import DEADLINE_S, Rig, read_all
+from tests.keeper_rig import eventually
 
 _PROBE = r"""
 use POSIX;
@@ -184,7 +192,64 @@ def _is_starter(pid: int) -> bool:
         return False
 
 
+def check_a_sandbox_cannot_reach_its_resident(rig: Rig) -> None:
+    """The process that starts a sandbox's commands is in its cgroups, is none of its processes, and outlives a signal to
+    all of them."""
+    with rig.container() as container:
+        rig.runtime.ready(container)
+        (resident,) = _residents(container)
+        assert cgroup.of_process(container.pid).processes() == [container.pid]
+        names = rig.shell(container, "cat /proc/[0-9]*/comm; kill -9 -1; true").split()
+        assert names == ["init", "sh"]
+        assert rig.run(container, "true").code == 0
+        assert _residents(container) == {resident}
+
+
+def check_a_resident_that_is_killed_is_made_again(rig: Rig) -> None:
+    with rig.container() as container:
+        rig.shell(container, "true")
+        (resident,) = _residents(container)
+        os.kill(resident, signal.SIGKILL)
+        eventually(lambda: not _residents(container), "the resident does not end")
+        assert rig.shell(container, "echo again") == "again\n"
+        assert len(_residents(container)) == 1
+        assert not os.path.exists(f"/proc/{resident}")
+
+
+def check_a_resident_ends_with_its_sandbox(rig: Rig) -> None:
+    """Also where a sandbox ends by itself: a cgroup with a member could not be removed."""
+    with rig.container() as container:
+        rig.shell(container, "true")
+        (resident,) = _residents(container)
+        os.kill(container.pid, signal.SIGKILL)
+        eventually(lambda: is_zombie(resident), "the resident does not end")
+        with contextlib.suppress(SandboxFailed):
+            rig.start(container, "true")
+            raise AssertionError("a command was started")
+    assert not os.path.exists(f"/proc/{resident}")
+
+
+def check_residents_are_bounded(rig: Rig) -> None:
+    """The least recently used one ends, and is made again when it is needed."""
+    with mock.patch.object(starter, "_RESIDENTS_MAX", 1), rig.container() as one, rig.container() as other:
+        for first, second in ((one, other), (other, one)):
+            rig.shell(first, "true")
+            assert len(_residents(first)) == 1
+            rig.shell(second, "true")
+            eventually(lambda first=first: not _residents(first), "the resident does not end")  # type: ignore[misc]
+
+
+def _residents(container: Container) -> set[int]:
+    """The processes in a container's cgroup that are none of its own."""
+    group = cgroup.of_process(container.pid)
+    return {pid for pid in group.members() if in_own_namespace(pid) and not is_zombie(pid)}
+
+
 CHECKS = (
+    check_a_sandbox_cannot_reach_its_resident,
+    check_a_resident_that_is_killed_is_made_again,
+    check_a_resident_ends_with_its_sandbox,
+    check_residents_are_bounded,
     check_a_command_looks_as_by_runc,
     check_a_terminal_looks_as_by_runc,
     check_a_command_that_cannot_run_is_refused_as_by_runc,

@@ -295,10 +295,13 @@ ELSEWHERE = (
     "engine.edit.",
     "engine.values.",
     "engine.output.",
+    "engine.command.",
+    "engine.folders.",
     "client.apply.",
 )
-"""Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; and
-of the client: tests/unit/client/test_host_change.py."""
+"""Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
+background commands: tests/e2e/test_background.py; of folders: tests/e2e/test_hooks.py; and of the client:
+tests/unit/client/test_host_change.py."""
 
 
 def test_every_failpoint_has_a_scenario() -> None:

@@ -168,14 +168,17 @@ def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapsho
 
 
 @pytest.mark.runc
-def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["files", "background"])
+def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name: str) -> None:
     page = (DOCS / "client.md").read_text()
     env = {**snap.env, "PYTHONPATH": str(DOCS.parent)}
-    words = [sys.executable, str(DOCS / "examples/client/files.py")]
+    words = [sys.executable, str(DOCS / f"examples/client/{name}.py")]
     done = subprocess.run(words, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=snap.timeout_s)
     assert done.stderr == ""
-    assert f"$ python3 files.py\n{done.stdout}```" in page
-    assert (tmp_path / "copy/app.sh").read_text() == "echo one > out.txt\n"
+    assert f"$ python3 {name}.py\n{done.stdout}```" in page
+    assert (DOCS / f"examples/client/{name}.py").read_text() in page
+    if name == "files":
+        assert (tmp_path / "copy/app.sh").read_text() == "echo one > out.txt\n"
 
 
 @pytest.mark.runc

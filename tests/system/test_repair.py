@@ -47,13 +47,13 @@ def test_nothing_is_stored_again_on_a_damaged_tree(engine: LocalEngine, monkeypa
     assert None not in (cold.tree, hot.tree)
     monkeypatch.setattr(engine._upkeep, "_unreadable", lambda _: {cold.tree, hot.tree})
     built_on: list[TreeID] = []
-    store_tree = engine._archive._archiver.tree
+    store_tree = engine._archive._batches.archiver.tree
 
     def tree(layers: Sequence[LayerID], parent: TreeID, outputs: Sequence[BlobID]) -> ArchivedTree:
         built_on.append(parent)
         return store_tree(layers, parent, outputs)
 
-    monkeypatch.setattr(engine._archive._archiver, "tree", tree)
+    monkeypatch.setattr(engine._archive._batches.archiver, "tree", tree)
     report = engine.repair(lambda _: None)
     assert cold.id in report.lost
     assert hot.id not in report.lost
@@ -69,7 +69,7 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(
     durable yet."""
     agent = mind_rig.agent(engine)
     monkeypatch.setattr("snapshotd.engine.storing.archive_queue._RETRY_S", (0.05,))
-    archiver = engine._archive._archiver
+    archiver = engine._archive._batches.archiver
     store_tree = archiver.tree
     poisonous: list[BlobID] = []
 

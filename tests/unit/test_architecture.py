@@ -32,7 +32,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
     "formats": ("trees",),  # an archive is written from a tree, and made into one
     "trees": ("repo",),  # layers are archived to the repository and come back from it
     "images": ("layers", "formats", "trees"),  # an image is ingested like any other foreign tree
-    "cli": ("client",),  # every command goes through the client
+    "cli": ("client", "integrations"),  # every command goes through the client; threads of LangGraph need no daemon
     "integrations": ("client",),  # what has to do with a sandbox
 }
 """Package to the other packages of its own rank that it may import."""
@@ -40,6 +40,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
+    ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
 }
@@ -48,9 +49,9 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("engine", "file_verbs", "mind_verbs", "share"),
+        ("command_verbs", "engine", "file_verbs", "folder_verbs", "mind_verbs", "share"),
         ("past",),
-        ("runs", "host"),
+        ("runs", "host", "folders"),
         ("transfer", "mind"),
         ("sandbox",),
         ("storing",),
@@ -58,17 +59,20 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("base", "caller", "context", "events", "pins", "secrecy", "watch"),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
-    "daemon": (("children", "host", "lock", "logs", "server", "wiring"), ("http",)),
+    "daemon": (("children", "hooks", "host", "lock", "logs", "server", "wiring"), ("http",)),
     "cli": (
         ("main", "reference"),
         ("habits",),
         ("commands",),
         (
+            "background",
             "changes",
             "command",
             "documents",
             "follow",
             "forest",
+            "github",
+            "langgraph",
             "progress",
             "retention",
             "taken",
@@ -97,8 +101,9 @@ WIRING = ("daemon/wiring.py", "daemon/children.py")
 """The composition roots, of the daemon and of its child processes: the only modules that may name concrete classes of
 any package."""
 
-SELF_CONTAINED = ("agent",)
-"""Packages that import the standard library and themselves, and that nobody imports: they run inside sandboxes."""
+SELF_CONTAINED = ("agent", "hooks")
+"""Packages that import the standard library and themselves, and that nobody imports: they run inside sandboxes, and as
+hooks of agents."""
 
 TEST_ONLY = ("testing",)
 """Packages that product code never imports; they may import anything but pytest."""
@@ -116,11 +121,12 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "botocore": ("store/s3.py",),  # comes with boto3
     "ahocorasick_rs": ("secrets/needles.py",),
     "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
-    "cryptography": ("secrets/vault.py",),
+    "cryptography": ("secrets/vault.py", "client/bundles/sealing.py"),
     "zstandard": ("repo/", "images/decompress.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
     "httpx2": ("gateway/forward.py",),
+    "pathspec": ("engine/folders/ignore.py", "engine/folders/scan.py"),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),

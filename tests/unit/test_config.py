@@ -17,6 +17,7 @@ READERS = {
     "snapshotd/config.py": "the one place",
     "snapshotd/failpoints.py": "armed by tests only, in every process",
     "snapshotd/agent/": "runs in sandboxes, without the rest of the product",
+    "snapshotd/hooks/send.py": "runs as a hook of an agent, which names its folder in the environment",
     "snapshotd/runtime/keeper_main.py": "a program of one file, which passes its environment on",
     "snapshotd/engine/host/system_packages.py": "a program of one file for any Python, which passes its environment on",
     "snapshotd/daemon/server.py": "NOTIFY_SOCKET is taken out of the environment, so that no child has it",

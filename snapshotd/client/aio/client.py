@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.approvals import AsyncApprovals
+from snapshotd.client.aio.commands import AsyncCommandVerbs
+from snapshotd.client.aio.experiments import AsyncExperiments
 from snapshotd.client.aio.feeding import AsyncFeeder, AsyncTerminal
 from snapshotd.client.aio.files import AsyncFileVerbs
 from snapshotd.client.aio.following import AsyncFollowing
 from snapshotd.client.aio.mind import AsyncMind
 from snapshotd.client.aio.ports import AsyncPorts
+from snapshotd.client.aio.sharing import AsyncSharing
 from snapshotd.client.aio.transport import AsyncTransport
 from snapshotd.client.aio.values import AsyncValues
-from snapshotd.client.client import Form, OutputSink, Progress, Which, _line, _local_or_name, _pair, sandbox_fields
+from snapshotd.client.aio.verbs import result_of
+from snapshotd.client.client import OutputSink, Which, _line, _local_or_name, _pair, sandbox_fields
 from snapshotd.client.client import Snapshotd as SnapshotdOfThreads
 from snapshotd.client.exchange import segment
 from snapshotd.client.feeding import Readable
@@ -27,11 +31,9 @@ from snapshotd.client.results import (
     ChangeInfo,
     CheckInfo,
     ExecInfo,
-    ExportInfo,
     FileStatus,
     ForkInfo,
     ImageInfo,
-    ImportInfo,
     MessageInfo,
     Policy,
     PruneInfo,
@@ -43,18 +45,39 @@ from snapshotd.client.results import (
     UsageInfo,
     VersionInfo,
 )
-from snapshotd.client.verbs import Wait, absolute, b64, check_variants, check_wait, local_path, ref_segment
+from snapshotd.client.verbs import (
+    ForkPlace,
+    Progress,
+    Wait,
+    absolute,
+    b64,
+    check_timeout,
+    check_variants,
+    check_wait,
+    local_path,
+    ref_segment,
+)
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, TIMEOUT_MAX_S, check_ref, socket_path_of
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 if TYPE_CHECKING:
     from snapshotd.client.branching.bisecting import BisectInfo, Tried
     from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
     from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
 
 
-class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, AsyncPorts):
+class AsyncSnapshotd(
+    AsyncMind,
+    AsyncApprovals,
+    AsyncValues,
+    AsyncFileVerbs,
+    AsyncPorts,
+    AsyncSharing,
+    AsyncCommandVerbs,
+    AsyncExperiments,
+):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
     `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
@@ -229,6 +252,37 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
             terminal,
         )
 
+    async def exec_junit(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        report: str | Path,
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        on_output: OutputSink | None = None,
+        stdin: Readable | None = None,
+        timeout: float | None = None,
+    ) -> ExecInfo:
+        """As `exec_snapshot`, and the local file `report` gets a JUnit report: the one that the command leaves at
+        $SNAPSHOTD_JUNIT, else one that tells of the command as of one test. It is there whole or not at all. The shell in
+        the image starts the command."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.exec_junit,
+            ref,
+            argv,
+            report,
+            cwd=cwd,
+            env=env,
+            user=user,
+            on_output=on_output,
+            stdin=stdin,
+            timeout=timeout,
+        )
+
     async def _exec(
         self,
         path: str,
@@ -245,8 +299,7 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
     ) -> ExecInfo:
         if not argv:
             raise UsageError("there is no command to execute: the list of its words is empty")
-        if timeout is not None and (not 0 < timeout <= TIMEOUT_MAX_S):
-            raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
+        check_timeout(timeout)
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
@@ -294,6 +347,7 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
         variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
+        part: ForkPlace | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
@@ -304,12 +358,14 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
         values become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
-        daemon's default (half an hour). UsageError before anything starts."""
+        daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
+        anything starts."""
         check_wait(wait)
         if not 1 <= n <= FORK_MAX:
             raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
         body: dict[str, Any] = {"args": None if args is None else list(args), "name": name, "resume": resume}
         body["idle_timeout_s"] = idle_timeout
+        body["part"] = None if part is None else dataclasses.asdict(part)
         if variants is None:
             body["n"] = n
         elif n != 1:
@@ -326,6 +382,40 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
             ):
                 await self.flush(line)
         return forked
+
+    async def fork_queue(
+        self,
+        ref: str,
+        n: int = 1,
+        *,
+        parallel: int | None = None,
+        keep_going: bool = False,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        on_child: Callable[[QueuedFork], object] = lambda _: None,
+    ) -> QueueInfo:
+        """`n` (1..10,000) forks, `parallel` at once (None: as many as fit into the free memory): each runs its program
+        to the end, then another begins. Returns when all have ended. `args`, `name`, `resume`, `variants`:
+        as `fork`; one of them has to give the forks a program. `on_child` is told of each that has ended.
+
+        When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
+        error, and the rest goes on. UsageError before anything starts."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.fork_queue,
+            ref,
+            n,
+            parallel=parallel,
+            keep_going=keep_going,
+            args=args,
+            name=name,
+            resume=resume,
+            variants=variants,
+            on_child=on_child,
+        )
 
     async def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
@@ -623,83 +713,6 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
             )["report"]
         )
 
-    async def export(
-        self,
-        ref: str,
-        write: Callable[[bytes], object],
-        *,
-        form: Form = "bundle",
-        whole: bool = False,
-        since: str | None = None,
-        progress: Progress | None = None,
-    ) -> tuple[str, ...]:
-        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
-        `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
-        warnings: files that the form cannot hold.
-
-        If anything is raised, also in the middle, the output is not whole.
-        """
-        query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
-        async for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
-            if isinstance(item, bytes):
-                write(item)
-            elif item["event"] == "progress" and progress is not None:
-                progress(item["message"])
-            elif item["event"] == "result":
-                return tuple(item["warnings"])
-        raise DaemonUnavailable(
-            "the daemon ended the export early, so what was written is not whole; repeat the command"
-        )
-
-    async def export_file(
-        self,
-        ref: str,
-        to: str | Path,
-        *,
-        form: Form = "bundle",
-        whole: bool = False,
-        since: str | None = None,
-        progress: Progress | None = None,
-        moved: Callable[[int], object] | None = None,
-    ) -> ExportInfo:
-        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
-        flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
-        far."""
-        return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
-            SnapshotdOfThreads.export_file,
-            ref,
-            to,
-            form=form,
-            whole=whole,
-            since=since,
-            progress=progress,
-            moved=moved,
-        )
-
-    async def import_bundle(
-        self,
-        source: str | Path | Readable,
-        *,
-        name: str | None = None,
-        wait: Wait = "captured",
-        progress: Progress | None = None,
-    ) -> ImportInfo:
-        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
-        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
-        UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
-        already), LimitExceeded, VersionMismatch; and errors of reading the source."""
-        return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
-            SnapshotdOfThreads.import_bundle,
-            source,
-            name=name,
-            wait=wait,
-            progress=progress,
-        )
-
     async def mount(self, directory: str | Path) -> None:
         """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
         UsageError, Unsupported."""
@@ -712,7 +725,7 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
     async def _work(
         self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str
     ) -> dict[str, Any]:
-        return await _result(self._transport.lines(method, path, body=body), progress, what, then)
+        return await result_of(self._transport.lines(method, path, body=body), progress, what, then)
 
     async def images(self) -> list[ImageInfo]:
         return [ImageInfo.of(item) for item in await self._transport.request("GET", "/images")]
@@ -743,15 +756,3 @@ class AsyncSnapshotd(AsyncMind, AsyncApprovals, AsyncValues, AsyncFileVerbs, Asy
     async def status(self) -> dict[str, Any]:
         answer: dict[str, Any] = await self._transport.request("GET", "/status")
         return answer
-
-
-async def _result(
-    events: AsyncIterator[dict[str, Any]], progress: Progress | None, what: str, then: str
-) -> dict[str, Any]:
-    """The last event of long work, whose lines of progress go to `progress`."""
-    async for event in events:
-        if event["event"] == "progress" and progress is not None:
-            progress(event["message"])
-        elif event["event"] == "result":
-            return event
-    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")

@@ -75,7 +75,7 @@ class AsyncFileVerbs(AsyncVerbs):
         """Write a file: bytes, text (as UTF-8), or what a file that is open for bytes gives until its end. The old one
         is there until all is written, and stays if that fails. Missing directories are made. Without `mode` a new file
         has 0644, and another keeps its own."""
-        from snapshotd.client.local_tree import Reader, read_pieces
+        from snapshotd.client.local.tree import Reader, read_pieces
 
         content = data.encode() if isinstance(data, str) else data
         whole = isinstance(content, bytes)
@@ -95,7 +95,7 @@ class AsyncFileVerbs(AsyncVerbs):
     ) -> WriteInfo:
         """Write several files as one call: contents by path. Each is written as `write_file` does; if one cannot be,
         those before it have been, and the call is recorded as failed."""
-        from snapshotd.client.local_tree import Reader, pack_bytes
+        from snapshotd.client.local.tree import Reader, pack_bytes
 
         pairs = files.items() if isinstance(files, Mapping) else files
         whole = [
@@ -118,7 +118,7 @@ class AsyncFileVerbs(AsyncVerbs):
     ) -> WriteInfo:
         """Put the members of a tar below a directory, as one call; with the modes and times that the tar says. Devices
         and pipes are left out, with a warning."""
-        from snapshotd.client.local_tree import Reader, read_pieces
+        from snapshotd.client.local.tree import Reader, read_pieces
 
         reader = Reader(read_pieces(tar), moved)
         return await self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
@@ -136,7 +136,7 @@ class AsyncFileVerbs(AsyncVerbs):
         """Copy the local file `source` to the file `path`, or the local folder `source` into the directory `path`,
         which is made if it is missing and keeps what else is in it. Modes and times are kept. UsageError: it cannot be
         read."""
-        from snapshotd.client.local_tree import Reader, pack
+        from snapshotd.client.local.tree import Reader, pack
 
         local, warnings = (local_path(source), list[str]())
         if not local.exists():

@@ -31,7 +31,7 @@ ITER = "an asynchronous iterator"
 """The type of what is iterated over with `async for`."""
 PLAIN, WAITS, YIELDS = "plain", "waits", "yields"
 """Kinds of functions: as it is, `async def`, and `async def` with `yield`. A plain one may return an ITER."""
-FOR_THREADS = {"autostart", "feeding", "local_tree", "part_file", "transport"}
+FOR_THREADS = {"autostart", "feeding", "transport"}
 """Modules without a generated counterpart: written by hand for asyncio, or run in a thread."""
 _CONSUMERS = ("list", "tuple", "set", "sorted", "dict", "sum", "any", "all", "max", "min")
 _RENAMED = {"__enter__": "__aenter__", "__exit__": "__aexit__", "__iter__": "__aiter__"}
@@ -523,7 +523,7 @@ def module_text(source: ClientSource, name: str) -> str | None:
             converted = copy.deepcopy(node)
             methods = source.classes[node.name].methods
             converted.body = [
-                source.convert(name, methods[part.name]) if isinstance(part, ast.FunctionDef) else part
+                _method(source, name, methods[part.name], part) if isinstance(part, ast.FunctionDef) else part
                 for part in converted.body
             ]
             nodes.append(converted)
@@ -537,6 +537,17 @@ def module_text(source: ClientSource, name: str) -> str | None:
     return HEADER.format(name=name) + "\n".join(
         [*imports, "", *(ast.unparse(ast.fix_missing_locations(n)) for n in body)]
     )
+
+
+def _method(source: ClientSource, module: str, function: Function, node: ast.FunctionDef) -> ast.stmt:
+    """The counterpart of a method, or of one of its overloads: those have its kind."""
+    if node is function.node or not _is_overload(node):
+        return source.convert(module, function)
+    return _Converter(source, module, function).headed(copy.deepcopy(node), function)
+
+
+def _is_overload(node: ast.FunctionDef) -> bool:
+    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
 def _imports(source: ClientSource, name: str, tree: ast.Module, used: set[str], own: set[str]) -> list[str]:

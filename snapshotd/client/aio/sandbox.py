@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
+import shlex
+import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from snapshotd.client.aio.carrying import AsyncPort
 from snapshotd.client.aio.client import AsyncSnapshotd
 from snapshotd.client.aio.files import AsyncSandboxFiles, AsyncSnapshotFiles
-from snapshotd.client.client import Form
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure
 from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
+    CommandInfo,
     ExportInfo,
     MessageInfo,
     Provider,
@@ -24,9 +28,71 @@ from snapshotd.client.results import (
     TrajectoryInfo,
 )
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
-from snapshotd.client.sandbox import ExecResult, _argv, _Output
+from snapshotd.client.sandbox import ExecResult, _argv, _failed, _Kept
+from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
+from snapshotd.errors import Conflict, UsageError
 from snapshotd.types import DEFAULT_TENANT
+
+
+class AsyncCommand:
+    """A command in the background of a sandbox: `AsyncSandbox.exec(..., background=True)` starts one, `AsyncSandbox.commands` and
+    `AsyncSandbox.command` find it again. `id` is its name."""
+
+    def __init__(self, client: AsyncSnapshotd, info: CommandInfo) -> None:
+        self._client = client
+        self._sandbox = info.trajectory
+        self.id = info.id
+
+    @property
+    async def info(self) -> CommandInfo:
+        """Its present state (asks the daemon): `status`, `exit_code`, `snapshot`."""
+        return await self._client.command(self._sandbox, self.id)
+
+    async def wait(
+        self,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        check: bool = False,
+    ) -> ExecResult:
+        """Wait until it has ended, beyond a restart of the daemon. Its whole output comes to `on_stdout` and `on_stderr`,
+        from its beginning. The exit code is -1 when it is not known. With `check`, ExecFailed for any but 0."""
+        kept = _Kept(on_stdout, on_stderr)
+        async for event in self._client.command_events(self._sandbox, self.id):
+            if event["event"] == "output":
+                kept.take(event["stream"], base64.b64decode(event["data_b64"]))
+        info = await self.info
+        result = kept.result(-1 if info.exit_code is None else info.exit_code, info.snapshot)
+        if check and result.exit_code != 0:
+            raise _failed(shlex.join(info.argv), result, info.error)
+        return result
+
+    async def output(self, *, follow: bool = False) -> AsyncIterator[tuple[str, bytes]]:
+        """The pieces of its output from the beginning, in order, each with its stream ("stdout" or "stderr"). With
+        `follow`, until it has ended."""
+        async for event in self._client.command_events(self._sandbox, self.id, follow=follow):
+            if event["event"] == "output":
+                yield (event["stream"], base64.b64decode(event["data_b64"]))
+
+    async def write(self, data: str | bytes, *, end: bool = False) -> None:
+        """Write to its standard input, and with `end` close it behind that. For a command that was started with
+        `stdin=True`. As `AsyncSnapshotd.write_command`."""
+        await self._client.write_command(
+            self._sandbox, self.id, data.encode() if isinstance(data, str) else data, end=end
+        )
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to its process group, as a terminal does. Conflict: it has ended."""
+        await self._client.signal_command(self._sandbox, self.id, number)
+
+    async def kill(self) -> None:
+        """End it at once, with all that it started. Not an error when it has ended."""
+        with contextlib.suppress(Conflict):
+            await self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
+
+    def __repr__(self) -> str:
+        return f"<Command {self.id[:12]}>"
 
 
 class AsyncSnapshot:
@@ -136,11 +202,11 @@ class AsyncSnapshot:
         timeout: float | None = None,
     ) -> ExecResult:
         """Run a command in a throw-away fork; nothing of it is kept. Otherwise as `AsyncSandbox.exec`."""
-        output = _Output(on_stdout, on_stderr)
+        output = _Kept(on_stdout, on_stderr)
         done = await self._client.exec_snapshot(
             self.id, _argv(command), cwd=cwd, env=env, user=user, on_output=output.take, timeout=timeout
         )
-        return output.result(done, command, check)
+        return output.checked(done, command, check)
 
     async def tag(self, name: str, *, move: bool = False) -> None:
         await self._client.tag(self.id, name, move=move)
@@ -216,6 +282,7 @@ class AsyncSandbox:
         """Its present state (asks the daemon)."""
         return await self._client.trajectory(self.id)
 
+    @overload
     async def exec(
         self,
         command: str | Sequence[str],
@@ -230,7 +297,40 @@ class AsyncSandbox:
         if_head: AsyncSnapshot | str | None = None,
         timeout: float | None = None,
         idle_timeout: float | None = None,
-    ) -> ExecResult:
+        background: Literal[False] = False,
+    ) -> ExecResult: ...
+
+    @overload
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        background: Literal[True],
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+    ) -> AsyncCommand: ...
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        wait: Wait = "captured",
+        if_head: AsyncSnapshot | str | None = None,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+        background: bool = False,
+        stdin: bool = False,
+    ) -> ExecResult | AsyncCommand:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
 
@@ -238,8 +338,30 @@ class AsyncSandbox:
         snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
         command is ended with everything that it started: exit code 124, and what it has done until then is there.
         `idle_timeout`: as in `create`, for the sandbox from now on.
+
+        With `background` the answer is a `AsyncCommand` at once, and its snapshot is taken when it ends; other calls go on
+        beside it. With `stdin`, `AsyncCommand.write` writes to it; otherwise its standard input is empty. UsageError for what
+        only a command in the foreground has.
         """
-        output = _Output(on_stdout, on_stderr)
+        if background:
+            if check or on_stdout or on_stderr or (if_head is not None) or (wait != "captured"):
+                raise UsageError(
+                    "a command in the background has no check, on_stdout, on_stderr, if_head or wait; `Command.wait` takes them"
+                )
+            info = await self._client.exec_in_background(
+                self.id,
+                _argv(command),
+                cwd=cwd,
+                env=env,
+                user=user,
+                stdin=stdin,
+                timeout=timeout,
+                idle_timeout=idle_timeout,
+            )
+            return AsyncCommand(self._client, info)
+        if stdin:
+            raise UsageError("`stdin` is for a command in the background; `Snapshotd.exec` takes a stream as `stdin`")
+        output = _Kept(on_stdout, on_stderr)
         done = await self._client.exec(
             self.id,
             _argv(command),
@@ -252,7 +374,15 @@ class AsyncSandbox:
             timeout=timeout,
             idle_timeout=idle_timeout,
         )
-        return output.result(done, command, check)
+        return output.checked(done, command, check)
+
+    async def commands(self) -> list[AsyncCommand]:
+        """Its background commands: those that run, and the newest of those that have ended, oldest first."""
+        return [AsyncCommand(self._client, info) for info in await self._client.commands(self.id)]
+
+    async def command(self, prefix: str) -> AsyncCommand:
+        """One of them, by a unique prefix of its id. NotFound, Ambiguous."""
+        return AsyncCommand(self._client, await self._client.command(self.id, prefix))
 
     async def port(
         self,
@@ -306,6 +436,15 @@ class AsyncSandbox:
     async def undo(self, *, wait: Wait = "captured") -> AsyncSnapshot:
         """Take the last rewind (or undo) back."""
         return AsyncSnapshot(self._client, await self._client.undo(self.id, wait=wait))
+
+    async def promote(
+        self, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False, wait: Wait = "captured"
+    ) -> AsyncSnapshot:
+        """Make the newest snapshot the head of the trajectory that this one was forked from. As `AsyncSnapshotd.promote`."""
+        return AsyncSnapshot(
+            self._client,
+            await self._client.promote(self.id, into=into, leave_behind=leave_behind, compensate=compensate, wait=wait),
+        )
 
     async def resume(
         self, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from typing import Any
+
 from snapshotd.client.aio.transport import AsyncTransport
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.client.verbs import Wait, ref_segment
+from snapshotd.client.verbs import Progress, Wait, ref_segment
+from snapshotd.errors import DaemonUnavailable
 
 
 class AsyncVerbs:
@@ -25,3 +29,15 @@ class AsyncVerbs:
             return taken
         await self.flush(taken.trajectory)
         return await self.snapshot(taken.id)
+
+
+async def result_of(
+    events: AsyncIterator[dict[str, Any]], progress: Progress | None, what: str, then: str
+) -> dict[str, Any]:
+    """The last event of long work, whose lines of progress go to `progress`."""
+    async for event in events:
+        if event["event"] == "progress" and progress is not None:
+            progress(event["message"])
+        elif event["event"] == "result":
+            return event
+    raise DaemonUnavailable(f"the daemon ended {what} without a result; {then}")

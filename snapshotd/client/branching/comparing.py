@@ -83,7 +83,7 @@ def compare(client: Snapshotd, refs: Sequence[str]) -> CompareInfo:
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]
-    number = 1 + sum(_is_call(one) for one in lines[0][:shared])
+    number = 1 + sum(is_call(one) for one in lines[0][:shared])
     outputs = _Outputs(client)
     pairs = tuple(
         PairInfo(tuple(_align(after[0], other, number, outputs)), tuple(client.diff(lines[0][-1].id, line[-1].id)))
@@ -100,7 +100,7 @@ def _ids(line: list[SnapshotInfo]) -> list[str]:
     return [one.id for one in line]
 
 
-def _is_call(one: SnapshotInfo) -> bool:
+def is_call(one: SnapshotInfo) -> bool:
     """True for what an agent or a person did, false for the daemon's own marks."""
     return one.tool.name not in _MARKS
 
@@ -126,7 +126,7 @@ class _Outputs:
 
 
 def _align(left: list[SnapshotInfo], right: list[SnapshotInfo], number: int, outputs: _Outputs) -> list[AlignedCall]:
-    a, b = [one for one in left if _is_call(one)], [one for one in right if _is_call(one)]
+    a, b = [one for one in left if is_call(one)], [one for one in right if is_call(one)]
     rows: list[AlignedCall] = []
 
     def row(i: int | None, j: int | None, difference: Difference) -> None:
@@ -161,7 +161,7 @@ def _key(one: SnapshotInfo) -> tuple[str, str]:
 def _branch(
     client: Snapshotd, ref: str, own: list[SnapshotInfo], head: SnapshotInfo, start: SnapshotInfo
 ) -> BranchInfo:
-    calls = [one for one in own if _is_call(one)]
+    calls = [one for one in own if is_call(one)]
     trajectory = client.trajectory(head.trajectory)
     at_end = trajectory.head == head.id
     counts = dict.fromkeys(("added", "changed", "deleted"), 0)
@@ -177,14 +177,15 @@ def _branch(
         calls=len(calls),
         failed=sum(one.tool.status != "done" or bool(one.tool.exit_code) for one in calls),
         seconds=(datetime.fromisoformat(head.created_at) - began).total_seconds() if own else 0.0,
-        tokens=_tokens(client, head, {one.id for one in own}),
+        tokens=tokens_of(client, head, {one.id for one in own}),
         added=counts["added"],
         changed=counts["changed"],
         deleted=counts["deleted"],
     )
 
 
-def _tokens(client: Snapshotd, head: SnapshotInfo, own: set[str]) -> tuple[int, int]:
+def tokens_of(client: Snapshotd, head: SnapshotInfo, own: set[str]) -> tuple[int, int]:
+    """Tokens in and out of the model calls that these snapshots of a line bind, as far as they were reported."""
     found = [0, 0]
     try:
         for entry in client.journal(head.id):

@@ -37,31 +37,58 @@ class JUnitCounts:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FailedTest:
+    """A test case that failed or ended in an error; what the report does not say is empty."""
+
+    name: str
+    message: str
+    file: str
+    line: str
+
+
 def count_tests(report: bytes) -> JUnitCounts:
     """The test cases of a report. A case with several marks counts once, by the first.
 
     UsageError: the report is too large, no XML, or has a document type. A document type is the only place where XML
     declares entities, which grow without bound or name files; no test runner writes one.
     """
+    found: dict[_Outcome, int] = dict.fromkeys(("passed", "failed", "errors", "skipped"), 0)
+    for _, marks in _cases(report):
+        found[_MARKS[marks[0][0]] if marks else "passed"] += 1
+    return JUnitCounts(**found)
+
+
+def failed_tests(report: bytes) -> tuple[FailedTest, ...]:
+    """The cases that failed, in the order of the report. Errors: as `count_tests`."""
+    return tuple(
+        FailedTest(
+            "::".join(filter(None, (case.get("classname"), case.get("name")))),
+            marks[0][1].get("message", ""),
+            case.get("file", ""),
+            case.get("line", ""),
+        )
+        for case, marks in _cases(report)
+        if marks and _MARKS[marks[0][0]] != "skipped"
+    )
+
+
+def _cases(report: bytes) -> list[tuple[dict[str, str], list[tuple[str, dict[str, str]]]]]:
+    """Attributes of each test case, with its marks and theirs."""
     if len(report) > REPORT_MAX_BYTES:
         raise UsageError(f"the JUnit report is larger than {REPORT_MAX_BYTES >> 20} MiB; write a smaller one")
-    found: dict[_Outcome, int] = dict.fromkeys(("passed", "failed", "errors", "skipped"), 0)
-    case: list[_Outcome] = []
-    inside = 0
+    cases: list[tuple[dict[str, str], list[tuple[str, dict[str, str]]]]] = []
+    open_cases: list[tuple[dict[str, str], list[tuple[str, dict[str, str]]]]] = []
 
-    def start(name: str, _: dict[str, str]) -> None:
-        nonlocal inside
+    def start(name: str, attributes: dict[str, str]) -> None:
         if name == "testcase":
-            inside += 1
-        elif inside and name in _MARKS:
-            case.append(_MARKS[name])
+            open_cases.append((attributes, []))
+        elif open_cases and name in _MARKS:
+            open_cases[0][1].append((name, attributes))
 
     def end(name: str) -> None:
-        nonlocal inside
         if name == "testcase":
-            inside -= 1
-            found[case[0] if case else "passed"] += 1
-            case.clear()
+            cases.append(open_cases.pop())
 
     def refuse_doctype(*_: object) -> None:
         raise UsageError("the JUnit report has a document type (<!DOCTYPE), which is not read; write it without")
@@ -73,4 +100,4 @@ def count_tests(report: bytes) -> JUnitCounts:
         parser.Parse(report, True)
     except (expat.ExpatError, ValueError, LookupError) as exc:
         raise UsageError(f"the JUnit report is no XML: {exc}; let the command write one") from exc
-    return JUnitCounts(**found)
+    return cases

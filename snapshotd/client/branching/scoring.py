@@ -130,24 +130,30 @@ class Scorer:
 
     def run(self, client: Snapshotd, snapshot: str, archive: Path | None) -> ScoredRun:
         """Never raises an error of ours; the run carries it."""
+        try:
+            return self.attempt(client, snapshot, archive)
+        except SnapshotdError as exc:
+            return ScoredRun(None, None, 0.0, error=exc.message)
+
+    def attempt(self, client: Snapshotd, snapshot: str, archive: Path | None) -> ScoredRun:
+        """The run carries that there is no score; errors of the daemon are raised."""
         mark = secrets.token_hex(16)
         argv = list(self.argv)
         if self.where is not None or self.report is not None:
             most = str(REPORT_MAX_BYTES + 1)
             argv = ["/bin/sh", "-c", _IN_FORK, "score", mark, self.where or "", self.report or "", most, *argv]
         kept = {"stdout": _Tail(REPORT_MAX_BYTES + 1 if self.report is not None else _TAIL_BYTES), "stderr": _Tail()}
-        try:
-            with open(archive or os.devnull, "rb", buffering=0) as stdin:
-                done = client.exec_snapshot(
-                    snapshot,
-                    argv,
-                    on_output=lambda stream, data: kept[stream].add(data),
-                    stdin=None if archive is None else stdin,
-                    **self.options,  # type: ignore[arg-type]
-                )
-        except SnapshotdError as exc:
-            return ScoredRun(None, None, 0.0, error=exc.message)
+        with open(archive or os.devnull, "rb", buffering=0) as stdin:
+            done = client.exec_snapshot(
+                snapshot,
+                argv,
+                on_output=lambda stream, data: kept[stream].add(data),
+                stdin=None if archive is None else stdin,
+                **self.options,  # type: ignore[arg-type]
+            )
         seconds = done.call.duration_ms / 1000
+        if done.call.status == "timed-out":
+            return ScoredRun(None, done.exit_code, seconds, error=f"the command did not end within {seconds:.0f} s")
         reason = kept["stderr"].after(mark.encode())
         if reason is not None:
             return ScoredRun(None, done.exit_code, seconds, error=reason)

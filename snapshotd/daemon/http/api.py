@@ -25,7 +25,7 @@ import snapshotd
 from snapshotd.daemon.http import models
 from snapshotd.daemon.http.failures import failure_of
 from snapshotd.daemon.http.gate import VersionGate
-from snapshotd.daemon.http.routes import approvals, files, images, mind, runs, snapshots, storage, values
+from snapshotd.daemon.http.routes import approvals, commands, files, images, mind, runs, snapshots, storage, values
 from snapshotd.daemon.http.routes import service as service_routes
 from snapshotd.daemon.http.routes.shared import Service
 from snapshotd.daemon.http.streams import error_response
@@ -50,7 +50,7 @@ def create_app(service: Service) -> FastAPI:
         responses={"default": {"model": models.ErrorAnswer, "description": "An error, as one sentence."}},
     )
     app.state.service = service
-    for module in (runs, mind, approvals, files, snapshots, values, images, storage, service_routes):
+    for module in (runs, commands, mind, approvals, files, snapshots, values, images, storage, service_routes):
         app.include_router(module.router, prefix=API_PREFIX)
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)

@@ -16,8 +16,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from snapshotd import types as t
-from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, TIMEOUT_MAX_S
-from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest, Variant
+from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, QUEUE_MAX, TIMEOUT_MAX_S
+from snapshotd.engine.base import (
+    Forked,
+    ForkPart,
+    Provider,
+    ProviderKind,
+    RunRequest,
+    SandboxInfo,
+    SandboxRequest,
+    Variant,
+)
 from snapshotd.errors import UsageError
 from snapshotd.trees.base import Change, Entry, RestoreReport
 
@@ -542,6 +551,15 @@ class VariantFields(Request):
         return Variant(self.label, self.name, args, environment(self.env))
 
 
+class ForkPartFields(Request):
+    experiment: str = Field(pattern="^[0-9a-f]{32}$", description="The same for all parts.")
+    first: int = Field(ge=0, lt=QUEUE_MAX, description="The number of the first child of this part.")
+    count: int = Field(ge=1, le=QUEUE_MAX, description="The number of children of all parts.")
+
+    def part(self) -> ForkPart:
+        return ForkPart(t.ExperimentID(self.experiment), self.first, self.count)
+
+
 class ForkRequest(Request):
     n: int = Field(1, ge=1, le=FORK_MAX)
     args: list[str] | None = Field(
@@ -554,6 +572,9 @@ class ForkRequest(Request):
     )
     variants: list[VariantFields] = Field(
         default_factory=list, max_length=FORK_MAX, description="One fork for each; `n` may be left out then."
+    )
+    part: ForkPartFields | None = Field(
+        None, description="The place of these forks in a larger fork that is made piece by piece."
     )
 
     @property

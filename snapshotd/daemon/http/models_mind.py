@@ -263,6 +263,14 @@ class RewindRequest(Request):
     )
 
 
+class PromoteRequest(Request):
+    into: str | None = Field(None, description="The trajectory that takes it over; null: the one it was forked from.")
+    leave_behind: bool = Field(False, description="Also if that one has taken steps since the fork.")
+    compensate: bool = Field(
+        False, description="The same, and run the compensations of the irreversible calls among them first."
+    )
+
+
 class RetryRequest(Request):
     task: str = Field(min_length=1, max_length=_NAME_MAX)
     compensate: bool = Field(True, description="Compensate what the task did.")

@@ -7,6 +7,8 @@ the daemon come from one package and a daemon that outlived an upgrade is better
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 import struct
 from pathlib import Path
@@ -42,6 +44,8 @@ PORT_CONNECTIONS_MAX = 256
 """Most connections to ports in sandboxes, of all clients together."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
+QUEUE_MAX = 10_000
+"""Most children of a fork that is made piece by piece."""
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""
 LOG_MAX = 1 << 31
@@ -71,6 +75,13 @@ _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 def socket_path_of(state_dir: Path) -> Path:
     """Path of the socket of a state directory's daemon, by default."""
     return state_dir / "snapshotd.sock"
+
+
+def hook_socket_of(state_dir: Path) -> Path:
+    """Path of the socket on which a state directory's daemon hears of agents in users' folders. It lies where every user
+    may go, and is the same after a restart of the machine: settings of agents name it."""
+    name = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
+    return Path("/run/snapshotd") / f"hooks-{name}.sock"
 
 
 def lock_path_of(state_dir: Path) -> Path:

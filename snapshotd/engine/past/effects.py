@@ -18,7 +18,7 @@ from typing import Any
 from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.replay import DENIED, KEPT
+from snapshotd.engine.mind.replay import DENIED, KEPT, PROMOTED
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step
@@ -79,7 +79,8 @@ class Effects:
     def _effects(
         self, trajectory: TrajectoryID, entries: Iterable[JournalEntry], held: Iterable[JournalEntry]
     ) -> list[Effect]:
-        """A call that `retry` has kept counts as the call that was recorded first, on any line."""
+        """A call that `retry` has kept, or that came from a branch, counts as the call that was recorded first, on any
+        line."""
         known = {_origin(entry) for entry in held}
         found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
         left = [replace(entry, id=origin) for origin, entry in found.items() if origin not in known]
@@ -238,7 +239,7 @@ def task_of(entry: JournalEntry) -> str | None:
 
 def _origin(entry: JournalEntry) -> CallID:
     """The id under which a call was recorded first."""
-    return CallID(entry.details.get(KEPT, entry.id))
+    return CallID(entry.details.get(KEPT, entry.details.get(PROMOTED, entry.id)))
 
 
 def _happened(entry: JournalEntry) -> bool:

@@ -20,6 +20,7 @@ from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.quiesce import blocker
 from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.signals import end_background
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.cold import Cold, gone
@@ -45,7 +46,7 @@ from snapshotd.types import (
 LayerMaker = Callable[[Stack], LayerID]
 """Makes a pinned layer for the top of a stack."""
 MODES = ("files", "conversation", "both")
-UNDOABLE = ("rewind", "undo", "retry")
+UNDOABLE = ("rewind", "undo", "retry", "promote")
 """Markers after which everything is as it was at another snapshot."""
 
 
@@ -113,6 +114,8 @@ class Rewinding:
         """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
         something lives."""
         with sandbox.lock:
+            if not sandbox.agent_running:
+                end_background(sandbox)
             if sandbox.agent_running:
                 reason: str | None = "its program is running"
             elif sandbox.commands:
@@ -151,9 +154,12 @@ class Rewinding:
         entries: Sequence[JournalEntry] = (),
         state: dict[str, Any] | None = None,
         change: LayerMaker | None = None,
+        messages: Sequence[Message] = (),
+        keep_messages: int | None = None,
     ) -> Snapshot:
         """Put the files of a snapshot (None: they stay; with `change`: as `replace_files`) and the mind of another into
-        a settled sandbox, and record it. `state`: replaces the one of `follows`.
+        a settled sandbox, and record it. `state`: replaces the one of `follows`; `messages`: come after its first
+        `keep_messages` (None: all).
 
         Caller holds the lock and has made sure that no process lives. On an error everything is as before.
         """
@@ -161,10 +167,20 @@ class Rewinding:
         cleanup = None if files is None else self.replace_files(sandbox, files, change)
         if state is not None:
             sandbox.state, sandbox.state_changed = state, True
+        pending, sandbox.pending[:] = list(sandbox.pending), [*sandbox.pending, *messages]
         try:
-            return commit_step(self._catalog, sandbox, call, self._after(cleanup), follows=follows, entries=entries)
+            return commit_step(
+                self._catalog,
+                sandbox,
+                call,
+                self._after(cleanup),
+                follows=follows,
+                keep_messages=keep_messages,
+                entries=entries,
+            )
         except BaseException:
             sandbox.state, sandbox.state_changed = old_state
+            sandbox.pending[:] = pending
             if cleanup is not None:
                 cleanup()
                 self.replace_files(sandbox, self._catalog.get_snapshot(head))()
@@ -220,6 +236,24 @@ class Rewinding:
             source = self._catalog.get_snapshot(own.forked_from)
             own, last = self._catalog.get_trajectory(source.trajectory), source.seq
 
+    def common_messages(self, a: Snapshot, b: Snapshot) -> int:
+        """Number of messages that two conversations share: the number at their parting, less the ones cut since."""
+        kept_on_the_way: dict[str, int] = {}
+        kept, at = b.messages, b
+        while True:
+            kept_on_the_way[at.id] = kept = min(kept, at.messages)
+            if at.continues is None:
+                break
+            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+        kept, at = a.messages, a
+        while True:
+            kept = min(kept, at.messages)
+            if at.id in kept_on_the_way:
+                return min(kept, kept_on_the_way[at.id])
+            if at.continues is None:
+                return 0
+            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _check(self, trajectory: Trajectory, to: Snapshot, mode: str) -> None:
@@ -264,25 +298,7 @@ class Rewinding:
         if sandbox is not None:
             with sandbox.lock:
                 pending = tuple(sandbox.pending)
-        return (*self._catalog.conversation(head.id, self._common(head, to)), *pending)
-
-    def _common(self, a: Snapshot, b: Snapshot) -> int:
-        """Number of messages that two conversations share: the number at their parting, less the ones cut since."""
-        kept_on_the_way: dict[str, int] = {}
-        kept, at = b.messages, b
-        while True:
-            kept_on_the_way[at.id] = kept = min(kept, at.messages)
-            if at.continues is None:
-                break
-            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
-        kept, at = a.messages, a
-        while True:
-            kept = min(kept, at.messages)
-            if at.id in kept_on_the_way:
-                return min(kept, kept_on_the_way[at.id])
-            if at.continues is None:
-                return 0
-            kept, at = self._kept(at, kept), self._catalog.get_snapshot(at.continues)
+        return (*self._catalog.conversation(head.id, self.common_messages(head, to)), *pending)
 
     def _kept(self, snapshot: Snapshot, kept: int) -> int:
         """Number of messages that the snapshot took over from the one it continues, at most `kept`."""

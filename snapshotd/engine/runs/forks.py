@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from snapshotd.engine.base import Forked, Variant
+from snapshotd.engine.base import Forked, ForkPart, Variant
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.replay import Resumption
@@ -22,14 +22,17 @@ _PLACE = re.compile(r"\{(index|variant)\}")
 
 
 def children(
-    n: int, args: tuple[str, ...] | None, name: str | None, variants: tuple[Variant, ...]
+    n: int, args: tuple[str, ...] | None, name: str | None, variants: tuple[Variant, ...], part: ForkPart | None = None
 ) -> tuple[Variant, ...]:
     """Each child of a fork with its own name, arguments and environment. UsageError: see `Engine.fork`."""
     if variants and n != len(variants):
         raise UsageError(f"{n} forks were asked for, but there are {len(variants)} variants, one fork each")
-    made = [_filled(index, one, args, name) for index, one in enumerate(variants)]
+    first, count = (0, n) if part is None else (part.first, part.count)
+    if first + n > count:
+        raise UsageError(f"there is no part of {n} children from number {first} in a fork of {count}")
+    made = [_filled(index, one, args, name) for index, one in enumerate(variants, first)]
     if not variants:
-        made = [Variant(str(index), _name(name, str(index), index, n), args) for index in range(n)]
+        made = [Variant(str(index), _name(name, str(index), index, count), args) for index in range(first, first + n)]
     for what, values in (("label", [one.label for one in made]), ("name", [one.name for one in made if one.name])):
         twice = next((value for place, value in enumerate(values) if value in values[:place]), None)
         if twice is not None:
@@ -65,7 +68,12 @@ class Forks:
     """`forget`: takes a trajectory back that was recorded a moment ago."""
 
     def __init__(self, context: Context, sessions: Sessions, forget: Callable[[TrajectoryID], None]) -> None:
-        self._catalog, self._secrecy, self._config = context.catalog, context.secrecy, context.config
+        self._context, self._catalog, self._secrecy, self._config = (
+            context,
+            context.catalog,
+            context.secrecy,
+            context.config,
+        )
         self._sessions, self._forget = sessions, forget
 
     def fork(
@@ -75,21 +83,22 @@ class Forks:
         *,
         resume: bool = False,
         idle_timeout_s: float | None = None,
+        part: ForkPart | None = None,
         announce: Callable[[TrajectoryID], None] = lambda _: None,
     ) -> Forked:
         """See `Engine.fork`. `source` is pinned by the caller, `forked` comes from `children`. `announce` is told of
         each before it is recorded."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
-        experiment = ExperimentID(new_id())
-        forks = [self._record(owner, source, experiment, index, len(forked), one) for index, one in enumerate(forked)]
+        place = part or ForkPart(ExperimentID(new_id()), 0, len(forked))
+        forks = [self._record(owner, source, place, index, one) for index, one in enumerate(forked, place.first)]
         if resumption is not None:
             forks = [replace(fork, began=resumption.began.id) for fork in forks]
         launched: list[tuple[Sandbox, AgentCalls]] = []
         try:
             with ThreadPoolExecutor(min(len(forks), self._config.forks_at_once)) as pool:
-                place = source if resumption is None else resumption.began
-                futures = [pool.submit(self._sessions.launch, fork, place, source) for fork in forks]
+                begin = source if resumption is None else resumption.began
+                futures = [pool.submit(self._sessions.launch, fork, begin, source) for fork in forks]
                 failures = [f.exception() for f in futures]
                 launched = [f.result() for f, failure in zip(futures, failures, strict=True) if failure is None]
             for failure in failures:
@@ -117,7 +126,7 @@ class Forks:
                 self._sessions.discard(sandbox)
                 self._forget(fork.id)
             raise
-        return Forked(experiment, tuple(forks))
+        return Forked(place.experiment, tuple(forks))
 
     def resumption(self, owner: Trajectory, source: Snapshot) -> Resumption:
         """The recorded entries that a fork's program has to meet. UsageError: the source has no program."""
@@ -129,25 +138,23 @@ class Forks:
         entries = tuple(self._catalog.journal(source.id, since=began.id))
         return Resumption(began, source, entries, branching=True)
 
-    def _record(
-        self, owner: Trajectory, source: Snapshot, experiment: ExperimentID, index: int, n: int, one: Variant
-    ) -> Trajectory:
+    def _record(self, owner: Trajectory, source: Snapshot, part: ForkPart, index: int, one: Variant) -> Trajectory:
         fork = TrajectoryID(new_id())
         own = self._secrecy.environment(fork, one.env, ())
-        env = dict(owner.env) | dict(own) | {FORK_INDEX: str(index), FORK_COUNT: str(n)}
+        env = dict(owner.env) | dict(own) | {FORK_INDEX: str(index), FORK_COUNT: str(part.count)}
         agent = owner.agent
         if one.args is not None:
             agent = self._secrecy.concealed(owner, fork_agent(owner, one.args, index))
         return Trajectory(
             id=fork,
             name=one.name,
-            spec=owner.spec,
+            spec=self._context.sandbox_spec(owner.spec),
             agent=agent,
             head=source.id,
             status=TrajectoryStatus.RUNNING,
             created_at_ns=time.time_ns(),
             forked_from=source.id,
-            experiment=experiment,
+            experiment=part.experiment,
             env=tuple(env.items()),
             began=None if one.args is None else source.id,
         )

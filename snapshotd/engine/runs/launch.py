@@ -208,6 +208,7 @@ class Launcher:
                     if self._closed or len(self._spares.get(spec, ())) >= self._context.config.warm_containers:
                         return
                 prepared = self.prepare(spec)
+                prepared.runtime.ready(prepared.container)
                 with self._lock:
                     self._spares.setdefault(spec, deque()).append(prepared)
                     evicted: list[Prepared] = []
@@ -253,8 +254,8 @@ class Launcher:
             server_of_lazy=self._server_of_lazy,
             fresh=fresh,
             own_layers=[root.upper],
-            agent_running=True,
-            kept=[survivor.container.id],
+            agent_running=survivor.process is not None,
+            kept=[] if survivor.process is None else [survivor.container.id],
         )
         return sandbox, calls
 
@@ -274,6 +275,6 @@ def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None]) -> Agen
 def alive(sandbox: Sandbox) -> bool:
     """True if the sandbox's container still runs."""
     try:
-        return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.processes()
+        return not sandbox.closed and sandbox.container.pid in sandbox.cgroup.members()
     except SandboxFailed:
         return False

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs import half_made
+from snapshotd.engine.runs.commands import settle
 from snapshotd.engine.sandbox.attach import Survivor, drop_kept, survivors
 from snapshotd.engine.storing.needed import forget_cached_layers, referenced_layers
 from snapshotd.errors import SandboxFailed, SnapshotdError
@@ -56,6 +57,7 @@ def recover(context: Context) -> list[Survivor]:
     for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
         if trajectory.id in running:
             continue
+        settle(context, trajectory)
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
         context.catalog.set_status(
             trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED

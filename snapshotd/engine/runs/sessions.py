@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import os
@@ -12,9 +11,10 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
-from snapshotd.engine.base import ExecResult, OutputSink, Stream, output_event
+from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink, Stream, output_event
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
@@ -25,13 +25,14 @@ from snapshotd.engine.mind.idempotency import Keys, cut_off
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.launch import Launcher, alive
 from snapshotd.engine.sandbox import users
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
-from snapshotd.engine.sandbox.intake import Intake, memory
+from snapshotd.engine.sandbox.intake import Intake, open_intakes
 from snapshotd.engine.sandbox.places import Places
-from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown, pump
+from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown, printed, pump
 from snapshotd.engine.sandbox.sandbox import Captured, ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
@@ -42,6 +43,7 @@ from snapshotd.kernel import turns
 from snapshotd.kernel.limits import Hits, hits
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import (
+    FOLDER,
     AgentSpec,
     CallStatus,
     ContainerID,
@@ -57,7 +59,6 @@ from snapshotd.types import (
 _log = logging.getLogger(__name__)
 _KILLED = 128 + signal.SIGKILL
 _END_S = 10.0
-_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _LEFT_OUT = {
     "stdout": "{} bytes of the program's standard output are not shown and not recorded",
     "stderr": "{} bytes of the program's standard error are not shown and not recorded",
@@ -87,6 +88,13 @@ class Sessions:
         self._context, self._launcher, self._background, self._cold = context, launcher, background, cold
         self._gate, self._store, self._gateways = gate, store, gateways
         self._places = Places(context, cold.take)
+        self.commands = Commands(
+            context,
+            self._start_in_background,
+            lambda sandbox, data: sandbox.runtime.log(sandbox.container, data),
+            _ended_as,
+            self._stepped,
+        )
         self._recorders: dict[TrajectoryID, Recorder] = {}
         self._live: dict[TrajectoryID, Sandbox] = {}
         self._launched: list[Sandbox] = []
@@ -168,21 +176,27 @@ class Sessions:
             sandbox.state = catalog.state(head.id)
             recorder = Recorder(self._context, sandbox, self._stepped, self._places, keys=cut_off(catalog, trajectory))
             recorder.restore(survivor.record)
-            log = self._context.events.begin(trajectory.id)
             calls.bind(sandbox, recorder, self._gate, self._store)
             calls.restore()
             sandbox.live = survivor.record
             sandbox.live.open()
             sandbox.outlive(survivor.facts)
+            sandbox.idle_timeout_s = survivor.facts.get("idle_timeout_s", 0.0)
             self._gateways.open(sandbox, recorder, survivor.record)
-            intakes = self._intakes(sandbox)
+            intakes = {} if survivor.process is None else self._intakes(sandbox)
         except BaseException:
             sandbox.closed = True
             calls.open.set()
             sandbox.server.close()
             raise
         self._register(sandbox, recorder)
-        self._follow_in_thread(sandbox, survivor.process, log, survivor.facts["began_at_ns"], intakes, _printed(log))
+        if survivor.process is not None:
+            log = self._context.events.begin(trajectory.id)
+            began_at_ns = survivor.facts["began_at_ns"]
+            self._follow_in_thread(
+                sandbox, survivor.process, log, began_at_ns, intakes, printed(log.follow(wait=False))
+            )
+        self.commands.go_on(sandbox, survivor.commands)
         calls.open.set()
         _log.info("going on with the run of %s", trajectory.id)
 
@@ -229,7 +243,11 @@ class Sessions:
             return self._starting.setdefault(trajectory, threading.Lock())
 
     def running(self, trajectory: Trajectory) -> Sandbox:
-        """The trajectory's sandbox, started from its head if it is not up (any more)."""
+        """The trajectory's sandbox, started from its head if it is not up (any more). UsageError: it is a folder."""
+        if trajectory.spec.runtime == FOLDER:
+            raise UsageError(
+                f"{trajectory.name or short(trajectory.id)} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
+            )
         with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
             if sandbox is not None and alive(sandbox):
@@ -402,33 +420,44 @@ class Sessions:
             )
         for sentence in sandbox.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
-        status = _status(outcome)
-        error = None if outcome.exit_code == 0 else _reached(sandbox, before)
-        exit_code = outcome.exit_code
-        if command.timed_out and exit_code == _KILLED:  # else it had ended before
-            status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
-            error = f"the command was ended with all that it started, since it took longer than its timeout of {timeout_s:g} s"
-        elif command.cut_off and exit_code == _KILLED:
-            status = CallStatus.INTERRUPTED
         call = replace(
             marker(
                 call.name,
                 call.arguments,
-                status=status,
-                exit_code=exit_code,
                 stdout=outcome.stdout,
                 stderr=outcome.stderr,
                 started_at_ns=call.started_at_ns,
-                error=error,
+                **_ended_as(sandbox, command, outcome, before, timeout_s),
             ),
             id=call.id,
         )
         snapshot = commit_step(self._context.catalog, sandbox, call, self._stepped) if record else None
-        if exit_code is None:
+        if call.exit_code is None:
             raise SandboxFailed(
                 "the command has ended and its exit code is lost; its output and files are with its snapshot"
             )
-        return ExecResult(exit_code, snapshot, call)
+        return ExecResult(call.exit_code, snapshot, call)
+
+    def exec_in_background(
+        self,
+        sandbox: Sandbox,
+        argv: tuple[str, ...],
+        *,
+        cwd: str | None,
+        env: tuple[tuple[str, str], ...],
+        user: str | None,
+        stdin: bool,
+        timeout_s: float | None,
+    ) -> CommandInfo:
+        """See `Engine.exec_in_background`."""
+        if not argv:
+            raise UsageError("there is no command to run: the list of its words is empty")
+        self.check_place(sandbox)
+        spec = self._exec_spec(sandbox, argv, cwd or self._workdir(sandbox.trajectory), env, user)
+        return self.commands.begin(sandbox, replace(spec, stdin=stdin), timeout_s=timeout_s)
+
+    def _start_in_background(self, sandbox: Sandbox, spec: ExecSpec, command: ClientCommand, key: str) -> Process:
+        return self._start(sandbox, spec, command=command, keep=key)
 
     def _start(
         self, sandbox: Sandbox, spec: ExecSpec, *, command: ClientCommand | None = None, keep: str | None = None
@@ -532,19 +561,7 @@ class Sessions:
     def _intakes(self, sandbox: Sandbox) -> dict[Stream, Intake]:
         """The intakes of a program's streams: the earlier daemon's if the keeper holds them, new ones otherwise.
         SandboxFailed."""
-        keeper, found = self._context.keeper, dict[Stream, Intake]()
-        try:
-            for stream in _STREAMS:
-                key = f"{sandbox.container.id}.{stream}"
-                sandbox.kept.append(key)
-                held = keeper.held(key)
-                found[stream] = Intake(memory() if held is None else held)
-                if held is None:
-                    keeper.hold(key, found[stream].fd)
-        except BaseException:
-            _close(found)
-            raise
-        return found
+        return open_intakes(self._context.keeper, sandbox.container.id, sandbox.kept)
 
     def _outlive(self, sandbox: Sandbox, recorder: Recorder, began_at_ns: int) -> None:
         """Once its program is live, the sandbox is there for the next daemon, too."""
@@ -710,6 +727,7 @@ class Sessions:
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
         with self._thrown_away:
             self._thrown_away.wait_for(lambda: not self._throw_aways, _END_S)  # their threads notice the end
+        self.commands.close()
 
 
 def _stopped() -> SandboxFailed:
@@ -719,13 +737,6 @@ def _stopped() -> SandboxFailed:
 def _close(intakes: dict[Stream, Intake]) -> None:
     for intake in intakes.values():
         intake.close()
-
-
-def _printed(log: EventLog) -> Iterator[Printed]:
-    """The output that a run's program has printed so far, as far as it was followed."""
-    for event in log.follow(wait=False):
-        if event["event"] == "output" and "call" not in event:
-            yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
 def _reached(sandbox: Sandbox, before: Hits) -> str | None:
@@ -742,6 +753,22 @@ def _reached(sandbox: Sandbox, before: Hits) -> str | None:
             "a sandbox with more processes"
         )
     return None
+
+
+def _ended_as(
+    sandbox: Sandbox, command: ClientCommand, outcome: CommandOutcome, before: Hits, timeout_s: float | None
+) -> dict[str, Any]:
+    """The outcome of a client's command, as `status`, `exit_code` and `error` of its call."""
+    status, exit_code = _status(outcome), outcome.exit_code
+    error = None if exit_code == 0 else _reached(sandbox, before)
+    if command.timed_out and exit_code == _KILLED:  # else it had ended before
+        status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
+        error = (
+            f"the command was ended with all that it started, since it took longer than its timeout of {timeout_s:g} s"
+        )
+    elif command.cut_off and exit_code == _KILLED:
+        status = CallStatus.INTERRUPTED
+    return {"status": status, "exit_code": exit_code, "error": error}
 
 
 def _status(outcome: CommandOutcome) -> CallStatus:

@@ -22,23 +22,26 @@ from snapshotd.errors import SnapshotdError
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.layers.pivot import Target, layout_of, settle
 from snapshotd.runtime.base import Container, Process, Runtime
-from snapshotd.types import ContainerID, Trajectory, TrajectoryID, TrajectoryStatus
+from snapshotd.types import CallID, ContainerID, Trajectory, TrajectoryID, TrajectoryStatus
 
 _log = logging.getLogger(__name__)
 _DIRECTORY = "live"
+COMMANDS = "command"
+"""Stands between container and command in a key of the keeper."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
     """A sandbox of an earlier daemon. `facts`: as they were given to `Sandbox.outlive`. `process`: its agent, which may
-    have ended."""
+    have ended; None: there is none. `commands`: those in the background, likewise."""
 
     trajectory: Trajectory
     runtime: Runtime
     container: Container
     target: Target
     cgroup: cgroups.Cgroup
-    process: Process
+    process: Process | None
+    commands: dict[CallID, Process]
     root: Root
     record: LiveRecord
     facts: dict[str, Any]
@@ -49,11 +52,14 @@ class Survivor:
         self.record.remove()
         self.runtime.destroy(self.container.id)
         self.target.close()
-        _close(self.process)
+        _close(self.process, self.commands)
         drop_kept(context, lambda container: container == self.container.id)
         context.store.release(self.root.stack.layers)
         context.store.remove(self.root.upper)
-        context.catalog.set_status(self.trajectory.id, TrajectoryStatus.INTERRUPTED)
+        agent = self.process is not None
+        context.catalog.set_status(
+            self.trajectory.id, TrajectoryStatus.INTERRUPTED if agent else TrajectoryStatus.STOPPED
+        )
 
 
 def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
@@ -98,16 +104,27 @@ def _survivor(context: Context, record: LiveRecord) -> Survivor | None:
     trajectory = context.catalog.get_trajectory(TrajectoryID(facts["trajectory"]))
     runtime = context.runtimes[trajectory.spec.runtime]
     container = runtime.attach(ContainerID(record.directory.name))
-    if container is None or trajectory.status is not TrajectoryStatus.RUNNING or trajectory.agent is None:
+    if container is None or trajectory.status is not TrajectoryStatus.RUNNING:
         return None
-    process = context.keeper.process(container.id)
-    if process is None:
+    process, commands = context.keeper.process(container.id), _commands(context, container.id)
+    if process is None and not commands:
         return None
     try:
-        return _settled(context, trajectory, runtime, container, process, record, facts, roots)
+        return _settled(context, trajectory, runtime, container, process, commands, record, facts, roots)
     except BaseException:
-        _close(process)
+        _close(process, commands)
         raise
+
+
+def _commands(context: Context, container: ContainerID) -> dict[CallID, Process]:
+    """The commands in the background of a container that the keeper has."""
+    found = {}
+    for key in sorted(context.keeper.keys()):
+        name, kind, command = (*key.split("."), "", "")[:3]
+        process = context.keeper.process(key) if (name, kind) == (container, COMMANDS) else None
+        if process is not None:  # else it is a descriptor of one
+            found[CallID(command)] = process
+    return found
 
 
 def _settled(
@@ -115,7 +132,8 @@ def _settled(
     trajectory: Trajectory,
     runtime: Runtime,
     container: Container,
-    process: Process,
+    process: Process | None,
+    commands: dict[CallID, Process],
     record: LiveRecord,
     facts: dict[str, Any],
     roots: list[Root],
@@ -131,19 +149,20 @@ def _settled(
             raise ValueError("it has another root than was noted")
         if root.lazy:
             raise ValueError("its files were still being fetched")
-        _end_cut_off_commands(cgroup, {container.pid, process.pid})
+        kept = [*commands.values(), *([] if process is None else [process])]
+        _end_cut_off_commands(cgroup, {container.pid, *(one.pid for one in kept)})
         if not context.store.revive(root.upper, root.stack):
             raise ValueError("a layer of its root is missing")
     except BaseException:
         target.close()
         raise
-    return Survivor(trajectory, runtime, container, target, cgroup, process, root, record, facts)
+    return Survivor(trajectory, runtime, container, target, cgroup, process, commands, root, record, facts)
 
 
 def _end_cut_off_commands(cgroup: cgroups.Cgroup, spared: set[int]) -> None:
     """Kills clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
     ever."""
-    inside = set(cgroup.processes())
+    inside = set(cgroup.members())
     for pid in inside - spared:
         try:
             parent = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
@@ -153,6 +172,8 @@ def _end_cut_off_commands(cgroup: cgroups.Cgroup, spared: set[int]) -> None:
             continue  # it has ended
 
 
-def _close(process: Process) -> None:
-    for fd in (process.stdout_fd, process.stderr_fd):
-        os.close(fd)
+def _close(process: Process | None, commands: dict[CallID, Process]) -> None:
+    for one in (process, *commands.values()):
+        if one is not None:
+            os.close(one.stdout_fd)
+            os.close(one.stderr_fd)

@@ -11,7 +11,11 @@ from __future__ import annotations
 import mmap
 import os
 
+from snapshotd.engine.caller import Stream
 from snapshotd.kernel import files
+from snapshotd.runtime.base import Keeper
+
+_STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
 class Intake:
@@ -47,6 +51,25 @@ class Intake:
 
     def close(self) -> None:
         os.close(self.fd)
+
+
+def open_intakes(keeper: Keeper, key: str, kept: list[str]) -> dict[Stream, Intake]:
+    """The intakes of a kept command's streams: the earlier daemon's if the keeper holds them, new ones otherwise. Their
+    keys are added to `kept`. SandboxFailed."""
+    found: dict[Stream, Intake] = {}
+    try:
+        for stream in _STREAMS:
+            name = f"{key}.{stream}"
+            kept.append(name)
+            held = keeper.held(name)
+            found[stream] = Intake(memory() if held is None else held)
+            if held is None:
+                keeper.hold(name, found[stream].fd)
+    except BaseException:
+        for intake in found.values():
+            intake.close()
+        raise
+    return found
 
 
 def memory() -> int:

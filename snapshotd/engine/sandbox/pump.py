@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import errno
 import fcntl
 import os
@@ -10,10 +11,10 @@ import struct
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from snapshotd.engine.base import Stream
+from snapshotd.engine.base import Event, Stream
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.sandbox.intake import Intake
 from snapshotd.errors import SandboxFailed
@@ -122,6 +123,13 @@ def pump(
                 _drain_forever(fd)
             else:
                 os.close(fd)
+
+
+def printed(events: Iterable[Event]) -> Iterator[Printed]:
+    """The output that a program has printed so far, as far as it was followed."""
+    for event in events:
+        if event["event"] == "output" and "call" not in event:
+            yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
 class _Stream:

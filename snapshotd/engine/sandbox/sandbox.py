@@ -27,7 +27,7 @@ from typing import Any
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.live import LiveRecord, Root
 from snapshotd.engine.sandbox.quiesce import blocker, writable_mappings
-from snapshotd.errors import Conflict, DataLoss
+from snapshotd.errors import Conflict, DataLoss, LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
@@ -41,6 +41,9 @@ from snapshotd.layers.store import LayerStore
 from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
 
+BACKGROUND_MAX = 32
+"""Commands that run in the background of one sandbox. Each takes two threads and up to five descriptors of the
+daemon."""
 CUT_OFF_DEADLINE_S = 10.0
 """A killed command is captured as fast as any; every command before it in the lock's queue may copy changed files."""
 
@@ -73,6 +76,8 @@ class ClientCommand:
     """It took longer than its caller allows, and was ended (engine/sandbox/timeout.py)."""
     alone: bool = True
     """No other one ran beside it so far."""
+    background: bool = False
+    """It runs on without a client (engine/runs/commands.py)."""
 
 
 @dataclass(slots=True)
@@ -164,11 +169,16 @@ class Sandbox:
         return self.store.room(stack or self.stack, self.trajectory.spec.limits.disk_bytes)
 
     @contextlib.contextmanager
-    def command(self) -> Iterator[ClientCommand]:
+    def command(self, *, background: bool = False) -> Iterator[ClientCommand]:
         """Inside, the sandbox belongs to a command that a client runs. Several may do so at once. Conflict: the sandbox
-        is about to end."""
-        command = ClientCommand()
+        is about to end; LimitExceeded: too many run in the background."""
+        command = ClientCommand(background=background)
         with self.lock:
+            if background and sum(one.background for one in self.commands) >= BACKGROUND_MAX:
+                raise LimitExceeded(
+                    f"{BACKGROUND_MAX} commands run in the background of {short(self.trajectory.id)} already: end one of them "
+                    f"(`snapshotd kill`), or run this one in another sandbox"
+                )
             if self.ending:
                 raise Conflict(
                     f"the sandbox of {short(self.trajectory.id)} is just ending, so no command begins in it; try again"
@@ -394,14 +404,14 @@ class Sandbox:
         finally:
             self.cgroup.thaw()
 
-    def kill(self, choose: Callable[[list[int]], Iterable[int]]) -> list[int]:
-        """SIGKILL to those that `choose` takes of all processes but init, which stand still while it looks; returns
+    def kill(self, choose: Callable[[list[int]], Iterable[int]], number: int = signal.SIGKILL) -> list[int]:
+        """The signal to those that `choose` takes of all processes but init, which stand still while it looks; returns
         them. Caller holds `lock`."""
         with self.frozen():
             chosen = list(choose([pid for pid in self.cgroup.processes() if pid != self.container.pid]))
             for pid in chosen:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, number)
         return chosen
 
     def replace_root(self, stack: Stack, base: SnapshotID) -> Callable[[], None]:

@@ -123,7 +123,7 @@ def _capture(sandbox: Sandbox) -> Captured:
             ) from exc
         if exc.errno not in (errno.EIO, errno.EROFS):
             raise
-        sandbox.store.failed = True
+        sandbox.store.fail()
         raise OutOfSpace(
             f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of its layers reports an error ({exc.strerror}), "
             "as it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"

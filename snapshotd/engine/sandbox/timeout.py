@@ -12,19 +12,17 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Iterator
 
 from snapshotd.engine.sandbox.quiesce import is_zombie
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
+from snapshotd.engine.sandbox.signals import wait_until_gone
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel.processes import stat_fields
+from snapshotd.kernel.processes import started_by
 from snapshotd.runtime.base import Process
 
 EXIT_CODE = 124
 """Exit code of a command that was ended, as timeout(1) has it."""
-_GONE_S, _LOOK_S = 10.0, 0.002
-"""Seconds to wait for killed processes, and between two looks; one in uninterruptible sleep ends later."""
 _log = logging.getLogger(__name__)
 
 
@@ -61,24 +59,13 @@ class Timeout:
             _log.warning("a command at its timeout is ended alone: %s", exc)
             process.kill()
             return
-        deadline = time.monotonic() + _GONE_S
-        while not all(map(is_zombie, killed)) and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+        wait_until_gone(killed)
 
     def _started(self, command: int, pids: list[int]) -> set[int]:
         """The processes among `pids` that the command started, and the command itself."""
         if self._empty and self._command.alone and not self._sandbox.agent_running:
             return set(pids)
-        parents, found = dict[int, int](), {command}
-        for pid in pids:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                fields = stat_fields(pid)
-                parents[pid] = int(fields[1])
-                if int(fields[3]) == command:
-                    found.add(pid)
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        return found & set(pids)
+        return started_by(command, pids)
 
 
 def _alive(sandbox: Sandbox) -> bool:

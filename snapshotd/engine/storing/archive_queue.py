@@ -56,7 +56,7 @@ class Archive:
     """See the module's text. Thread-safe."""
 
     def __init__(self, context: Context, archiver: Archiver, after_batch: Callable[[], object]) -> None:
-        self._context, self._archiver, self._after_batch = context, archiver, after_batch
+        self._catalog, self._batches, self._after_batch = context.catalog, _Batches(context, archiver), after_batch
         self._changed = threading.Condition()
         self._due_at: float | None = None
         self._tags_changed = False
@@ -68,11 +68,7 @@ class Archive:
         self.failure: SnapshotdError | None = None
         """Reason why the last batch could not be stored; None when it could."""
         self._storing = threading.Lock()
-        self._strikes: Counter[SnapshotID] = Counter()
-        self._stuck: dict[SnapshotID, SnapshotdError] = {}
-        """Snapshots that cannot be stored, with the reason; tried again after the next start."""
         self._closed = False
-        self._records: dict[TrajectoryID, RecordID] = {}
         if self._backlog:
             self._due_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="archive")
@@ -94,14 +90,13 @@ class Archive:
         """Inside the block nothing is between the repository and the catalog: every object there is either referred to
         or garbage."""
         with self._storing:
-            self._archiver.begin()
+            self._batches.archiver.begin()
             yield
 
     def retry(self) -> None:
         """The repository was repaired: try again the snapshots that could not be stored."""
         with self._changed:
-            self._strikes.clear()
-            self._stuck.clear()
+            self._batches.retry()
             self._due_at = time.monotonic()
             self._changed.notify_all()
 
@@ -121,17 +116,17 @@ class Archive:
     def wait(self) -> None:
         """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError,
         DataLoss."""
-        wanted = set(self._context.catalog.unstored())
+        wanted = set(self._catalog.unstored())
         with self._changed:
             self._waiters += 1
-            self._archiver.hurry(waited_for=True)
+            self._batches.archiver.hurry(waited_for=True)
         try:
             self._wait(wanted)
         finally:
             with self._changed:
                 self._waiters -= 1
                 if not self._waiters:
-                    self._archiver.hurry(waited_for=False)
+                    self._batches.archiver.hurry(waited_for=False)
 
     def _wait(self, wanted: set[SnapshotID]) -> None:
         with self._changed:
@@ -143,10 +138,10 @@ class Archive:
                     self._changed.wait(1.0)
                 if self.failure is not None:
                     raise type(self.failure)(self.failure.message)
-                for snapshot in wanted & self._stuck.keys():
-                    why = self._stuck[snapshot]
+                for snapshot in wanted & self._batches.stuck.keys():
+                    why = self._batches.stuck[snapshot]
                     raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
-                wanted &= set(self._context.catalog.unstored())
+                wanted &= set(self._catalog.unstored())
         if wanted:
             raise InternalError("the daemon is going down; captured snapshots are stored after the next start")
 
@@ -155,7 +150,7 @@ class Archive:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-        self._archiver.close()
+        self._batches.archiver.close()
         self._thread.join()
 
     # -- the thread ----------------------------------------------------------------------------------------------------
@@ -185,13 +180,13 @@ class Archive:
         left: list[SnapshotID] = []
         try:
             with self._storing:
-                self._archiver.begin()
-                todo = self._todo()
+                self._batches.archiver.begin()
+                todo = self._batches.todo()
                 if todo:
-                    self._batch(todo[:BATCH])
+                    self._batches.store(todo[:BATCH], lambda: self._closed)
                 if self._tags_changed:
                     self._save_tags()
-            left = self._todo()
+            left = self._batches.todo()
         except SnapshotdError as exc:
             failure = exc
         except OSError as exc:
@@ -215,28 +210,49 @@ class Archive:
                 _log.error("layers cannot be evicted: %s", exc)  # the next batch tries again
 
     def _save_tags(self) -> None:
-        catalog = self._context.catalog
         self._tags_changed = False
         try:
-            record = self._archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
-            self._archiver.flush()
+            self._batches.save_tags()
         except BaseException:
             self._tags_changed = True
             raise
+
+
+class _Batches:
+    """The storing of batches, one at a time, and what is known from earlier ones."""
+
+    def __init__(self, context: Context, archiver: Archiver) -> None:
+        self._context, self.archiver = context, archiver
+        self._strikes: Counter[SnapshotID] = Counter()
+        self.stuck: dict[SnapshotID, SnapshotdError] = {}
+        """Snapshots that cannot be stored, with the reason; tried again after the next start."""
+        self._records: dict[TrajectoryID, RecordID] = {}
+
+    def retry(self) -> None:
+        """Forget what could not be stored."""
+        self._strikes.clear()
+        self.stuck.clear()
+
+    def save_tags(self) -> None:
+        """Store the present tags. Errors: as of a batch."""
+        catalog = self._context.catalog
+        record = self.archiver.record(records.encode_tags(catalog.tags(), time.time_ns()), None)
+        self.archiver.flush()
         catalog.set_meta(TAGS_RECORD, record)
 
-    def _todo(self) -> list[SnapshotID]:
-        return [snapshot for snapshot in self._context.catalog.unstored() if snapshot not in self._stuck]
+    def todo(self) -> list[SnapshotID]:
+        return [snapshot for snapshot in self._context.catalog.unstored() if snapshot not in self.stuck]
 
-    def _batch(self, ids: list[SnapshotID]) -> None:
+    def store(self, ids: list[SnapshotID], cut_off: Callable[[], bool]) -> None:
+        """Store these, up to the commit point; once `cut_off`, the ones done so far."""
         done: dict[SnapshotID, _Done] = {}
         images: dict[ImageID, TreeID] = {}
         try:
             for snapshot_id in ids:
-                if self._closed:
+                if cut_off():
                     break
                 self._one(snapshot_id, done, images)
-            self._archiver.flush()
+            self.archiver.flush()
         except BaseException:
             self._records.clear()  # the records of this batch may not exist
             raise
@@ -266,7 +282,7 @@ class Archive:
             raise InternalError(f"the image {snapshot.stack.image} of snapshot {snapshot_id} is not in the catalog")
         below = image.tree or images.get(image.id)
         if below is None:
-            below = images[image.id] = self._archiver.image(image.id)
+            below = images[image.id] = self.archiver.image(image.id)
         try:
             archived = self._tree(snapshot, below, done)
         except OutOfSpace:
@@ -278,7 +294,7 @@ class Archive:
             _log.warning("snapshot %s: %s", short(snapshot_id), warning)
         stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED, warnings=archived.warnings)
         data = records.encode_from(context.catalog, stored, replace(image, tree=below))
-        record = self._archiver.record(data, self._records.get(trajectory.id))
+        record = self.archiver.record(data, self._records.get(trajectory.id))
         if len(self._records) > _REMEMBERED_RECORDS:
             self._records.clear()
         self._records[trajectory.id] = record
@@ -303,21 +319,21 @@ class Archive:
         if isinstance(why, InternalError) and self._strikes[snapshot_id] < _STRIKES:
             raise why
         _log.error("snapshot %s stays captured, it cannot be stored: %s", snapshot_id, why.message)
-        self._stuck[snapshot_id] = why
+        self.stuck[snapshot_id] = why
 
     def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
         """Its own layers on its base's tree; if the base has no tree (any more), all layers on the image's."""
         outputs = snapshot.call.outputs
         if snapshot.base is None:
-            return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+            return self.archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
         earlier = done.get(snapshot.base) or self._current(snapshot.base)
         base = earlier.tree if earlier is not None else None
         if base is not None:
             try:
-                return self._archiver.tree(tuple(reversed(snapshot.stack.layers[: snapshot.own_layers])), base, outputs)
+                return self.archiver.tree(tuple(reversed(snapshot.stack.layers[: snapshot.own_layers])), base, outputs)
             except (NotFound, DataLoss) as exc:
                 _log.warning("snapshot %s is archived from all its layers: %s", snapshot.id, exc.message)
-        return self._archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
+        return self.archiver.tree(tuple(reversed(snapshot.stack.layers)), image, outputs)
 
     def _count(self, done: dict[SnapshotID, _Done]) -> None:
         """Count changed files of snapshots that could not be counted in their layers (a cold sandbox's)."""
@@ -327,7 +343,7 @@ class Archive:
                 continue
             parent = self._current(current.parent)
             if parent is not None and parent.tree is not None:
-                self._context.catalog.set_files(current.id, self._archiver.count(parent.tree, item.tree))
+                self._context.catalog.set_files(current.id, self.archiver.count(parent.tree, item.tree))
 
     def _current(self, snapshot_id: SnapshotID) -> Snapshot | None:
         try:

@@ -163,6 +163,8 @@ def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: in
     """Write into a fresh directory next to `to`, then rename: `to` is whole or does not exist. The path is meant as the
     process `namespace_pid` sees it.
 
+    A stored snapshot is read from the repository, which verifies every byte, although its layers may be at hand.
+
     UsageError when `to` exists and is not an empty directory, or its parent is missing.
     """
     snapshot = context.catalog.resolve_snapshot(ref)
@@ -178,7 +180,7 @@ def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: in
     staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
     try:
         is_there = _check_empty(parent, to)
-        with open_view(context, snapshot) as view:
+        with open_view(context, snapshot) if snapshot.tree is None else _stored(context, snapshot) as view:
             try:
                 entry = view.lstat(relative)
             except (FileNotFoundError, NotADirectoryError) as exc:

@@ -146,9 +146,10 @@ class _Importer:
         self, context: Context, policy: SandboxSpec, base_image: BaseImage, kept: IO[bytes], limits: BundleLimits
     ) -> None:
         self._context, self._store = context, context.store
-        self._policy, self._base_image, self._limits = policy, base_image, limits
+        self._policy, self._base_image = policy, base_image
+        self._left = limits
+        """The part of the limits that is left."""
         self._kept = kept
-        self._image = ImageID("")
         self._image_defaults: tuple[tuple[tuple[str, str], ...], str] = ((), "/workspace")
         self._made: list[LayerID] = []
         self._outputs: dict[BlobID, BlobID] = {}
@@ -159,12 +160,11 @@ class _Importer:
         """Lengths of the conversations that the next snapshot may continue: the bundle's, and the ones on the way to
         it."""
         self._warnings = Warnings(_WARNINGS_LIMIT)
-        self._bytes = self._entries = 0
         self._unpin: Callable[[], None] = lambda: None
         self._committed = False
 
     def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
-        reader = BundleReader(read, self._limits.bytes)
+        reader = BundleReader(read, self._left.bytes)
         if name is not None and not NAME_PATTERN.fullmatch(name):
             raise UsageError(
                 f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit"
@@ -402,14 +402,14 @@ class _Importer:
         layer = self._create()
         fd = self._store.read_upper(layer)
         try:
-            limits = TarLimits(self._limits.entries - self._entries, self._limits.bytes - self._bytes)
+            limits = TarLimits(self._left.entries, self._left.bytes)
             report = ingest_tar(stream, fd, oci_whiteouts=False, overlay_marks=not line.whole, limits=limits)
         finally:
             os.close(fd)
         _to_the_end(stream)
         self._store.drop_work(layer)
-        self._entries += report.files + report.directories
-        self._bytes += report.bytes
+        entries = self._left.entries - report.files - report.directories
+        self._left = BundleLimits(self._left.bytes - report.bytes, entries)
         for warning in report.warnings:
             self._warnings.add(f"snapshot {number + 1}: {warning}")
         line.stack = line.stack.push(layer)
@@ -448,10 +448,7 @@ class _Importer:
 
     def _commit(self, reader: BundleReader, name: str | None) -> tuple[Trajectory, ...]:
         catalog, since = self._context.catalog, reader.since
-        if since is None:
-            self._image = self._base_image(*self._image_defaults).id
-        else:
-            self._image = catalog.get_snapshot(since).stack.image
+        image = self._base_image(*self._image_defaults).id if since is None else catalog.get_snapshot(since).stack.image
         heads = {taken.trajectory: taken.id for taken in self._taken}
         places: dict[SnapshotID | None, int] = {snapshot: place for place, snapshot in enumerate(self._before)}
         names, here = {trajectory.name for trajectory in catalog.trajectories()}, catalog.tags()
@@ -464,7 +461,7 @@ class _Importer:
                 self._warnings.add(f"the trajectory {own} was imported without its name, which is taken here")
                 own = None
             names.add(own)
-            spec = replace(self._policy, image=self._image)
+            spec = replace(self._policy, image=image)
             on_the_way = (
                 places.get(made.began, len(places)) <= places[heads[made.id]]
             )  # else neither could ever be removed
@@ -476,11 +473,11 @@ class _Importer:
         tags: dict[SnapshotID, list[str]] = {}
         for tag, snapshot_id in self._free_tags(reader, names):
             tags.setdefault(snapshot_id, []).append(tag)
-        catalog.restore_rows([], trajectories, self._rows(tags))
+        catalog.restore_rows([], trajectories, self._rows(image, tags))
         self._committed = True
         return tuple(trajectories)
 
-    def _rows(self, tags: dict[SnapshotID, list[str]]) -> Iterator[SnapshotRow]:
+    def _rows(self, image: ImageID, tags: dict[SnapshotID, list[str]]) -> Iterator[SnapshotRow]:
         for taken in self._taken:
             self._kept.seek(taken.record[0])
             record = decoded(self._kept.read(taken.record[1]))
@@ -490,7 +487,7 @@ class _Importer:
                 taken.parent,
                 taken.trajectory,
                 theirs.seq,
-                Stack(self._image, taken.stack.layers),
+                Stack(image, taken.stack.layers),
                 self._call(theirs.call),
                 theirs.messages,
                 taken.state,

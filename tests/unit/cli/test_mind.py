@@ -257,6 +257,19 @@ def test_a_rewind_that_leaves_nothing_behind_asks_nothing(daemon: Daemon) -> Non
     assert done.stderr.startswith("● 2 ")
 
 
+def test_a_fork_is_promoted(cli: Cli, box: str) -> None:
+    (fork,) = cli("fork", "--json", box).json["trajectories"]
+    cli("exec", fork, "--", "ls")
+    taken = cli("promote", fork, "--json").json
+    assert (taken["tool"]["name"], taken["tool"]["arguments"]["branch"]) == ("promote", fork)
+    refused = cli("promote", fork)
+    assert (refused.code, "--yes" in refused.err) == (6, True)
+    assert cli("promote", "--into", box, "--yes", fork).err.startswith("● 2 ")
+    assert cli("promote", "--wait", "stored", "--compensate", fork, "--json").json["state"] == "stored"
+    assert cli("undo", box).err.startswith("● 4 ")
+    assert cli("promote", box).code == 6
+
+
 def test_effects_and_their_compensations(cli: Cli, box: str) -> None:
     first = cli("log", "-q", box).out.strip()
     cli("exec", box, "--", "effect", "send")

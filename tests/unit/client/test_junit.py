@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from snapshotd.client.branching.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
+from snapshotd.client.branching.reports import TakenOutput
 from snapshotd.errors import UsageError
 
 
@@ -42,3 +43,26 @@ def test_a_report_that_is_refused(report: bytes, said: str) -> None:
 
 def test_a_deep_report_is_read() -> None:
     assert count_tests(b"<a>" * 100_000 + b"<testcase/>" + b"</a>" * 100_000).passed == 1
+
+
+@pytest.mark.parametrize("size", range(1, 40))
+@pytest.mark.parametrize(
+    ("stream", "output", "report"),
+    [
+        (b"said\nMARKMARK<r/>", b"said\n", b"<r/>"),
+        (b"MAMARKMARK", b"MA", b""),
+        (b"MARKMAR", b"MARKMAR", None),
+        (b"", b"", None),
+        (b"MARKMARK a MARKMARK b", b"", b" a MARKMARK b"),
+    ],
+)
+def test_a_report_is_told_from_output_however_it_is_cut(
+    size: int, stream: bytes, output: bytes, report: bytes | None
+) -> None:
+    said: list[bytes] = []
+    taken = TakenOutput(b"MARKMARK", lambda _, data: said.append(data))
+    for start in range(0, len(stream), size):
+        taken.add("stdout", stream[start : start + size])
+    taken.end()
+    assert b"".join(said) == output
+    assert taken.report == report

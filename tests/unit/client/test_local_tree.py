@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.client.local_tree import TarUnpacker, pack, pack_bytes
+from snapshotd.client.local.tree import TarUnpacker, pack, pack_bytes
 from snapshotd.client.results import RestoreInfo
 from snapshotd.errors import SnapshotdError, UsageError
 

@@ -19,7 +19,8 @@ ZeroDivisionError. A check finds damage while there is a trajectory whose name b
 Mounts are remembered with the process id that asked. The ports of a running trajectory are those of this machine's
 loopback.
 
-What it does about the agent's mind is in fake_mind.py, about files in fake_files.py.
+What it does about the agent's mind is in fake_mind.py, about files in fake_files.py, about commands in the background in
+fake_commands.py.
 """
 
 from __future__ import annotations
@@ -49,15 +50,17 @@ from snapshotd.errors import (
     OutOfSpace,
     UsageError,
 )
+from snapshotd.kernel.identity import HostUser
 from snapshotd.trees.base import Change, ChangeKind, RestoreReport
 from snapshotd.types import Kind
+from tests.unit.daemon.fake_commands import FakeCommands
 from tests.unit.daemon.fake_files import FakeFiles, entry
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
 IMAGE = t.ImageID("ima9e" + "0" * 27)
 
 
-class FakeEngine(FakeMind, FakeFiles):
+class FakeEngine(FakeMind, FakeFiles, FakeCommands):
     def __init__(self) -> None:
         super().__init__()
         self.changed = threading.Condition()
@@ -67,6 +70,8 @@ class FakeEngine(FakeMind, FakeFiles):
         self.outputs: dict[str, dict[str, bytes]] = {}
         self.log_of: dict[str, list[base.Event]] = {}
         self.made_images = [t.Image(IMAGE, "default", "recipe default", "x", 1000, 10, NOW_NS)]
+        self.background: dict[str, base.CommandInfo] = {}
+        self.printed: dict[str, list[base.Event]] = {}
         self.closed = False
         self.policies: dict[str | None, base.RetentionPolicy] = {}
         self.mounts: dict[tuple[Path, str], int] = {}
@@ -310,15 +315,16 @@ class FakeEngine(FakeMind, FakeFiles):
         resume: bool = False,
         variants: tuple[base.Variant, ...] = (),
         idle_timeout_s: float | None = None,
+        part: base.ForkPart | None = None,
     ) -> base.Forked:
         origin = self.snapshot(ref)
         if resume and self.lines[origin.trajectory].agent is None:
             raise UsageError(
                 f"no program ever ran in {t.short(origin.trajectory)}, so there is nothing to resume; leave out --resume"
             )
-        experiment = t.ExperimentID(t.new_id())
+        experiment = t.ExperimentID(t.new_id()) if part is None else part.experiment
         made = []
-        for one in children(n, args, name, variants):
+        for one in children(n, args, name, variants, part):
             line = t.Trajectory(
                 t.TrajectoryID(t.new_id()),
                 one.name,
@@ -460,6 +466,15 @@ class FakeEngine(FakeMind, FakeFiles):
         raise NotFound(f"there is no tag {name!r}; `snapshotd log` shows tags")
 
     # -- durable storage -----------------------------------------------------------------------------------------------
+
+    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> t.Snapshot | None:
+        raise NotFound("this engine has no folders")
+
+    def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> t.Snapshot:
+        raise NotFound("this engine has no folders")
+
+    def folder_trajectory(self, user: HostUser, folder: int) -> t.Trajectory:
+        raise NotFound("this engine has no folders")
 
     def usage(self) -> base.Usage:
         states = [(state.value, sum(s.state is state for s in self.taken.values())) for state in t.SnapshotState]

@@ -229,13 +229,26 @@ class FakeMind(base.Engine, ABC):
     def undo(self, ref: str) -> t.Snapshot:
         line = self.trajectory(ref)
         head = self.taken[line.head]
-        if head.call.name not in ("rewind", "undo"):
+        if head.call.name not in ("rewind", "undo", "promote"):
             raise Conflict(
                 f"the head of {t.short(line.id)} is no rewind, so there is nothing to undo; `snapshotd log` shows its snapshots"
             )
         assert head.parent is not None
         call = self._call("undo", {"of": head.id, "to": head.parent})  # type: ignore[attr-defined]
         return self._take(line, call, self.files[head.parent], head.parent)  # type: ignore[attr-defined,no-any-return]
+
+    def promote(
+        self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
+    ) -> t.Snapshot:
+        branch = self.trajectory(ref)
+        if branch.forked_from is None:
+            raise Conflict(f"{t.short(branch.id)} was not forked, so nothing can take it over; promote a fork")
+        line = self.trajectory(into or self.taken[branch.forked_from].trajectory)
+        if line.head != branch.forked_from and not (leave_behind or compensate):
+            raise Conflict(f"{t.short(line.id)} went on since the fork; `snapshotd promote --yes` leaves that behind")
+        arguments = {"branch": branch.id, "of": branch.head, "since": branch.forked_from, "from": line.head}
+        call = self._call("promote", arguments)  # type: ignore[attr-defined]
+        return self._take(line, call, self.files[branch.head], branch.forked_from)  # type: ignore[attr-defined,no-any-return]
 
     def edit(
         self, ref: str, request: base.EditRequest, *, name: str | None = None, resume: bool = False

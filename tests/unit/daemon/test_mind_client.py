@@ -68,6 +68,18 @@ def test_a_rewind_is_previewed_done_and_undone(box: Sandbox) -> None:
         box.undo()
 
 
+def test_a_fork_is_promoted(box: Sandbox) -> None:
+    (fork,) = box.fork()
+    fork.exec(["ls"])
+    taken = fork.promote()
+    assert (taken.info.trajectory, taken.info.tool.name) == (box.id, "promote")
+    with pytest.raises(Conflict, match="went on since the fork"):
+        fork.promote()
+    assert fork.promote(into=box.id, leave_behind=True, wait="stored").info.state == "stored"
+    with pytest.raises(Conflict, match="was not forked"):
+        box.promote(compensate=True)
+
+
 def test_effects_are_compensated(box: Sandbox) -> None:
     first = box.head()
     box.exec(["effect", "send"])

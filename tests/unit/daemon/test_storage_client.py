@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Sandbox, Snapshotd
-from snapshotd.client.part_file import part_file
+from snapshotd.client.local.part_file import part_file
 from snapshotd.client.results import Policy
 from snapshotd.errors import Conflict, DaemonUnavailable, DataLoss, InternalError, NotFound, OutOfSpace, UsageError
 from snapshotd.types import new_id

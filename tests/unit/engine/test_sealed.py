@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.config import Config
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.past.rewinding import Rewinding
@@ -40,7 +41,8 @@ class World:
         self.catalog.add_image(image)
         self.trajectory, self.first = begin(image)
         self.catalog.add_trajectories([(self.trajectory, self.first)])
-        self.context = cast(Context, SimpleNamespace(catalog=self.catalog, store=self.store, state_dir=directory))
+        context = SimpleNamespace(catalog=self.catalog, store=self.store, state_dir=directory, config=Config())
+        self.context = cast(Context, context)
         self.directory, self.sandbox = directory, self._sandbox(self.trajectory, self.first)
 
     def _sandbox(self, trajectory: Trajectory, head: Snapshot) -> Sandbox:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ class World:
     """Sessions over a real catalog, with sandboxes that hold nothing. `ending`, `waiting`: called while one ends, and
     after."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
         self.catalog = SqliteCatalog(":memory:")
         image = make_image()
         self.catalog.add_image(image)
@@ -37,7 +38,11 @@ class World:
         self.ending: Callable[[], object] = lambda: None
         self.waiting: Callable[[], object] = lambda: None
         context: Any = SimpleNamespace(
-            catalog=self.catalog, secrecy=SimpleNamespace(of=lambda _: None), spool=None, config=Config()
+            catalog=self.catalog,
+            secrecy=SimpleNamespace(of=lambda _: None),
+            spool=None,
+            config=Config(),
+            state_dir=directory,
         )
         rest: Any = SimpleNamespace(
             take=None, open=lambda *_: None, submit=lambda *_: None, wait=lambda: self.waiting()
@@ -84,10 +89,10 @@ class World:
 
 
 @pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
     monkeypatch.setattr(sessions, "record_of", lambda *_: SimpleNamespace(open=lambda: None))
-    return World()
+    return World(tmp_path)
 
 
 def _full(*_: Any) -> Any:

@@ -424,7 +424,7 @@ def test_few_entries_are_in_memory_while_files_are_saved(
 
     def watched(self: archive._Archiver, directory: archive._Directory) -> TreeID:
         nonlocal most
-        most = max(most, sum(len(one.result) for one in [directory, *self._unfinished]))
+        most = max(most, sum(len(one.result) for one in [directory, *self._unfinished._directories]))
         return finish(self, directory)
 
     monkeypatch.setattr(archive._Archiver, "_finish", watched)

@@ -58,15 +58,21 @@ def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Pat
     if len(refs) < 2:
         refuse("there are at least two sides to a comparison; name another trajectory or snapshot")
     found = connect(ctx).compare(*refs)
-    if as_json:
-        print_json(_json(found))
-    elif markdown:
+    if markdown:
         click.echo(_markdown(found))
     elif html is not None:
         _html(found, html)
     else:
-        _text(found)
+        show_comparison(found, as_json=as_json)
     return 0
+
+
+def show_comparison(found: CompareInfo, *, as_json: bool) -> None:
+    """As text, or as JSON."""
+    if as_json:
+        print_json(_json(found))
+    else:
+        _text(found)
 
 
 def _json(found: CompareInfo) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import RawOutput, note
+from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.text import print_json, shown_id, table
 from snapshotd.cli.values import Name, complete_snapshot, complete_tag
 from snapshotd.client.client import Snapshotd
@@ -31,6 +32,7 @@ from snapshotd.types import short
     metavar="CMD",
     help="Only if this shell command passes in a throw-away fork of the snapshot; then the tag moves, as with --move.",
 )
+@github_option
 @json_option
 @click.argument("snapshot", metavar="ID", required=False, shell_complete=complete_snapshot)
 @click.argument("name", required=False, type=Name())
@@ -43,6 +45,7 @@ def command(
     delete: str | None,
     listed: bool,
     condition: str | None,
+    github: GitHub | None,
     as_json: bool,
 ) -> int:
     """Name a snapshot, or take a name away.
@@ -69,8 +72,10 @@ def command(
     if snapshot is None or name is None:
         refuse("a tag needs a snapshot and a name: `snapshotd tag ID NAME`")
     if condition is not None:
-        return _tag_if(client, client.snapshot(snapshot).id, name, condition, as_json=as_json)
+        return _tag_if(client, client.snapshot(snapshot).id, name, condition, github, as_json=as_json)
     tagged = client.tag(snapshot, name, move=move)
+    if github is not None:
+        github.outputs({"snapshot": tagged, "tagged": True})
     if as_json:
         print_json({"snapshot": tagged, "name": name})
     return 0
@@ -85,12 +90,19 @@ def _list(client: Snapshotd, as_json: bool) -> None:
         table(("TAG", "SNAPSHOT", "TRAJECTORY"), rows)
 
 
-def _tag_if(client: Snapshotd, snapshot: str, name: str, condition: str, *, as_json: bool) -> int:
+def _tag_if(
+    client: Snapshotd, snapshot: str, name: str, condition: str, github: GitHub | None, *, as_json: bool
+) -> int:
     raw = RawOutput()
     argv = ["/bin/sh", "-c", condition]
     code = client.tag_if(snapshot, name, argv, on_output=lambda _, data: raw.write("stderr", data)).exit_code
     if as_json:
         print_json({"snapshot": snapshot, "name": name, "exit_code": code, "tagged": code == 0})
+    if github is not None:
+        github.outputs({"snapshot": snapshot, "tagged": code == 0, "exit-code": code})
     if code != 0:
-        note(f"the tag {name} stays as it is: the command fails at {short(snapshot)} (exit code {code})")
+        stays = f"the tag {name} stays as it is: the command fails at {short(snapshot)} (exit code {code})"
+        note(stays)
+        if github is not None:
+            github.annotate("error", stays, title=name)
     return int(code != 0)

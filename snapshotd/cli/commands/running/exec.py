@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,10 +25,12 @@ from snapshotd.cli.command import (
     standard_input,
 )
 from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
+from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.taken import counted
 from snapshotd.cli.text import print_json, snapshot_line
 from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
+from snapshotd.client.branching.junit import FailedTest, count_tests, failed_tests
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
 from snapshotd.config import passed_on
@@ -38,8 +42,10 @@ _EXAMPLES = [
     "snapshotd exec -it box bash",
     "tar -c src | snapshotd exec -i box -- tar -x",
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
+    "snapshotd exec --snapshot known-good --junit out.xml -- sh -c 'pytest --junit-xml $SNAPSHOTD_JUNIT'",
     "snapshotd exec --if-head a1b2c3 box -- make release",
     "snapshotd exec --timeout 10m --json box -- pytest -q",
+    "snapshotd exec --detach box -- python3 -m http.server 8000",
 ]
 
 
@@ -87,6 +93,12 @@ class _Exec(CliCommand):
     is_flag=True,
     help="Give the command a terminal; with -i it is this one, and the command ends when this client does.",
 )
+@click.option(
+    "-d",
+    "--detach",
+    is_flag=True,
+    help="Run it in the background and print its id; `attach`, `logs`, `kill` take that.",
+)
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option(
     "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."
@@ -105,8 +117,15 @@ class _Exec(CliCommand):
     help="End the command with all that it started after so long (90, 1.5, 10m): status timed-out, exit code 124.",
 )
 @idle_option
+@click.option(
+    "--junit",
+    metavar="FILE",
+    type=click.Path(),
+    help="With --snapshot: write a JUnit report, the one that the command leaves at $SNAPSHOTD_JUNIT or one about it.",
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the command's output: no line about the snapshot.")
 @wait_option
+@github_option
 @json_option
 @click.argument(
     "words",
@@ -124,9 +143,12 @@ def command(
     if_head: str | None,
     interactive: bool,
     tty: bool,
+    detach: bool,
     idle_timeout: float | None,
+    junit: str | None,
     quiet: bool,
     wait: Wait | None,
+    github: GitHub | None,
     as_json: bool,
     **options: Any,
 ) -> int:
@@ -152,48 +174,80 @@ def command(
     With -i the command reads this command's standard input; it may end before it has read all of it. Without -i its
     standard input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
 
+    With --junit, a JUnit report outlives the throw-away fork: the command may write one to $SNAPSHOTD_JUNIT; else the
+    command itself is its one test.
+
+    With --detach the command runs in the background, and its id is printed: other calls go on beside it, its snapshot is
+    taken when it ends, and a new daemon goes on with it. `snapshotd ps TRAJECTORY` lists such commands. With -i its
+    standard input stays open for `snapshotd attach -i`; otherwise it is empty. `stop`, a rewind and the end of the
+    trajectory's agent end it.
+
     With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
-    stderr_b64 too, and error if the sandbox reached a limit.
+    stderr_b64 too, and error if the sandbox reached a limit. With --detach: the
+    command as `snapshotd ps --json` lists it.
     """
     trajectory, argv = _split(list(words), after_dashes(ctx), snapshot is not None)
-    if snapshot is not None and wait is not None:
+    if snapshot is not None:
+        _check_throw_away(wait, if_head, idle_timeout)
+    elif junit is not None:
         refuse(
-            "a throw-away fork leaves no snapshot to wait for; leave out --wait, or name a trajectory instead of --snapshot"
+            "a trajectory keeps the files of its commands: fetch the report with `snapshotd cp`, or leave out --junit"
         )
-    if if_head is not None:
-        if snapshot is not None:
+    given = {"if_head": if_head, "idle_timeout": idle_timeout, "junit": junit}
+    options.update({name: value for name, value in given.items() if value is not None}, env=dict(options["env"]))
+    if detach:
+        if snapshot is not None or if_head is not None or tty or wait is not None:
             refuse(
-                "a throw-away fork has no head to compare with; leave out --if-head, or name a trajectory instead of --snapshot"
+                "a command in the background has no throw-away fork, no --if-head, no terminal and no snapshot to wait for yet; leave out "
+                "--detach, or --snapshot, --if-head, -t and --wait"
             )
-        options["if_head"] = if_head
-    if idle_timeout is not None:
-        if snapshot is not None:
-            refuse(
-                "a throw-away fork ends with its command; leave out --idle-timeout, or name a trajectory instead of --snapshot"
-            )
-        options["idle_timeout"] = idle_timeout
-    options["env"] = dict(options["env"])
+        return _detached(connect(ctx), trajectory, argv, {**options, "stdin": interactive}, as_json)
     if interactive:
         options["stdin"] = standard_input() or io.BytesIO()
     else:
         refuse_input("add -i to send it")
     if wait is not None:
         options["wait"] = wait
+    if tty and junit is not None:
+        refuse("a JUnit report is written of a command that has no terminal; leave out -t or --junit")
     if tty and as_json:
         refuse("a terminal and JSON cannot both have standard output; leave out -t or --json")
     client = connect(ctx)
     try:
         if as_json:
-            return _as_json(client, trajectory, snapshot, argv, options)
-        if tty:
-            return in_terminal(client, trajectory, snapshot, argv, options, quiet)
-        return _to_terminal(client, trajectory, snapshot, argv, options, quiet)
+            done = _as_json(client, trajectory, snapshot, argv, options)
+        elif tty:
+            done = in_terminal(client, trajectory, snapshot, argv, options, quiet)
+        else:
+            done = _to_terminal(client, trajectory, snapshot, argv, options, quiet)
+        if github is not None:
+            _tell(github, done, argv, junit)
+        return done.exit_code
     except KeyboardInterrupt:
         if snapshot is None:
             note(
                 f"the command goes on in {trajectory}; its snapshot is taken when it ends, `snapshotd log {trajectory}` shows it"
             )
         return INTERRUPTED
+
+
+def _check_throw_away(wait: Wait | None, if_head: str | None, idle_timeout: float | None) -> None:
+    for given, what, option in (
+        (wait, "leaves no snapshot to wait for", "--wait"),
+        (if_head, "has no head to compare with", "--if-head"),
+        (idle_timeout, "ends with its command", "--idle-timeout"),
+    ):
+        if given is not None:
+            refuse(f"a throw-away fork {what}; leave out {option}, or name a trajectory instead of --snapshot")
+
+
+def _detached(client: Snapshotd, trajectory: str, argv: list[str], options: dict[str, Any], as_json: bool) -> int:
+    begun = client.exec_in_background(trajectory, argv, **options)
+    if as_json:
+        print_json(dataclasses.asdict(begun))
+    else:
+        click.echo(begun.id)
+    return 0
 
 
 def _split(words: list[str], after: list[str] | None, in_fork: bool) -> tuple[str, list[str]]:
@@ -216,14 +270,17 @@ def _call(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], on_output: Any, options: dict[str, Any]
 ) -> ExecInfo:
     if snapshot is not None:
+        report = options.pop("junit", None)
+        if report is not None:
+            return client.exec_junit(snapshot, argv, report, on_output=on_output, **options)
         return client.exec_snapshot(snapshot, argv, on_output=on_output, **options)
     return client.exec(trajectory, argv, on_output=on_output, **options)
 
 
 def in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
-) -> int:
-    """The command has this terminal until it ends. Returns its exit code."""
+) -> ExecInfo:
+    """The command has this terminal until it ends."""
     if options.get("stdin") is not None and not sys.stdin.isatty():
         refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
     options["env"] = {**passed_on(["TERM"]), **options["env"]}
@@ -234,11 +291,11 @@ def in_terminal(
 
 def _to_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
-) -> int:
+) -> ExecInfo:
     return _told(client, _call(client, trajectory, snapshot, argv, RawOutput().write, options), options, quiet)
 
 
-def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool) -> int:
+def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool) -> ExecInfo:
     if done.call.error is not None and not quiet:
         note(done.call.error)
     if done.snapshot is not None and not quiet:
@@ -256,10 +313,12 @@ def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: boo
             ),
             err=True,
         )
-    return done.exit_code
+    return done
 
 
-def _as_json(client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any]) -> int:
+def _as_json(
+    client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any]
+) -> ExecInfo:
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     done = _call(client, trajectory, snapshot, argv, lambda stream, data: kept[stream].append(data), options)
     answer: dict[str, Any] = {"exit_code": done.exit_code}
@@ -271,7 +330,27 @@ def _as_json(client: Snapshotd, trajectory: str, snapshot: str | None, argv: lis
     if done.snapshot is not None and "wait" in options:
         answer["state"] = done.snapshot.state
     print_json(answer)
-    return done.exit_code
+    return done
+
+
+def _tell(github: GitHub, done: ExecInfo, argv: list[str], junit: str | None) -> None:
+    line = shlex.join(argv)
+    values: dict[str, object] = {"exit-code": done.exit_code}
+    rows: dict[str, object] = {"Exit code": done.exit_code, "Time": f"{done.call.duration_ms / 1000:.1f} s"}
+    if done.snapshot is not None:
+        values["snapshot"] = rows["Snapshot"] = done.snapshot.id
+    failures: tuple[FailedTest, ...] = ()
+    if junit is not None:
+        report = Path(junit).read_bytes()
+        tests, failures = count_tests(report), failed_tests(report)
+        values.update(passed=tests.passed, failed=tests.failed + tests.errors, skipped=tests.skipped)
+        rows["Tests"] = f"{tests.passed} passed, {tests.failed + tests.errors} failed, {tests.skipped} skipped"
+    github.outputs(values)
+    github.summary(line, rows, "\n".join(f"{one.name}: {one.message}" for one in failures))
+    for one in failures:
+        github.annotate("error", one.message or "failed", title=one.name, file=one.file, line=one.line)
+    if done.exit_code != 0 and not failures:
+        github.annotate("error", done.call.error or f"exit code {done.exit_code}", title=line)
 
 
 def _text(stream: str, data: bytes) -> dict[str, str]:

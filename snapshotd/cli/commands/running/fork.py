@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import tomllib
 from collections.abc import Sequence
@@ -12,11 +11,15 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
-from snapshotd.cli.text import print_json
-from snapshotd.cli.values import Count, ForkName, complete_snapshot, idle_option
+from snapshotd.cli.follow import note
+from snapshotd.cli.text import print_json, printable
+from snapshotd.cli.values import AtOnce, Count, ForkName, complete_snapshot, idle_option
 from snapshotd.cli.waiting import Wait, state_of, wait_option
+from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
+from snapshotd.client.branching.toml_places import nearest, place
 from snapshotd.client.verbs import VARIANT_KEYS
-from snapshotd.daemon.http.wire import FORK_MAX
+from snapshotd.daemon.http.wire import FORK_MAX, QUEUE_MAX
+from snapshotd.types import short
 
 _EXAMPLES = [
     "snapshotd fork a1b2c3",
@@ -24,6 +27,7 @@ _EXAMPLES = [
     "snapshotd fork --resume a1b2c3 --n 2 -- --model other",
     "snapshotd fork a1b2c3 --resume --variant cold:env.TEMPERATURE=0 --variant warm:env.TEMPERATURE=1",
     "snapshotd fork a1b2c3 --resume --variants ways.toml --name 'way-{variant}'",
+    "snapshotd fork a1b2c3 --n 1000 --parallel 50 -- ./try.sh '{index}'",
     "for T in $(snapshotd fork best --n 2); do snapshotd exec $T -- make test; done",
 ]
 
@@ -33,11 +37,20 @@ _EXAMPLES = [
     "-n",
     "--n",
     "count",
-    type=Count(1, FORK_MAX),
+    type=Count(1, QUEUE_MAX),
     default="1",
     show_default=True,
     metavar="N",
-    help="How many, 1 to 256; all or none.",
+    help="How many, 1 to 256; all or none. With --parallel up to 10,000.",
+)
+@click.option(
+    "--parallel",
+    type=AtOnce(),
+    metavar="P",
+    help="At most P run at once (auto: as many as fit into free memory); another begins when one has ended.",
+)
+@click.option(
+    "--keep-going", is_flag=True, help="One that does not start is said, and the others go on. As --parallel auto."
 )
 @click.option(
     "--resume", is_flag=True, help="Let the agent go on from the snapshot: what is recorded is replayed up to it."
@@ -71,6 +84,8 @@ def command(
     ctx: click.Context,
     snapshot: str,
     count: int,
+    parallel: int | None,
+    keep_going: bool,
     resume: bool,
     name: str | None,
     single: tuple[str, ...],
@@ -92,11 +107,36 @@ def command(
     With --variant or --variants there is one fork for each variant, with its own environment (env.X), arguments (args)
     or name; {index} and {variant} in them become its number and label.
 
+    With --parallel the forks need a program, and the command waits until all have ended. If one does not start, those
+    that did are removed, unless --keep-going.
+
     Prints the trajectories' ids, in the order of the variants. With --json: {"experiment","trajectories":[ids]}, with
-    variants also {"variants":[labels]}.
+    variants also {"variants":[labels]}, with --parallel {"experiment","children":[{"index","label","trajectory",
+    "status","exit_code","error"}]}.
     """
     variants = _variants(file, single)
     client = connect(ctx)
+    if parallel is not None or keep_going:
+        if wait is not None or idle_timeout is not None:
+            refuse("--wait and --idle-timeout are of forks that stay; leave them out, or --parallel and --keep-going")
+        try:
+            queue = client.fork_queue(
+                snapshot,
+                count,
+                parallel=parallel or None,
+                keep_going=keep_going,
+                args=after_dashes(ctx),
+                name=name,
+                resume=resume,
+                variants=variants or None,
+                on_child=_say,
+            )
+        except KeyboardInterrupt:
+            note("no other fork begins; the ones that run go on")
+            raise
+        return _queued(queue, as_json)
+    if count > FORK_MAX:
+        refuse(f"{count} forks are more than the {FORK_MAX} that one fork makes; --parallel P makes them P at a time")
     forked = client.fork(
         snapshot,
         count,
@@ -122,6 +162,35 @@ def command(
         for each in ids:
             click.echo(each)
     return 0
+
+
+def _say(child: QueuedFork) -> None:
+    how = child.error
+    if how is None and child.trajectory is not None:
+        how = f"exit code {child.trajectory.exit_code}"
+    note(f"{printable(child.label)}: {'' if child.trajectory is None else short(child.trajectory.id) + '  '}{how}")
+
+
+def _queued(queue: QueueInfo, as_json: bool) -> int:
+    if as_json:
+        print_json({"experiment": queue.experiment, "children": [_child_json(child) for child in queue.children]})
+    else:
+        for child in queue.children:
+            if child.trajectory is not None:
+                click.echo(child.trajectory.id)
+    return int(bool(queue.failed))
+
+
+def _child_json(child: QueuedFork) -> dict[str, Any]:
+    line = child.trajectory
+    return {
+        "index": child.index,
+        "label": child.label,
+        "trajectory": None if line is None else line.id,
+        "status": None if line is None else line.status,
+        "exit_code": None if line is None else line.exit_code,
+        "error": child.error,
+    }
 
 
 def _variants(file: Path | None, single: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -159,16 +228,16 @@ def _read(file: Path) -> dict[str, dict[str, Any]]:
         refuse(f"the variants in {file} cannot be read: {exc}")
     for label, table in tables.items():
         if not isinstance(table, dict):
-            refuse(f"{file}{_line(text, label)}: {label} is no variant; write a table, [{label}]")
+            refuse(f"{file}{place(text, label)}: {label} is no variant; write a table, [{label}]")
         for key, value in table.items():
             if key not in VARIANT_KEYS:
                 refuse(
-                    f"{file}{_line(text, label, key)}: the variant {label} has an unknown key {key!r}; known are name, "
-                    "args and env.X"
+                    f"{file}{place(text, label, key)}: the variant {label} has an unknown key {key!r}"
+                    f"{nearest(key, VARIANT_KEYS)}"
                 )
             if not _fits(key, value):
                 wanted = {"name": "text", "args": "a list of texts", "env": "a table of texts"}[key]
-                refuse(f"{file}{_line(text, label, key)}: {key} of the variant {label} is not {wanted}")
+                refuse(f"{file}{place(text, label, key)}: {key} of the variant {label} is not {wanted}")
     if not tables:
         refuse(f"there is no variant in {file}; write a table for each, such as [cold]")
     return tables
@@ -179,24 +248,3 @@ def _fits(key: str, value: Any) -> bool:
         value = list(value.values()) if isinstance(value, dict) else None
     texts = [value] if key == "name" else value
     return isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-
-
-def _line(text: str, *path: str) -> str:
-    """`:LINE` of a key, as far as a look at the lines can tell: the parser keeps no places."""
-    table: list[str] = []
-    best = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        header = re.match(r"\s*\[+([^\]]+)\]", line)
-        found = re.match(r"\s*([\w\"'. -]+?)\s*=", line)
-        if header:
-            table = _words(header[1])
-        here = table if header else [*table, *_words(found[1])] if found else []
-        if here[: len(path)] == list(path):
-            return f":{number}"
-        if here and here[0] == path[0] and not best:
-            best = f":{number}"
-    return best
-
-
-def _words(dotted: str) -> list[str]:
-    return [word.strip(" \t\"'") for word in dotted.split(".")]

@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
-from snapshotd.cli.text import ago, print_json, shown_id, table
+from snapshotd.cli.text import ago, print_json, printable, shown_id, table
+from snapshotd.cli.values import complete_trajectory
+from snapshotd.client.results import CommandInfo
+
+_LINE_CHARS = 60
 
 
-@declare("ps", examples=["snapshotd ps", "snapshotd stop $(snapshotd ps -q)"])
-@click.option("-q", "--quiet", is_flag=True, help="Only the trajectories' ids.")
+@declare(
+    "ps", examples=["snapshotd ps", "snapshotd stop $(snapshotd ps -q)", "snapshotd ps box   # its background commands"]
+)
+@click.option("-q", "--quiet", is_flag=True, help="Only the ids: of trajectories, or of the commands that run.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
+@click.argument("trajectory", required=False, shell_complete=complete_trajectory)
 @click.pass_context
-def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
-    """List live sandboxes.
+def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: bool, as_json: bool) -> int:
+    """List live sandboxes, or a trajectory's background commands.
 
-    With --json: an array.
+    With a TRAJECTORY: the commands that `snapshotd exec --detach` started in it and that run, and the newest of the ended
+    ones. `snapshotd log TRAJECTORY` has the snapshot of every command. With --json: an array.
     """
-    found = connect(ctx).sandboxes()
+    client = connect(ctx)
+    if trajectory is not None:
+        _commands(client.commands(trajectory), quiet=quiet, no_trunc=no_trunc, as_json=as_json)
+        return 0
+    found = client.sandboxes()
     if as_json:
         print_json([dataclasses.asdict(item) for item in found])
         return 0
@@ -42,3 +55,31 @@ def command(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> i
     ]
     table(("TRAJECTORY", "NAME", "CONTAINER", "PID", "RUNTIME", "AGENT", "STARTED"), rows, right=(3,))
     return 0
+
+
+def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json: bool) -> None:
+    if as_json:
+        print_json([dataclasses.asdict(item) for item in found])
+        return
+    if quiet:
+        for item in found:
+            if item.status == "running":
+                click.echo(shown_id(item.id, full=no_trunc))
+        return
+    rows = [
+        (
+            shown_id(item.id, full=no_trunc),
+            item.status,
+            "-" if item.exit_code is None else str(item.exit_code),
+            ago(item.began_at),
+            "-" if item.snapshot is None else shown_id(item.snapshot, full=no_trunc),
+            _line(item, no_trunc),
+        )
+        for item in found
+    ]
+    table(("ID", "STATUS", "EXIT", "STARTED", "SNAPSHOT", "COMMAND"), rows, right=(2,))
+
+
+def _line(item: CommandInfo, whole: bool) -> str:
+    line = printable(shlex.join(item.argv))
+    return line if whole or len(line) <= _LINE_CHARS else line[: _LINE_CHARS - 1] + "…"

@@ -59,12 +59,12 @@ def command(
     client = connect(ctx)
     options["stdin"], options["env"] = standard_input(), {}
     if snapshot is not None:
-        return in_terminal(client, "", snapshot, _SHELL, options, quiet)
+        return in_terminal(client, "", snapshot, _SHELL, options, quiet).exit_code
     made = None
     if trajectory is None:
         made, _ = client.create(workspace=workspace, image=image or "default")
         trajectory = made.id
-    code = in_terminal(client, trajectory, None, _SHELL, options, quiet)
+    code = in_terminal(client, trajectory, None, _SHELL, options, quiet).exit_code
     if made is not None and not quiet:
         note(f"the sandbox is {short(made.id)}: `snapshotd shell {short(made.id)}` goes on in it")
     return code

@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 
+from snapshotd.cli.background import exit_code_of, wait_for_command
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import end_of_run
 from snapshotd.cli.text import print_json
-from snapshotd.cli.values import complete_trajectory
+from snapshotd.cli.values import complete_command, complete_trajectory
 
 
-@declare("wait", examples=["snapshotd wait nightly", "snapshotd wait --json nightly | jq .status"], docker_codes=True)
+@declare(
+    "wait",
+    examples=["snapshotd wait nightly", "snapshotd wait --json nightly | jq .status", "snapshotd wait box 3c2f"],
+    docker_codes=True,
+)
 @json_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
+@click.argument("background", metavar="[COMMAND]", required=False, shell_complete=complete_command)
 @click.pass_context
-def command(ctx: click.Context, trajectory: str, as_json: bool) -> int:
-    """Wait until a run has ended.
+def command(ctx: click.Context, trajectory: str, background: str | None, as_json: bool) -> int:
+    """Wait until a run, or a background command, has ended.
 
-    Prints nothing and ends with the agent's exit code, at once if it has ended before; 125 when snapshotd failed, or no
-    agent ever ran. With --json: {"trajectory","exit_code","status"}.
+    COMMAND is a background command of the trajectory (`snapshotd ps TRAJECTORY`); without it, the trajectory's run. Prints
+    nothing and ends with the exit code of the agent or command, at once if it has ended before; 125 when snapshotd
+    failed, no agent ever ran, or the exit code is not known. With --json: {"trajectory","exit_code","status"}, and of a
+    command all that `snapshotd ps --json` says.
     """
     client = connect(ctx)
+    if background is not None:
+        done = wait_for_command(client, trajectory, background)
+        if as_json:
+            print_json(dataclasses.asdict(done))
+        return exit_code_of(done)
     identity = client.trajectory(trajectory).id
     code = end_of_run(client.events(identity), identity)
     if as_json:

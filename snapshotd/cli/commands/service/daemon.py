@@ -17,7 +17,7 @@ from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
 from snapshotd.config import Config, read
-from snapshotd.daemon.http.wire import lock_path_of, log_path_of
+from snapshotd.daemon.http.wire import hook_socket_of, lock_path_of, log_path_of
 from snapshotd.errors import DaemonUnavailable, NotPermitted
 
 if TYPE_CHECKING:
@@ -128,7 +128,13 @@ def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
 
         return wiring.open_engine(_config(client))
 
-    options = ServerOptions(client.state_dir, client.socket_path, foreground=foreground, ready_fd=ready_fd)
+    options = ServerOptions(
+        client.state_dir,
+        client.socket_path,
+        foreground=foreground,
+        ready_fd=ready_fd,
+        hook_socket=hook_socket_of(client.state_dir),
+    )
     return serve(options, open_engine)
 
 

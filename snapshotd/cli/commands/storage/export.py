@@ -9,6 +9,8 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
+from snapshotd.cli.github import GitHub, github_option
+from snapshotd.cli.langgraph import WORD, move
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
@@ -20,7 +22,10 @@ from snapshotd.cli.values import complete_snapshot
         "snapshotd export best -o best.bundle",
         "snapshotd export nightly --trajectory -o nightly.bundle",
         "snapshotd export nightly --trajectory --since a1b2c3 -o newer.bundle",
+        "snapshotd export known-good --cache /srv/cache --key linux-$(git rev-parse HEAD)",
+        "snapshotd export best --encrypt ci.key -o best.bundle",
         "snapshotd export best --format oci | docker load",
+        "snapshotd export langgraph --from threads.db --to postgres://localhost/agents",
         "snapshotd export best --format tar -o - | tar -t",
     ],
 )
@@ -47,8 +52,21 @@ from snapshotd.cli.values import complete_snapshot
     help="Only the snapshots after this one; the importing side must have it.",
     shell_complete=complete_snapshot,
 )
+@click.option(
+    "--cache", metavar="DIR|s3://...", help="Into a cache, a folder or a bucket, under --key; an entry never changes."
+)
+@click.option("--key", metavar="KEY", help="Key of the entry in the cache.")
+@click.option(
+    "--encrypt", metavar="FILE", type=click.Path(), help="Encrypt the bundle; the content of this file is the key."
+)
+@click.option("--from", "source", metavar="FILE", help="With `langgraph`: the file of a SnapshotdSaver.")
+@click.option("--to", "target", metavar="URL", help="With `langgraph`: the saver that gets the threads.")
+@click.option(
+    "--thread", "threads", metavar="ID", multiple=True, help="With `langgraph`: only this thread. Again for more."
+)
+@github_option
 @json_option
-@click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
+@click.argument("snapshot", metavar="ID|langgraph", shell_complete=complete_snapshot)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -57,23 +75,37 @@ def command(
     form: Literal["bundle", "oci", "tar"],
     whole: bool,
     since: str | None,
+    cache: str | None,
+    key: str | None,
+    encrypt: str | None,
+    source: str | None,
+    target: str | None,
+    threads: tuple[str, ...],
+    github: GitHub | None,
     as_json: bool,
 ) -> int:
     """Write a snapshot, or a whole trajectory, as one file.
 
     A bundle holds files, conversation, tool calls and tags, and `snapshotd import` takes it in elsewhere. Files that
     a format cannot hold become warnings. The file has its name only when it is whole: until then it is FILE.part, which
-    is removed after an error. With --json: {"file","bytes","warnings"}.
+    is removed after an error.
+
+    With --cache and --key it becomes an entry of a cache, which `snapshotd import --cache` finds by the key or by its
+    beginning. If the key has an entry, that one stays, and nothing is written.
+
+    With `langgraph`, threads of LangGraph are copied from the file of a SnapshotdSaver into another saver, as `snapshotd
+    import langgraph` does the other way round.
+
+    With --json: {"file","bytes","warnings"}; with --cache {"key","saved","bytes","warnings"}; of langgraph
+    {"from","to","checkpoints"}.
     """
-    if output == "-":
-        if as_json:
-            refuse("--json and the export cannot both go to standard output; name a file with -o")
-        if sys.stdout.isatty():
-            refuse(
-                "an export is no text, so it is not written to a terminal; name a file with -o, or send it through a pipe"
-            )
-    if form != "bundle" and (whole or since is not None):
-        refuse(f"an export as {form} holds the files of one snapshot; --trajectory and --since are for bundles")
+    if source is not None or target is not None or threads:
+        if snapshot != WORD or source is None or target is None:
+            refuse("--from, --to and --thread are for `snapshotd export langgraph --from FILE --to URL`")
+        return move(source, target, threads, as_json=as_json)
+    _check(output, form, cache, key, whole=whole or since is not None, encrypted=encrypt is not None, as_json=as_json)
+    if cache is not None and key is not None:
+        return _to_cache(ctx, snapshot, cache, key, whole, since, encrypt, github, as_json)
     client = connect(ctx)
     with Meter(f"exporting {snapshot}", quiet=as_json) as meter:
         if output == "-":
@@ -85,13 +117,24 @@ def command(
                 count += len(data)
                 meter.moved(count)
 
-            warnings = client.export(snapshot, write, form=form, whole=whole, since=since, progress=meter.line)
+            warnings = client.export(
+                snapshot, write, form=form, whole=whole, since=since, encrypt=encrypt, progress=meter.line
+            )
             sys.stdout.buffer.flush()
         else:
             done = client.export_file(
-                snapshot, output, form=form, whole=whole, since=since, progress=meter.line, moved=meter.moved
+                snapshot,
+                output,
+                form=form,
+                whole=whole,
+                since=since,
+                encrypt=encrypt,
+                progress=meter.line,
+                moved=meter.moved,
             )
             count, warnings = done.bytes, done.warnings
+    if github is not None:
+        _tell(github, {"file": output, "bytes": count}, warnings)
     if as_json:
         print_json({"file": output, "bytes": count, "warnings": list(warnings)})
         return 0
@@ -100,3 +143,60 @@ def command(
     if output != "-":
         click.echo(f"{size(count)} in {click.format_filename(output)}", err=True)
     return 0
+
+
+def _check(
+    output: str, form: str, cache: str | None, key: str | None, *, whole: bool, encrypted: bool, as_json: bool
+) -> None:
+    """UsageError: options that exclude each other."""
+    if (cache is None) != (key is None):
+        refuse("--cache and --key go together: the cache, and the name of the entry in it")
+    if form != "bundle" and (cache is not None or encrypted):
+        refuse(f"an export as {form} is for other programs; --cache and --encrypt are for bundles")
+    if form != "bundle" and whole:
+        refuse(f"an export as {form} holds the files of one snapshot; --trajectory and --since are for bundles")
+    if cache is not None:
+        if output != "-":
+            refuse("a bundle goes into the cache or into a file; leave out --cache or -o")
+        return
+    if output == "-":
+        if as_json:
+            refuse("--json and the export cannot both go to standard output; name a file with -o")
+        if sys.stdout.isatty():
+            refuse(
+                "an export is no text, so it is not written to a terminal; name a file with -o, or send it through a pipe"
+            )
+
+
+def _to_cache(
+    ctx: click.Context,
+    snapshot: str,
+    cache: str,
+    key: str,
+    whole: bool,
+    since: str | None,
+    encrypt: str | None,
+    github: GitHub | None,
+    as_json: bool,
+) -> int:
+    client = connect(ctx)
+    with Meter(f"exporting {snapshot}", quiet=as_json) as meter:
+        done = client.export_to_cache(
+            snapshot, cache, key, whole=whole, since=since, encrypt=encrypt, progress=meter.line, moved=meter.moved
+        )
+    count, warnings = (0, ()) if done is None else (done.bytes, done.warnings)
+    if github is not None:
+        _tell(github, {"key": key, "saved": done is not None, "bytes": count}, warnings)
+    if as_json:
+        print_json({"key": key, "saved": done is not None, "bytes": count, "warnings": list(warnings)})
+        return 0
+    for warning in warnings:
+        note(f"warning: {warning}")
+    note(f"the key {key} has an entry, which stays as it is" if done is None else f"{size(count)} under the key {key}")
+    return 0
+
+
+def _tell(github: GitHub, values: dict[str, object], warnings: tuple[str, ...]) -> None:
+    github.outputs(values)
+    for warning in warnings:
+        github.annotate("warning", warning)

@@ -8,6 +8,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.follow import note
+from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
 
@@ -17,16 +18,22 @@ from snapshotd.cli.values import complete_snapshot
 )
 @click.option("--to", metavar="DIR", required=True, type=click.Path(), help="Where to; must not exist or be empty.")
 @click.option("--path", metavar="PATH", default="", help="Only what lies below this path of the snapshot.")
+@github_option
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 @click.pass_context
-def command(ctx: click.Context, snapshot: str, to: str, path: str, as_json: bool) -> int:
+def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHub | None, as_json: bool) -> int:
     """Write a snapshot's files into a folder.
 
-    Everything the folder cannot hold (owners, devices, attributes) is told as a warning. With --json:
+    Every byte of a stored snapshot is verified: if one differs, this fails, and the folder stays as it was. Everything
+    that the folder cannot hold (owners, devices, attributes) is told as a warning. With --json:
     {"files","directories","bytes","warnings"}.
     """
     report = connect(ctx).restore(snapshot, to, path=path)
+    if github is not None:
+        github.outputs({"directory": to, "files": report.files, "bytes": report.bytes})
+        for warning in report.warnings:
+            github.annotate("warning", warning)
     if as_json:
         print_json(dataclasses.asdict(report))
         return 0

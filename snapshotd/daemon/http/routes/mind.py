@@ -85,6 +85,16 @@ def undo(ref: Ref, service: ServiceDep) -> models.Snapshot:
     return models.Snapshot.of(service.engine.undo(ref))
 
 
+@router.post("/trajectories/{ref}/promote")
+def promote(ref: Ref, body: mind.PromoteRequest, service: ServiceDep) -> models.Snapshot:
+    """Make a fork's head the head of the trajectory that it was forked from, in place; recorded there as a new snapshot,
+    and `undo` takes it back."""
+    into = None if body.into is None else check_ref(body.into, "trajectory")
+    return models.Snapshot.of(
+        service.engine.promote(ref, into=into, leave_behind=body.leave_behind, compensate=body.compensate)
+    )
+
+
 @router.post("/trajectories/{ref}/retry")
 def retry(ref: Ref, body: mind.RetryRequest, service: ServiceDep) -> models.Snapshot:
     """Go back to before a task began, compensate its irreversible calls, and let the program go on from there."""

@@ -201,6 +201,7 @@ async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: Se
             resume=body.resume,
             variants=variants,
             idle_timeout_s=body.idle_timeout_s,
+            part=None if body.part is None else body.part.part(),
         ),
         lambda made: _stop(engine, *made.trajectories),
     )

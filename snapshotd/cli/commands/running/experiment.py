@@ -1,0 +1,332 @@
+"""`snapshotd experiment run|ls|status|compare|promote|stop|rm`."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
+from snapshotd.cli.commands.looking.compare import show_comparison
+from snapshotd.cli.follow import note
+from snapshotd.cli.taken import report_taken
+from snapshotd.cli.text import ago, print_json, printable, table
+from snapshotd.cli.waiting import Wait, wait_option
+from snapshotd.client.branching.experiment_records import FINAL, ExperimentBranch, ExperimentInfo, VariantInfo
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.table import Table
+
+
+@click.group("experiment", context_settings=CONTEXT_SETTINGS)
+def command() -> None:
+    """Run variants from one state, score them, and keep the best.
+
+    A TOML file describes the experiment: where its branches begin, their variants, the command that scores them, budgets
+    and stop rules. Branches are trajectories called EXPERIMENT.VARIANT.RUN. docs/branching.md has all keys.
+    """
+
+
+@declare("run", examples=["snapshotd experiment run parser.toml", "snapshotd experiment run --json parser.toml"])
+@json_option
+@click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, path_type=Path))
+@click.pass_context
+def run(ctx: click.Context, file: Path, as_json: bool) -> int:
+    """Run an experiment until it ends.
+
+    Shows a table that moves, on standard error. After Ctrl-C, a crash or a restart, branches run on, and the same
+    command goes on with them. The exit code is 1 if no branch passed. With --json: as `status --json`.
+    """
+    client = connect(ctx)
+    try:
+        with _Progress(quiet=as_json) as progress:
+            info = client.run_experiment(file, on_change=progress.show)
+    except KeyboardInterrupt:
+        note(
+            f"branches run on; `snapshotd experiment run {file}` goes on with them, `snapshotd experiment stop` ends them"
+        )
+        raise
+    _report(info, as_json, branches=False)
+    return int(not any(one.passed for one in info.branches))
+
+
+@declare("ls", examples=["snapshotd experiment ls"])
+@json_option
+@click.pass_context
+def ls(ctx: click.Context, as_json: bool) -> int:
+    """List experiments.
+
+    With --json: an array, each as `status --json`.
+    """
+    found = connect(ctx).experiments()
+    if as_json:
+        print_json([_json(info) for info in found])
+        return 0
+    rows = [
+        (
+            printable(info.name),
+            f"{sum(one.state in FINAL for one in info.branches)}/{len(info.branches)}",
+            str(sum(one.passed for one in info.branches)),
+            "-" if info.best is None else _called(info.best),
+            ago(info.began_at),
+            printable(info.ended or "-"),
+        )
+        for info in found
+    ]
+    table(("NAME", "BRANCHES", "PASSED", "BEST", "BEGAN", "ENDED"), rows)
+    return 0
+
+
+@declare("status", examples=["snapshotd experiment status parser", "snapshotd experiment status --branches parser"])
+@click.option("--branches", is_flag=True, help="A line for each branch in place of each variant.")
+@json_option
+@click.argument("name")
+@click.pass_context
+def status(ctx: click.Context, name: str, branches: bool, as_json: bool) -> int:
+    """Show how an experiment stands.
+
+    With --json: {"name","snapshot","began_at","ended","best","variants":[...],"branches":[...]}.
+    """
+    _report(connect(ctx).experiment(name), as_json, branches=branches)
+    return 0
+
+
+@declare("compare", examples=["snapshotd experiment compare parser"])
+@json_option
+@click.argument("name")
+@click.pass_context
+def compare(ctx: click.Context, name: str, as_json: bool) -> int:
+    """Compare the best branch of each variant, call by call.
+
+    As `snapshotd compare`, with the best of all first. With --json: as `compare --json`.
+    """
+    show_comparison(connect(ctx).compare_experiment(name), as_json=as_json)
+    return 0
+
+
+@declare("promote", examples=["snapshotd experiment promote parser", "snapshotd experiment promote parser cold.2"])
+@click.option("-y", "--yes", is_flag=True, help="Leave behind what the trajectory did since the experiment began.")
+@wait_option
+@json_option
+@click.argument("name")
+@click.argument("branch", required=False, metavar="[VARIANT.RUN]")
+@click.pass_context
+def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: Wait | None, as_json: bool) -> int:
+    """Make the best branch the head of the trajectory that the experiment began from.
+
+    As `snapshotd promote`. The best branch has passed, and among those has the highest score, then the fewest calls. With
+    --json: the new snapshot as `log --json` has it.
+    """
+    client = connect(ctx)
+    taken = client.promote_experiment(name, branch, leave_behind=yes, wait=wait or "captured")
+    report_taken(client, taken, wait, as_json=as_json)
+    return 0
+
+
+@declare("stop", examples=["snapshotd experiment stop parser"])
+@json_option
+@click.argument("name")
+@click.pass_context
+def stop(ctx: click.Context, name: str, as_json: bool) -> int:
+    """Stop the branches that run, and begin no other.
+
+    `snapshotd experiment run` goes on with it. With --json: as `status --json`.
+    """
+    _report(connect(ctx).stop_experiment(name), as_json, branches=False)
+    return 0
+
+
+@declare("rm", examples=["snapshotd experiment rm parser", "snapshotd experiment rm --force parser"])
+@click.option("-f", "--force", is_flag=True, help="Stop branches that run first.")
+@json_option
+@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.pass_context
+def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> int:
+    """Forget experiments with their branches.
+
+    With --json: {"removed":[...]}.
+    """
+    client = connect(ctx)
+    for name in names:
+        client.remove_experiment(name, force=force)
+        if not as_json:
+            click.echo(name)
+    if as_json:
+        print_json({"removed": list(names)})
+    return 0
+
+
+class _Progress:
+    """The table of variants on a terminal, one line for each branch that has ended elsewhere. Thread-safe."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._live: Live | None = None
+        self._said: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        if not quiet and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True, highlight=False), transient=True, refresh_per_second=4)
+
+    def __enter__(self) -> _Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, info: ExperimentInfo) -> None:
+        if self._live is not None:
+            self._live.update(_drawn(info))
+            return
+        with self._lock:
+            for one in info.branches:
+                if one.state in (*FINAL, "stopped") and (one.label, one.run) not in self._said:
+                    self._said.add((one.label, one.run))
+                    note(f"{_called(one)}: {one.error or one.state}{'' if one.score is None else f' {one.score:g}'}")
+
+
+def _drawn(info: ExperimentInfo) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    header, rows = _variant_rows(info)
+    drawn = Table(*header, box=None, pad_edge=False)
+    for row in rows:
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn
+
+
+def _report(info: ExperimentInfo, as_json: bool, *, branches: bool) -> None:
+    if as_json:
+        print_json(_json(info))
+        return
+    header, rows = _branch_rows(info) if branches else _variant_rows(info)
+    table(header, rows)
+    if info.ended is not None:
+        click.echo(f"ended: {printable(info.ended)}")
+    for one in info.branches:
+        if one.error is not None and not branches:
+            click.echo(f"{_called(one)}: {printable(one.error)}")
+    if info.best is not None:
+        click.echo(f"best: {_called(info.best)}; `snapshotd experiment promote {info.name}` keeps it")
+
+
+def _variant_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str]]]:
+    most = max((len(info.of(one.label)) for one in info.variants), default=1)
+    more = [f"PASS@{k}" for k in ((1, most) if most > 1 else (1,))]
+    header = ["RANK", "VARIANT", "DONE", "SCORE", *more, "TIME", "CALLS", "TOKENS", "COST", "FILES", "LINES", "OUTSIDE"]
+    return [*header, "PROTECTED"], [_variant_cells(variant, most) for variant in info.variants]
+
+
+def _variant_cells(variant: VariantInfo, most: int) -> list[str]:
+    done = [one for one in variant.branches if one.state in FINAL]
+    scores = variant.scores
+    error = scores.standard_error
+    score = "-" if scores.mean is None else f"{scores.mean:.4g}" + ("" if error is None else f" ± {error:.2g}")
+    passes = [f"{scores.pass_at(k):.2f}" if len(done) >= k else "-" for k in ((1, most) if most > 1 else (1,))]
+    return [
+        "-" if variant.rank is None else str(variant.rank),
+        printable(variant.label),
+        f"{len(done)}/{len(variant.branches)}",
+        score,
+        *passes,
+        *_mean_cells(done),
+    ]
+
+
+def _mean_cells(done: Sequence[ExperimentBranch]) -> list[str]:
+    if not done:
+        return ["-"] * 8
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(values) / len(values)
+
+    return [
+        f"{mean([one.seconds for one in done]):.1f} s",
+        f"{mean([one.calls for one in done]):.4g}",
+        f"{mean([sum(one.tokens) for one in done]):.6g}",
+        f"{mean([one.cost for one in done]):.4g}",
+        f"{mean([one.files for one in done]):.4g}",
+        f"{mean([one.lines for one in done]):.4g}",
+        f"{mean([one.outside for one in done]):.4g}",
+        str(sum(bool(one.protected) for one in done)),
+    ]
+
+
+def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str]]]:
+    header = [
+        "BRANCH",
+        "STATE",
+        "SCORE",
+        "PASSED",
+        "EXIT",
+        "TIME",
+        "CALLS",
+        "TOKENS",
+        "COST",
+        "FILES",
+        "LINES",
+        "OUTSIDE",
+    ]
+    rows: list[Sequence[str]] = []
+    for one in info.branches:
+        done = one.state in (*FINAL, "stopped")
+        cells = _mean_cells([one] if done else [])
+        reason = one.error or ", ".join(one.protected)
+        rows.append(
+            [
+                _called(one),
+                one.state,
+                "-" if one.score is None else f"{one.score:.4g}",
+                "yes" if one.passed else "no" if done else "-",
+                "-" if one.exit_code is None else str(one.exit_code),
+                *cells[:-1],
+                printable(reason) or "-",
+            ]
+        )
+    return [*header, "ERROR OR PROTECTED"], rows
+
+
+def _called(one: ExperimentBranch) -> str:
+    return printable(f"{one.label}.{one.run}")
+
+
+def _json(info: ExperimentInfo) -> dict[str, Any]:
+    return {
+        "name": info.name,
+        "snapshot": info.snapshot,
+        "began_at": info.began_at,
+        "ended": info.ended,
+        "best": None if info.best is None else _called(info.best),
+        "variants": [
+            {
+                "label": one.label,
+                "rank": one.rank,
+                "score": one.scores.mean,
+                "standard_error": one.scores.standard_error,
+                "passed": one.scores.passed,
+                "pass_at": {
+                    str(k): one.scores.pass_at(k) for k in sorted({1, len(one.scores.runs)}) if one.scores.runs
+                },
+            }
+            for one in info.variants
+        ],
+        "branches": [dataclasses.asdict(one) for one in info.branches],
+    }
+
+
+for each in (run, ls, status, compare, promote, stop, rm):
+    command.add_command(each)

@@ -1,0 +1,63 @@
+"""`snapshotd kill`."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+
+import click
+
+from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.text import print_json
+from snapshotd.cli.values import complete_command, complete_trajectory
+
+
+@declare(
+    "kill",
+    examples=["snapshotd kill box 3c2f", "snapshotd kill -s INT box 3c2f", "snapshotd kill box $(snapshotd ps -q box)"],
+)
+@click.option(
+    "-s",
+    "--signal",
+    "name",
+    metavar="SIGNAL",
+    default="KILL",
+    show_default=True,
+    help="By name (TERM, SIGTERM) or number.",
+)
+@json_option
+@click.argument("trajectory", shell_complete=complete_trajectory)
+@click.argument("commands", metavar="COMMAND...", nargs=-1, shell_complete=complete_command)
+@click.pass_context
+def command(ctx: click.Context, trajectory: str, commands: tuple[str, ...], name: str, as_json: bool) -> int:
+    """Send a signal to background commands of a sandbox.
+
+    COMMAND is an id that `snapshotd exec --detach` printed, or a prefix of it; `snapshotd ps TRAJECTORY` lists them. KILL
+    ends a command with all that it started; any other signal goes to the command's process group, as from a terminal.
+    The command's snapshot is taken when it has ended. To end a sandbox with all that runs in it: `snapshotd stop`. With
+    --json: an array of the commands as they were at the signal.
+    """
+    number = _number(name)
+    if not commands:
+        refuse(
+            f"no command was named; `snapshotd ps {trajectory}` lists them, and `snapshotd stop {trajectory}` ends the sandbox "
+            "after a last snapshot"
+        )
+    client = connect(ctx)
+    found = [client.command(trajectory, ref) for ref in commands]  # none is signalled if one is unknown
+    told = [client.signal_command(one.trajectory, one.id, number) for one in found]
+    if as_json:
+        print_json([dataclasses.asdict(one) for one in told])
+        return 0
+    for ref in commands:
+        click.echo(ref)
+    return 0
+
+
+def _number(name: str) -> int:
+    if name.isascii() and name.isdigit() and 1 <= int(name) <= 64:
+        return int(name)
+    try:
+        return signal.Signals[f"SIG{name.upper().removeprefix('SIG')}"]
+    except KeyError:
+        refuse(f"{name!r} is no signal; use a name such as TERM or INT, or a number from 1 to 64")

@@ -1,0 +1,116 @@
+"""`snapshotd hooks install|remove|status`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
+from snapshotd.cli.text import print_json, table
+from snapshotd.client.local import hook_settings
+from snapshotd.client.local.hook_settings import HookSettings
+from snapshotd.daemon.http.wire import hook_socket_of
+
+_folder = click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
+_agent = click.argument("agent", type=click.Choice(list(hook_settings.AGENTS)))
+_user = click.option("--user", "for_user", is_flag=True, help="In your own settings, for all folders.")
+
+
+@click.group("hooks", context_settings=CONTEXT_SETTINGS)
+def command() -> None:
+    """Let an agent in your own folder take a snapshot at every call, without a sandbox.
+
+    Agents: claude, codex, gemini. Their hooks tell the daemon of each call; what it changed in the folder becomes a
+    snapshot. Files that git ignores, and those that a .snapshotdignore names, are left out. `snapshotd rewind` brings
+    files and conversation back; in Claude Code, so does /snapshotd-rewind.
+    """
+
+
+@declare("install", examples=["snapshotd hooks install claude", "snapshotd hooks install codex --user"])
+@_user
+@json_option
+@_agent
+@_folder
+@click.pass_context
+def install(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, as_json: bool) -> int:
+    """Write the hooks into an agent's settings.
+
+    FOLDER is the one in which the agent works; else the working directory. Other settings stay as they are. Run it as
+    the user who runs the agent. With --json: {"agent","file","changed","note"}.
+    """
+    settings = _settings(ctx, agent, folder, for_user)
+    changed = settings.install()
+    if as_json:
+        print_json({**_json(settings), "changed": changed, "note": settings.agent.note})
+        return 0
+    click.echo(str(settings.file))
+    if settings.agent.note is not None:
+        click.echo(settings.agent.note, err=True)
+    return 0
+
+
+@declare("remove", examples=["snapshotd hooks remove claude"])
+@_user
+@json_option
+@_agent
+@_folder
+@click.pass_context
+def remove(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, as_json: bool) -> int:
+    """Take the hooks out of an agent's settings.
+
+    Snapshots stay. With --json: {"agent","file","changed"}.
+    """
+    settings = _settings(ctx, agent, folder, for_user)
+    changed = settings.remove()
+    if as_json:
+        print_json({**_json(settings), "changed": changed})
+    elif changed:
+        click.echo(str(settings.file))
+    return 0
+
+
+@declare("status", examples=["snapshotd hooks status"])
+@_user
+@json_option
+@_folder
+@click.pass_context
+def status(ctx: click.Context, folder: Path | None, for_user: bool, as_json: bool) -> int:
+    """Show which agents have the hooks, and if the daemon hears them.
+
+    Exit code 1 if the daemon does not. With --json: {"daemon","agents":[{"agent","file","installed"}]}.
+    """
+    found = [_settings(ctx, agent, folder, for_user) for agent in hook_settings.AGENTS]
+    hears = _hears(found[0].socket)
+    rows = [{**_json(one), "installed": one.installed()} for one in found]
+    if as_json:
+        print_json({"daemon": hears, "agents": rows})
+    else:
+        shown = [(row["agent"], "installed" if row["installed"] else "-", row["file"]) for row in rows]
+        table(("AGENT", "HOOKS", "FILE"), shown)
+        click.echo(f"the daemon {'hears' if hears else 'does not hear'} hooks on {found[0].socket}", err=True)
+    return 0 if hears else 1
+
+
+for one in (install, remove, status):
+    command.add_command(one)
+
+
+def _settings(ctx: click.Context, agent: str, folder: Path | None, for_user: bool) -> HookSettings:
+    socket_path = hook_socket_of(connect(ctx, autostart=False).state_dir)
+    return hook_settings.settings_of(agent, socket_path, None if for_user else folder or Path.cwd())
+
+
+def _json(settings: HookSettings) -> dict[str, Any]:
+    return {"agent": settings.agent.name, "file": str(settings.file)}
+
+
+def _hears(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True

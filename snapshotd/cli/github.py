@@ -1,0 +1,99 @@
+"""Outputs of a step of GitHub Actions, its summary, and annotations.
+
+A workflow's files are named by GITHUB_OUTPUT and GITHUB_STEP_SUMMARY; annotations are lines on standard error that the
+runner reads. Values come out of sandboxes, so none can end its line or its block early.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from typing import Literal
+
+import click
+
+from snapshotd.cli.command import F
+from snapshotd.config import passed_on
+from snapshotd.errors import UsageError
+
+Level = Literal["notice", "warning", "error"]
+_ANNOTATION_CHARS = 4000
+
+
+def github_option(function: F) -> F:
+    """--github, as the parameter `github`: None without it."""
+
+    def made(_ctx: click.Context, _param: click.Parameter, value: bool) -> GitHub | None:
+        return GitHub() if value else None
+
+    option = click.option(
+        "--github",
+        is_flag=True,
+        callback=made,
+        help="In a step of GitHub Actions: write its outputs and summary, and annotate failures.",
+    )
+    return option(function)
+
+
+class GitHub:
+    """The step that this process runs in."""
+
+    def __init__(self) -> None:
+        """UsageError: it runs in none."""
+        self._outputs, self._summary = (_file(name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"))
+
+    def outputs(self, values: Mapping[str, object]) -> None:
+        """True and False are written as a workflow's expressions compare them."""
+        lines = []
+        for name, value in values.items():
+            text, mark = str(value).lower() if isinstance(value, bool) else str(value), f"end-{secrets.token_hex(16)}"
+            lines.append(f"{name}<<{mark}\n{text}\n{mark}\n")
+        _append(self._outputs, "".join(lines))
+
+    def summary(self, heading: str, rows: Mapping[str, object], detail: str = "") -> None:
+        """A heading, a table of two columns, and a text that is folded in."""
+        text = f"### {_cell(heading)}\n\n|  |  |\n|---|---|\n"
+        text += "".join(f"| {_cell(name)} | {_cell(str(value))} |\n" for name, value in rows.items())
+        if detail:
+            text += f"\n<details><summary>Output</summary>\n\n<pre>{_html(detail)}</pre>\n</details>\n"
+        _append(self._summary, text + "\n")
+
+    def annotate(self, level: Level, message: str, **where: str | None) -> None:
+        """`where`: title, file, line."""
+        named = ",".join(f"{name}={_property(value)}" for name, value in where.items() if value)
+        text = message[:_ANNOTATION_CHARS].encode(errors="backslashreplace").decode()
+        click.echo(f"::{level}{' ' if named else ''}{named}::{_data(text)}", err=True)
+
+
+def _file(name: str) -> str:
+    path = passed_on([name]).get(name)
+    if not path:
+        raise UsageError(f"--github is for a step of GitHub Actions, and {name} is not set; leave it out elsewhere")
+    return path
+
+
+def _append(path: str, text: str) -> None:
+    try:
+        with open(path, "a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
+    except OSError as exc:
+        raise UsageError(f"{path} cannot be written: {exc.strerror}; leave --github out") from exc
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _html(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _cell(text: str) -> str:
+    escaped = _html(" ".join(text.split()))
+    for sign in "\\`*_[]|~":
+        escaped = escaped.replace(sign, f"\\{sign}")
+    return escaped

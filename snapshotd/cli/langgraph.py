@@ -1,0 +1,29 @@
+"""`import langgraph` and `export langgraph`: threads of LangGraph from one saver into another. No daemon is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from snapshotd.cli.text import print_json
+from snapshotd.errors import Unsupported
+
+WORD = "langgraph"
+
+
+def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> int:
+    """Copy all threads, or these. The errors of `saver_at` and `copy_threads`; Unsupported: LangGraph is not
+    installed."""
+    try:
+        from snapshotd.integrations.langgraph import copy_threads
+        from snapshotd.integrations.langgraph.addresses import saver_at
+    except ImportError as exc:
+        raise Unsupported("LangGraph is not installed: run `pip install 'snapshotd[langgraph]'`") from exc
+    with saver_at(source, may_create=False) as ours, saver_at(target, may_create=True) as theirs:
+        count = copy_threads(ours, theirs, threads or None)
+    if as_json:
+        print_json({"from": source, "to": target, "checkpoints": count})
+    else:
+        click.echo(f"{count} checkpoints", err=True)
+    return 0

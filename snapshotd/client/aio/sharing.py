@@ -1,0 +1,166 @@
+"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/sharing.py`: change that one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from snapshotd.client.aio.apart import whole_verb
+from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.bundles.sealing import Sealing
+from snapshotd.client.feeding import Readable
+from snapshotd.client.results import ExportInfo, ImportInfo
+from snapshotd.client.sharing import CacheImportInfo, Form
+from snapshotd.client.sharing import Sharing as SharingOfThreads
+from snapshotd.client.verbs import Progress, Wait, ref_segment
+from snapshotd.daemon.http.wire import check_ref
+from snapshotd.errors import DaemonUnavailable
+
+
+class AsyncSharing(AsyncVerbs):
+    """Part of `AsyncSnapshotd`."""
+
+    async def export(
+        self,
+        ref: str,
+        write: Callable[[bytes], object],
+        *,
+        form: Form = "bundle",
+        whole: bool = False,
+        since: str | None = None,
+        encrypt: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[str, ...]:
+        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
+        `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
+        warnings: files that the form cannot hold. With `encrypt`, a file whose content is the key, the output is sealed
+        (AES-256-GCM), and only `import_bundle` with the same key reads it.
+
+        If anything is raised, also in the middle, the output is not whole.
+        """
+        if encrypt is not None:
+            sealing = Sealing(encrypt, write)
+            warnings = await self.export(ref, sealing.write, form=form, whole=whole, since=since, progress=progress)
+            sealing.end()
+            return warnings
+        query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
+        async for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
+            if isinstance(item, bytes):
+                write(item)
+            elif item["event"] == "progress" and progress is not None:
+                progress(item["message"])
+            elif item["event"] == "result":
+                return tuple(item["warnings"])
+        raise DaemonUnavailable(
+            "the daemon ended the export early, so what was written is not whole; repeat the command"
+        )
+
+    async def export_file(
+        self,
+        ref: str,
+        to: str | Path,
+        *,
+        form: Form = "bundle",
+        whole: bool = False,
+        since: str | None = None,
+        encrypt: str | Path | None = None,
+        progress: Progress | None = None,
+        moved: Callable[[int], object] | None = None,
+    ) -> ExportInfo:
+        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
+        flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
+        far."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SharingOfThreads.export_file,
+            ref,
+            to,
+            form=form,
+            whole=whole,
+            since=since,
+            encrypt=encrypt,
+            progress=progress,
+            moved=moved,
+        )
+
+    async def export_to_cache(
+        self,
+        ref: str,
+        cache: str | Path,
+        key: str,
+        *,
+        whole: bool = False,
+        since: str | None = None,
+        encrypt: str | Path | None = None,
+        progress: Progress | None = None,
+        moved: Callable[[int], object] | None = None,
+    ) -> ExportInfo | None:
+        """`export` a bundle into a cache, a local folder or a bucket ("s3://bucket/prefix"), under `key`. An entry never
+        changes: None, and nothing is written, if the key has one. It is there whole or not at all. UsageError: a key or a
+        cache that cannot be one; and errors of the store."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SharingOfThreads.export_to_cache,
+            ref,
+            cache,
+            key,
+            whole=whole,
+            since=since,
+            encrypt=encrypt,
+            progress=progress,
+            moved=moved,
+        )
+
+    async def import_bundle(
+        self,
+        source: str | Path | Readable,
+        *,
+        name: str | None = None,
+        decrypt: str | Path | None = None,
+        wait: Wait = "captured",
+        progress: Progress | None = None,
+    ) -> ImportInfo:
+        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
+        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
+        UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
+        already), LimitExceeded, VersionMismatch; and errors of reading the source. `decrypt`: the key file of an encrypted
+        bundle; DataLoss if it is another one, or the bundle was changed."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SharingOfThreads.import_bundle,
+            source,
+            name=name,
+            decrypt=decrypt,
+            wait=wait,
+            progress=progress,
+        )
+
+    async def import_from_cache(
+        self,
+        cache: str | Path,
+        key: str,
+        restore_keys: Sequence[str] = (),
+        *,
+        name: str | None = None,
+        decrypt: str | Path | None = None,
+        wait: Wait = "captured",
+        progress: Progress | None = None,
+    ) -> CacheImportInfo | None:
+        """`import_bundle` from a cache: the entry of exactly `key`; else the newest that begins with `key`, then with
+        each of `restore_keys` in their order; else None. Every byte is verified before the daemon sees it: DataLoss, and
+        nothing is taken, if one differs."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SharingOfThreads.import_from_cache,
+            cache,
+            key,
+            restore_keys,
+            name=name,
+            decrypt=decrypt,
+            wait=wait,
+            progress=progress,
+        )

@@ -1,0 +1,268 @@
+"""The description of an experiment: a TOML file, checked before anything starts. docs/branching.md has all keys."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapshotd.client.branching.toml_places import nearest, place
+from snapshotd.daemon.http.wire import QUEUE_MAX
+from snapshotd.errors import UsageError
+from snapshotd.types import NAME_PATTERN
+
+NAME_CHARS = 64
+SCORE_TIMEOUT_S = 600.0
+KINDS = ("exit", "number", "junit")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """The command that scores a branch, and how its score is read."""
+
+    command: tuple[str, ...]
+    kind: str
+    report: str | None
+    files: str | None
+    at: str | None
+    env: Mapping[str, str]
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Most that may be used; None: no limit. `cost` is in the unit of the prices."""
+
+    seconds: float | None = None
+    calls: float | None = None
+    tokens: float | None = None
+    cost: float | None = None
+
+    @property
+    def limited(self) -> bool:
+        return any(one is not None for one in (self.seconds, self.calls, self.tokens, self.cost))
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A checked description. `source` is a snapshot, or the fields of a new sandbox. `prices` are of a million tokens in
+    and out. `text` is the file's, `folder` the one that its relative paths begin at."""
+
+    name: str
+    source: str | Mapping[str, Any]
+    program: tuple[str, ...] | None
+    resume: bool
+    variants: Mapping[str, Mapping[str, Any]]
+    repeat: int
+    parallel: int | None
+    protected: tuple[str, ...]
+    score: ScoreRule
+    first_pass: bool
+    best_of: int | None
+    stop: Spending
+    budget: Spending
+    prices: tuple[float, float]
+    text: str = field(repr=False)
+    folder: str = ""
+
+    @property
+    def digest(self) -> str:
+        """Digest of the text, by which the same description is known again."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def branches(self) -> list[tuple[str, int]]:
+        """Label and run of each branch, in the order in which they begin: each variant once, then each again."""
+        return [(label, run) for run in range(self.repeat) for label in self.variants]
+
+
+def read_experiment(file: str | Path) -> Experiment:
+    """UsageError: it cannot be read, or a key is unknown or has no fitting value; with its line."""
+    path = Path(file)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "it is no UTF-8"
+        raise UsageError(f"the experiment in {file} cannot be read: {reason}") from exc
+    return parse_experiment(text, str(file), str(path.resolve().parent), path.stem)
+
+
+def parse_experiment(text: str, shown: str, folder: str, name: str) -> Experiment:
+    """As `read_experiment`. `name` is its name unless the text has one."""
+    return _Reader(text, shown).read(folder, name)
+
+
+_Check = tuple[Callable[[Any], bool], str]
+
+
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
+
+
+def _is_env(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
+
+
+_TEXT: _Check = (lambda value: isinstance(value, str) and value != "", "a text")
+_TEXTS: _Check = (_is_texts, "a list of texts")
+_ENV: _Check = (_is_env, "a table of texts")
+_FLAG: _Check = (lambda value: isinstance(value, bool), "true or false")
+_COUNT: _Check = (
+    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= QUEUE_MAX,
+    f"a whole number from 1 to {QUEUE_MAX}",
+)
+_NUMBER: _Check = (_is_number, "a number above 0")
+_TABLE: _Check = (lambda value: isinstance(value, dict), "a table")
+_SOURCE: _Check = (
+    lambda value: isinstance(value, dict) or (isinstance(value, str) and value != ""),
+    "a snapshot or a table",
+)
+
+_TOP: dict[str, _Check] = {
+    "name": _TEXT,
+    "from": _SOURCE,
+    "program": _TEXTS,
+    "resume": _FLAG,
+    "n": _COUNT,
+    "variants": _TABLE,
+    "repeat": _COUNT,
+    "parallel": _COUNT,
+    "protected": _TEXTS,
+    "score": _TABLE,
+    "stop": _TABLE,
+    "budget": _TABLE,
+    "prices": _TABLE,
+}
+_FROM: dict[str, _Check] = {"image": _TEXT, "workspace": _TEXT, "runtime": _TEXT, "network": _TEXT, "env": _ENV}
+_VARIANT: dict[str, _Check] = {"args": _TEXTS, "env": _ENV}
+_SCORE: dict[str, _Check] = {
+    "command": _TEXTS,
+    "kind": (lambda value: value in KINDS, f"one of {', '.join(KINDS)}"),
+    "report": _TEXT,
+    "files": _TEXT,
+    "at": _TEXT,
+    "env": _ENV,
+    "timeout": _NUMBER,
+}
+_BUDGET: dict[str, _Check] = {"seconds": _NUMBER, "calls": _COUNT, "tokens": _NUMBER, "cost": _NUMBER}
+_STOP: dict[str, _Check] = {"first_pass": _FLAG, "best_of": _COUNT, **_BUDGET}
+_PRICES: dict[str, _Check] = {"input": _NUMBER, "output": _NUMBER}
+
+
+class _Reader:
+    def __init__(self, text: str, shown: str) -> None:
+        self._text, self._shown = text, shown
+
+    def _refuse(self, message: str, *path: str) -> UsageError:
+        return UsageError(f"{self._shown}{place(self._text, *path) if path else ''}: {message}; nothing was started")
+
+    def read(self, folder: str, name: str) -> Experiment:
+        try:
+            top = tomllib.loads(self._text)
+        except ValueError as exc:
+            raise self._refuse(f"the experiment is no TOML: {exc}") from exc
+        self._check(top, _TOP)
+        given = {key: self._table(top, key, known) for key, known in _TABLES.items()}
+        if "from" not in top:
+            raise self._refuse("there is no `from`: name the snapshot that all branches begin at, or an image")
+        if isinstance(top["from"], dict):
+            self._check(top["from"], _FROM, "from")
+        variants = self._variants(top)
+        if not (top.get("resume") or "program" in top or all("args" in one for one in variants.values())):
+            raise self._refuse("the branches have nothing to run: give a `program`, or `resume = true`")
+        repeat = top.get("repeat", 1)
+        if len(variants) * repeat > QUEUE_MAX:
+            raise self._refuse(
+                f"{len(variants) * repeat} branches are more than {QUEUE_MAX}; repeat fewer times", "repeat"
+            )
+        name = top.get("name", name)
+        self._check_names(name, list(variants), repeat)
+        stop, prices = given["stop"], given["prices"]
+        budget, total = (
+            Spending(**{key: one[key] for key in _BUDGET if key in one}) for one in (given["budget"], stop)
+        )
+        if prices == {} and (budget.cost is not None or total.cost is not None):
+            raise self._refuse("a limit of cost needs [prices] with input and output, of a million tokens")
+        return Experiment(
+            name=name,
+            source=top["from"],
+            program=tuple(top["program"]) if "program" in top else None,
+            resume=top.get("resume", False),
+            variants=variants,
+            repeat=repeat,
+            parallel=top.get("parallel"),
+            protected=tuple(top.get("protected", ())),
+            score=self._score(given["score"]),
+            first_pass=stop.get("first_pass", False),
+            best_of=stop.get("best_of"),
+            stop=total,
+            budget=budget,
+            prices=(prices.get("input", 0.0), prices.get("output", 0.0)),
+            text=self._text,
+            folder=folder,
+        )
+
+    def _table(self, top: dict[str, Any], key: str, known: Mapping[str, _Check]) -> dict[str, Any]:
+        table: dict[str, Any] = top.get(key, {})
+        self._check(table, known, key)
+        return table
+
+    def _check(self, table: Mapping[str, Any], known: Mapping[str, _Check], *path: str) -> None:
+        for key, value in table.items():
+            where = f" of {'.'.join(path)}" if path else ""
+            if key not in known:
+                raise self._refuse(f"there is no key {key!r}{where}{nearest(key, known)}", *path, key)
+            fits, wanted = known[key]
+            if not fits(value):
+                raise self._refuse(f"{key}{where} is not {wanted}", *path, key)
+
+    def _variants(self, top: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        if "variants" not in top:
+            return {str(index): {} for index in range(top.get("n", 1))}
+        if "n" in top:
+            raise self._refuse("there are variants, and each is one branch: leave `n` out, or give `repeat`", "n")
+        if not top["variants"]:
+            raise self._refuse("there is no variant; write a table for each, such as [variants.cold]", "variants")
+        for label, one in top["variants"].items():
+            if not isinstance(one, dict):
+                raise self._refuse(f"{label} is no variant; write a table, [variants.{label}]", "variants", label)
+            self._check(one, _VARIANT, "variants", label)
+        return dict(top["variants"])
+
+    def _check_names(self, name: str, labels: list[str], repeat: int) -> None:
+        for label in labels:
+            made = f"{name}.{label}.{repeat - 1}"
+            if not NAME_PATTERN.fullmatch(made):
+                raise self._refuse(
+                    f"a branch would be called {made[:100]!r}, which is no name: names have up to {NAME_CHARS} letters, "
+                    "digits, '.', '_' and '-'; change the experiment's `name` or the variant's label",
+                    "variants",
+                    label,
+                )
+
+    def _score(self, given: dict[str, Any]) -> ScoreRule:
+        if "command" not in given:
+            raise self._refuse("there is no `command` in [score], so the branches could not be told apart", "score")
+        kind = given.get("kind", "exit")
+        if (kind == "junit") != ("report" in given):
+            raise self._refuse('kind = "junit" and a `report` (its path in the branch) go together', "score", "kind")
+        if "at" in given and "files" not in given:
+            raise self._refuse("`at` is the place of `files`, and there are none", "score", "at")
+        return ScoreRule(
+            tuple(given["command"]),
+            kind,
+            given.get("report"),
+            given.get("files"),
+            given.get("at"),
+            given.get("env", {}),
+            given.get("timeout", SCORE_TIMEOUT_S),
+        )
+
+
+_TABLES = {"score": _SCORE, "stop": _STOP, "budget": _BUDGET, "prices": _PRICES}

@@ -1,0 +1,135 @@
+"""A fork of more children than fit at once: each runs its program to the end before the next takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from snapshotd.client.branching.scoring import at_once
+from snapshotd.client.results import TrajectoryInfo
+from snapshotd.client.verbs import ForkPlace, check_variants
+from snapshotd.daemon.http.wire import QUEUE_MAX
+from snapshotd.errors import NotFound, SnapshotdError, UsageError
+
+if TYPE_CHECKING:
+    from snapshotd.client.client import Snapshotd
+
+PER_PROCESSOR = 8
+"""Most sandboxes at once for each processor, unless a number is named."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFork:
+    """One child after its program has ended. `trajectory` is None where it did not start, and `error` says why."""
+
+    index: int
+    label: str
+    trajectory: TrajectoryInfo | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueInfo:
+    """A fork that was made piece by piece. `children` in the order of their numbers."""
+
+    experiment: str
+    children: tuple[QueuedFork, ...]
+
+    @property
+    def failed(self) -> tuple[QueuedFork, ...]:
+        """The children that did not start, or whose program did not run to its end."""
+        return tuple(child for child in self.children if child.error is not None)
+
+
+def fitting(client: Snapshotd, memory_bytes: int) -> int:
+    """How many sandboxes with this memory limit fit into three quarters of the memory that is free now: 1 at least, and
+    at most `PER_PROCESSOR` for each processor."""
+    free = client.status().get("free_memory_bytes") or 0
+    most = PER_PROCESSOR * len(os.sched_getaffinity(0))
+    return max(1, min(most, free * 3 // 4 // max(1, memory_bytes)))
+
+
+@dataclass(slots=True)
+class _Queue:
+    client: Snapshotd
+    snapshot: str
+    experiment: str
+    labels: list[str]
+    options: Mapping[str, Any]
+    variants: Mapping[str, Mapping[str, Any]] | None
+    keep_going: bool
+    made: list[str] = field(default_factory=list)
+    broken: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, index: int) -> QueuedFork:
+        label = self.labels[index]
+        try:
+            one = self._started(index, label)
+        except SnapshotdError as exc:
+            if not self.keep_going:
+                self.broken.set()
+                raise
+            return QueuedFork(index, label, None, exc.message)
+        for _ in self.client.events(one.id):
+            pass
+        ended = self.client.trajectory(one.id)
+        whole = ended.status in ("finished", "failed")
+        return QueuedFork(index, label, ended, None if whole else f"its program did not end by itself: {ended.status}")
+
+    def _started(self, index: int, label: str) -> TrajectoryInfo:
+        one = None if self.variants is None else {label: self.variants[label]}
+        part = ForkPlace(self.experiment, index, len(self.labels))
+        (made,) = self.client.fork(self.snapshot, variants=one, part=part, **self.options).trajectories
+        self.made.append(made.id)
+        return made
+
+    def take_back(self) -> None:
+        """Remove what was started, newest first."""
+        for identity in reversed(self.made):
+            with contextlib.suppress(NotFound):
+                self.client.remove(identity, force=True)
+
+
+def fork_queue(
+    client: Snapshotd,
+    ref: str,
+    n: int,
+    *,
+    parallel: int | None,
+    keep_going: bool,
+    variants: Mapping[str, Mapping[str, Any]] | None,
+    on_child: Callable[[QueuedFork], object],
+    options: Mapping[str, Any],
+) -> QueueInfo:
+    """See `Snapshotd.fork_queue`."""
+    if variants is not None:
+        check_variants(variants, QUEUE_MAX)
+        n = len(variants)
+    if not 1 <= n <= QUEUE_MAX:
+        raise UsageError(f"{n} forks were asked for, but a queue takes 1 to {QUEUE_MAX}; nothing was started")
+    if parallel is not None and parallel < 1:
+        raise UsageError("at least one fork runs at a time")
+    has_args = options.get("args") is not None or all("args" in keys for keys in (variants or {"": {}}).values())
+    if not (has_args or options.get("resume")):
+        raise UsageError(
+            "a queue needs programs that end, so that others can begin: give the forks a command, or let the program resume"
+        )
+    snapshot = client.snapshot(ref)
+    many = parallel or fitting(client, client.trajectory(snapshot.trajectory).limits.memory_bytes)
+    labels = list(variants) if variants is not None else [str(index) for index in range(n)]
+    queue = _Queue(client, snapshot.id, uuid.uuid4().hex, labels, options, variants, keep_going)
+    found: dict[int, QueuedFork] = {}
+    try:
+        for index, child in at_once(range(n), many, queue.run):
+            found[index] = child
+            on_child(child)
+    except SnapshotdError:
+        if not keep_going:
+            queue.take_back()
+        raise
+    return QueueInfo(queue.experiment, tuple(found[index] for index in range(n)))

@@ -1,0 +1,108 @@
+"""The part of the client that is about commands in the background."""
+
+from __future__ import annotations
+
+import base64
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from snapshotd.client.exchange import segment
+from snapshotd.client.following import Following
+from snapshotd.client.results import CommandInfo
+from snapshotd.client.verbs import Verbs, check_timeout, ref_segment
+from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
+from snapshotd.errors import UsageError
+
+
+class CommandVerbs(Verbs):
+    """The verbs about commands in the background. `command` is a unique prefix of a command's id."""
+
+    _reconnect_s: float
+
+    def exec_in_background(
+        self,
+        ref: str,
+        argv: Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        user: str | None = None,
+        stdin: bool = False,
+        timeout: float | None = None,
+        idle_timeout: float | None = None,
+    ) -> CommandInfo:
+        """Start a command and return. It is a tool call whose snapshot is taken when it ends; other calls, each with a
+        snapshot, go on beside it. Any client finds it again, also after a restart of the daemon. `stop`, a rewind and
+        the end of the sandbox's agent end it.
+
+        With `stdin`, its standard input is what `write_command` writes; otherwise it is empty. LimitExceeded: too many
+        run in the sandbox. Further keywords: as `exec`.
+        """
+        if not argv:
+            raise UsageError("there is no command to execute: the list of its words is empty")
+        check_timeout(timeout)
+        body = {
+            "argv": list(argv),
+            "cwd": cwd,
+            "env": dict(env or {}),
+            "user": user,
+            "stdin": stdin,
+            "timeout_s": timeout,
+            "idle_timeout_s": idle_timeout,
+        }
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/commands"
+        return CommandInfo.of(self._transport.request("POST", path, body=body))
+
+    def commands(self, ref: str) -> list[CommandInfo]:
+        """A trajectory's background commands: those that run, and the newest of those that have ended, oldest
+        first."""
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/commands"
+        return [CommandInfo.of(item) for item in self._transport.request("GET", path)]
+
+    def command(self, ref: str, command: str) -> CommandInfo:
+        """One of them. NotFound, Ambiguous."""
+        return CommandInfo.of(self._transport.request("GET", _path(ref, command)))
+
+    def command_events(
+        self, ref: str, command: str, *, follow: bool = True, on_lost: Callable[[], object] | None = None
+    ) -> Iterator[dict[str, Any]]:
+        """The events of a command from its beginning: `started`, `output` (with `stream` and `data_b64`), and last
+        `finished` (with `status`, `exit_code`, `snapshot`). With `follow`, waits for more until `finished`, beyond the
+        end of the daemon: as `events`."""
+        if not follow:
+            return self._transport.lines("GET", f"{_path(ref, command)}/events", query={"follow": "false"})
+        return Following(
+            self._transport,
+            _path(ref, command),
+            what=f"command {command} of {ref}",
+            patience_s=self._reconnect_s,
+            on_lost=on_lost,
+        ).events()
+
+    def signal_command(self, ref: str, command: str, number: int = signal.SIGTERM) -> CommandInfo:
+        """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that it started. Returns at
+        once. Conflict: it has ended."""
+        if not 1 <= number <= 64:
+            raise UsageError(f"{number} is no signal: it must be from 1 to 64")
+        return CommandInfo.of(
+            self._transport.request("POST", f"{_path(ref, command)}/signal", body={"signal": int(number)})
+        )
+
+    def write_command(self, ref: str, command: str, data: bytes, *, end: bool = False) -> None:
+        """Write to a command's standard input, and with `end` close it behind that. Returns when the command's pipe has
+        taken all: a command that does not read holds this up. UsageError: it was started without `stdin`; Conflict: it
+        has ended, or its input has."""
+        view, path = memoryview(data), f"{_path(ref, command)}/stdin"
+        while True:
+            piece = bytes(view[:STDIN_WINDOW_BYTES])
+            last = len(piece) == len(view)
+            body = {"data_b64": base64.b64encode(piece).decode(), "end": end and last}
+            taken = self._transport.request("POST", path, body=body)["bytes"]
+            view = view[taken:]
+            if last and taken == len(piece):
+                return
+
+
+def _path(ref: str, command: str) -> str:
+    return f"/trajectories/{ref_segment(ref, 'trajectory')}/commands/{segment(command)}"

@@ -1,0 +1,204 @@
+"""The verbs that take snapshots to another machine and back: exports, imports, and a cache of bundles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from snapshotd.client.bundles.sealing import Sealing, unsealed
+from snapshotd.client.feeding import Readable
+from snapshotd.client.results import ExportInfo, ImportInfo
+from snapshotd.client.verbs import (
+    Progress,
+    Verbs,
+    Wait,
+    check_wait,
+    local_path,
+    on_this_machine,
+    ref_segment,
+    result_of,
+)
+from snapshotd.daemon.http.wire import check_ref
+from snapshotd.errors import DaemonUnavailable, UsageError
+
+Form = Literal["bundle", "oci", "tar"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheImportInfo:
+    """An entry of a cache that was taken in. `exact`: it has the key that was asked for, not only its beginning."""
+
+    key: str
+    exact: bool
+    imported: ImportInfo
+
+
+class Sharing(Verbs):
+    """Part of `Snapshotd`."""
+
+    def export(
+        self,
+        ref: str,
+        write: Callable[[bytes], object],
+        *,
+        form: Form = "bundle",
+        whole: bool = False,
+        since: str | None = None,
+        encrypt: str | Path | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[str, ...]:
+        """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
+        `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
+        warnings: files that the form cannot hold. With `encrypt`, a file whose content is the key, the output is sealed
+        (AES-256-GCM), and only `import_bundle` with the same key reads it.
+
+        If anything is raised, also in the middle, the output is not whole.
+        """
+        if encrypt is not None:
+            sealing = Sealing(encrypt, write)
+            warnings = self.export(ref, sealing.write, form=form, whole=whole, since=since, progress=progress)
+            sealing.end()
+            return warnings
+        query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
+        for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
+            if isinstance(item, bytes):
+                write(item)
+            elif item["event"] == "progress" and progress is not None:
+                progress(item["message"])
+            elif item["event"] == "result":
+                return tuple(item["warnings"])
+        raise DaemonUnavailable(
+            "the daemon ended the export early, so what was written is not whole; repeat the command"
+        )
+
+    @on_this_machine
+    def export_file(
+        self,
+        ref: str,
+        to: str | Path,
+        *,
+        form: Form = "bundle",
+        whole: bool = False,
+        since: str | None = None,
+        encrypt: str | Path | None = None,
+        progress: Progress | None = None,
+        moved: Callable[[int], object] | None = None,
+    ) -> ExportInfo:
+        """`export` into a local file, which is there whole or not at all: written as `to` + ".part" (mode 0600),
+        flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
+        far."""
+        from snapshotd.client.local.part_file import part_file
+
+        with part_file(local_path(to)) as write:
+            counting = _Counting(write, moved)
+            warnings = self.export(
+                ref, counting.write, form=form, whole=whole, since=since, encrypt=encrypt, progress=progress
+            )
+        return ExportInfo(counting.count, warnings)
+
+    @on_this_machine
+    def export_to_cache(
+        self,
+        ref: str,
+        cache: str | Path,
+        key: str,
+        *,
+        whole: bool = False,
+        since: str | None = None,
+        encrypt: str | Path | None = None,
+        progress: Progress | None = None,
+        moved: Callable[[int], object] | None = None,
+    ) -> ExportInfo | None:
+        """`export` a bundle into a cache, a local folder or a bucket ("s3://bucket/prefix"), under `key`. An entry never
+        changes: None, and nothing is written, if the key has one. It is there whole or not at all. UsageError: a key or a
+        cache that cannot be one; and errors of the store."""
+        from snapshotd.client.bundles.cache import opened
+
+        with opened(cache) as entries:
+            if entries.has(key):
+                return None
+
+            def produce(write: Callable[[bytes], object]) -> ExportInfo:
+                counting = _Counting(write, moved)
+                warnings = self.export(
+                    ref, counting.write, whole=whole, since=since, encrypt=encrypt, progress=progress
+                )
+                return ExportInfo(counting.count, warnings)
+
+            return entries.save(key, produce)
+
+    @on_this_machine
+    def import_bundle(
+        self,
+        source: str | Path | Readable,
+        *,
+        name: str | None = None,
+        decrypt: str | Path | None = None,
+        wait: Wait = "captured",
+        progress: Progress | None = None,
+    ) -> ImportInfo:
+        """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
+        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
+        UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
+        already), LimitExceeded, VersionMismatch; and errors of reading the source. `decrypt`: the key file of an encrypted
+        bundle; DataLoss if it is another one, or the bundle was changed."""
+        check_wait(wait)
+        if isinstance(source, str | Path):
+            try:
+                opened = local_path(source).open("rb", buffering=0)
+            except OSError as exc:
+                raise UsageError(
+                    f"the bundle {source} cannot be read: {exc.strerror}; name a file that `snapshotd export` wrote"
+                ) from exc
+            with opened:
+                return self.import_bundle(opened, name=name, decrypt=decrypt, wait=wait, progress=progress)
+        from snapshotd.client.local.tree import Reader, read_pieces
+
+        pieces = read_pieces(unsealed(source, decrypt))
+        with closing(self._transport.upload("/import", Reader(pieces), query={"name": name})) as events:
+            answer = result_of(events, progress, "the import", "`snapshotd ls` shows whether it is there")
+        imported = ImportInfo.of(answer["imported"])
+        if wait == "stored":
+            for item in imported.trajectories:
+                self.flush(item.id)
+        return imported
+
+    @on_this_machine
+    def import_from_cache(
+        self,
+        cache: str | Path,
+        key: str,
+        restore_keys: Sequence[str] = (),
+        *,
+        name: str | None = None,
+        decrypt: str | Path | None = None,
+        wait: Wait = "captured",
+        progress: Progress | None = None,
+    ) -> CacheImportInfo | None:
+        """`import_bundle` from a cache: the entry of exactly `key`; else the newest that begins with `key`, then with
+        each of `restore_keys` in their order; else None. Every byte is verified before the daemon sees it: DataLoss, and
+        nothing is taken, if one differs."""
+        from snapshotd.client.bundles.cache import opened
+
+        with opened(cache) as entries:
+            found = entries.find(key, restore_keys)
+            if found is None:
+                return None
+            imported = self.import_bundle(found, name=name, decrypt=decrypt, wait=wait, progress=progress)
+            return CacheImportInfo(found.key, found.exact, imported)
+
+
+class _Counting:
+    """`write`, and a count of its bytes for `moved`."""
+
+    def __init__(self, write: Callable[[bytes], object], moved: Callable[[int], object] | None) -> None:
+        self._write, self._moved, self.count = write, moved, 0
+
+    def write(self, data: bytes) -> None:
+        self._write(data)
+        self.count += len(data)
+        if self._moved is not None:
+            self._moved(self.count)

@@ -1,0 +1,197 @@
+"""The socket for hooks of agents that work in a user's own folder, without a sandbox.
+
+Every user of the machine may connect. A peer is whom the kernel says it is, and the folder is the descriptor that it
+sends: all work on files is done with that user's rights, and a verb reaches that user's trajectory of that folder alone.
+
+    peer    one line, its words parted by NUL, with the descriptor of the folder; after `hook AGENT` a JSON object
+    daemon  one byte (the exit code), then text; then it closes
+
+    hook AGENT | checkpoint NAME | rewind [--files|--conversation|--both] [--dry-run] [ID] | undo | log
+
+Concurrency: one thread for each connection, at most `MOST` in all and `MOST_OF_ONE` for one user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snapshotd.engine.base import Engine, RewindMode
+from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError, UsageError
+from snapshotd.kernel import passing
+from snapshotd.kernel.identity import HostUser, peer
+from snapshotd.types import Snapshot, Trajectory, short
+
+MOST, MOST_OF_ONE = 256, 64
+_LINE_BYTES, _PAYLOAD_BYTES = 8192, 16 << 20
+_SILENT_S = 20.0
+_LISTED = 15
+_MODES: dict[str, RewindMode] = {"--files": "files", "--conversation": "conversation", "--both": "both"}
+_log = logging.getLogger(__name__)
+
+
+class HookServer:
+    """Serves from construction until `close`. OSError: the socket cannot be made."""
+
+    def __init__(self, path: Path, engine: Engine, is_sandboxed: Callable[[int], bool]) -> None:
+        self._path, self._engine, self._is_sandboxed = path, engine, is_sandboxed
+        self._lock = threading.Lock()
+        self._users: Counter[int] = Counter()
+        self._threads: set[threading.Thread] = set()
+        self._connections: set[socket.socket] = set()
+        path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # the lock of the state directory says that its daemon is gone
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._listener.bind(str(path))
+        os.chmod(path, 0o666)
+        self._listener.listen(MOST)
+        self._thread = threading.Thread(target=self._accept, name="hooks")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Remove the socket; return when every request has ended. Idempotent."""
+        with contextlib.suppress(FileNotFoundError):
+            self._path.unlink()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        with self._lock:
+            threads = list(self._threads)
+            for connection in self._connections:
+                with contextlib.suppress(OSError):
+                    connection.shutdown(socket.SHUT_RD)  # the daemon answers what has come
+        for thread in threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            try:
+                pid, user = peer(connection)
+                full = sum(self._users.values()) >= MOST or self._users[user.uid] >= MOST_OF_ONE
+                if full or self._is_sandboxed(pid):
+                    connection.close()
+                    continue
+            except OSError:
+                connection.close()
+                continue
+            thread = threading.Thread(target=self._serve, args=(connection, user), name="hook")
+            with self._lock:
+                self._users[user.uid] += 1
+                self._threads.add(thread)
+                self._connections.add(connection)
+            thread.start()
+
+    def _serve(self, connection: socket.socket, user: HostUser) -> None:
+        try:
+            connection.settimeout(_SILENT_S)
+            with connection:
+                code, text = self._answer(connection, user)
+                with contextlib.suppress(OSError):
+                    connection.sendall(bytes([code]) + text.encode(errors="backslashreplace"))
+        finally:
+            with self._lock:
+                self._users[user.uid] -= 1
+                self._threads.discard(threading.current_thread())
+                self._connections.discard(connection)
+
+    def _answer(self, connection: socket.socket, user: HostUser) -> tuple[int, str]:
+        fds: list[int] = []
+        try:
+            data, fds = passing.receive(connection, _LINE_BYTES, 4)
+            line, _, rest = data.partition(b"\n")
+            words = [os.fsdecode(word) for word in line.split(b"\0")]
+            if len(fds) != 1 or not words[0]:
+                raise UsageError("a request of a hook is one line with one descriptor, that of the folder")
+            if words[0] == "hook":
+                self._engine.folder_hook(user, fds[0], words[1] if len(words) > 1 else "", _payload(connection, rest))
+                return 0, ""
+            return 0, self._verb(user, fds[0], words)
+        except SnapshotdError as exc:
+            return exc.exit_code or 1, f"snapshotd: {exc.message}\n"
+        except OSError as exc:
+            return 1, f"snapshotd: no snapshot: {exc.strerror or exc}\n"
+        except Exception:  # noqa: BLE001 - the top of a request: an agent must not be stopped by a fault of ours
+            _log.exception("a request of a hook failed")
+            return 1, "snapshotd: no snapshot, the daemon's log says why\n"
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    # -- what slash commands ask for -----------------------------------------------------------------------------------
+
+    def _verb(self, user: HostUser, folder: int, words: list[str]) -> str:
+        verb, arguments = words[0], [word for text in words[1:] for word in text.split()]
+        if verb == "checkpoint" and arguments:
+            name = "-".join(arguments).strip("\"'")
+            return f"{short(self._engine.folder_checkpoint(user, folder, name).id)} is {name}\n"
+        trajectory = self._engine.folder_trajectory(user, folder)
+        if verb == "undo" and not arguments:
+            return _done(self._engine.undo(trajectory.id))
+        if verb == "log" and not arguments:
+            return self._listed(trajectory)
+        if verb == "rewind":
+            options = [word for word in arguments if word.startswith("--")]
+            refs = [word for word in arguments if not word.startswith("--")]
+            if len(refs) < 2 and all(word in _MODES or word == "--dry-run" for word in options):
+                return self._rewind(trajectory, refs, options) if refs else self._listed(trajectory)
+        raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")
+
+    def _rewind(self, trajectory: Trajectory, refs: list[str], options: list[str]) -> str:
+        target = self._engine.snapshot(refs[0])
+        if target.trajectory != trajectory.id:
+            raise NotPermitted(f"{refs[0]} is no snapshot of this folder")
+        mode: RewindMode = next((_MODES[word] for word in options if word in _MODES), "both")
+        if "--dry-run" not in options:
+            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode))
+        preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100)
+        lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
+        more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
+        return "\n".join([*lines, *more, f"{len(preview.messages)} messages go", ""])
+
+    def _listed(self, trajectory: Trajectory) -> str:
+        rows = [
+            "  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *one.tags))
+            for one in self._engine.log(trajectory.id, _LISTED)
+        ]
+        return "\n".join([*rows, ""])
+
+
+def _payload(connection: socket.socket, data: bytes) -> dict[str, Any]:
+    """The JSON object that a hook has on its standard input. An agent may leave that open: its end is not waited for."""
+    decoder = json.JSONDecoder()
+    while True:
+        if data.rstrip().endswith(b"}"):
+            with contextlib.suppress(ValueError, RecursionError):
+                found, _ = decoder.raw_decode(data.decode(errors="replace").lstrip())
+                if isinstance(found, dict):
+                    return found
+        piece = connection.recv(1 << 18)
+        if not piece:
+            raise UsageError("a hook's input is one JSON object, and this one is none")
+        data += piece
+        if len(data) > _PAYLOAD_BYTES:
+            raise LimitExceeded(f"a hook's input has more than {_PAYLOAD_BYTES} bytes")
+
+
+def _done(snapshot: Snapshot) -> str:
+    """The result of a rewind, for a person."""
+    facts = snapshot.call.arguments
+    lines = [f"{short(snapshot.id)} {snapshot.call.name}: {len(facts.get('files') or ())} paths put back"]
+    lines += facts.get("left", ())
+    if "resume" in facts:
+        lines.append(f"go on with: {facts['resume']}")
+    return "\n".join([*lines, ""])

@@ -1,0 +1,52 @@
+"""The verbs about folders of this machine, and the ones that mean something else there: each a line over
+`folders/folders.py`. See `engine/base.py` for the contract."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from snapshotd.engine.base import RewindMode, RewindPreview
+from snapshotd.engine.folders import events
+from snapshotd.engine.folders.folders import Folders
+from snapshotd.engine.mind_verbs import MindVerbs
+from snapshotd.errors import UsageError
+from snapshotd.kernel.identity import HostUser
+from snapshotd.types import FOLDER, Snapshot, Trajectory
+
+
+class FolderVerbs(MindVerbs):
+    """The part of the engine that is about folders. A class that inherits it sets `_folders`."""
+
+    _folders: Folders
+
+    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> Snapshot | None:
+        if agent not in events.AGENTS:
+            raise UsageError(f"no hooks of {agent[:40]!r} are known; choose {', '.join(events.AGENTS)}")
+        event = events.read(agent, payload)
+        return None if event is None else self._folders.hook(user, folder, event)
+
+    def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> Snapshot:
+        return self._folders.checkpoint(user, folder, name)
+
+    def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
+        return self._folders.trajectory(user, folder)
+
+    # -- going back ----------------------------------------------------------------------------------------------------
+
+    def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
+        trajectory = self._trajectory(ref)
+        if trajectory.spec.runtime != FOLDER:
+            return super().rewind(ref, to, mode=mode, compensate=compensate)
+        with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
+            return self._folders.rewind(trajectory, target, mode)
+
+    def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
+        trajectory = self._trajectory(ref)
+        if trajectory.spec.runtime != FOLDER:
+            return super().preview_rewind(ref, to, mode=mode, max_files=max_files)
+        with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
+            return self._folders.preview(trajectory, target, mode, max_files)
+
+    def undo(self, ref: str) -> Snapshot:
+        trajectory = self._trajectory(ref)
+        return self._folders.undo(trajectory) if trajectory.spec.runtime == FOLDER else super().undo(ref)

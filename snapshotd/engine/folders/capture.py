@@ -1,0 +1,138 @@
+"""The changes of a folder as one layer. The folder's files are opened as its user, the layer's are the daemon's."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from snapshotd.engine.folders.scan import FolderScan, Mark, mark_of, open_file, settled
+from snapshotd.kernel import files
+from snapshotd.kernel.identity import HostUser, acting_as
+
+TOP = b"workspace"
+"""Where a folder lies in its snapshots: where a fork of one has its workspace, too."""
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO)
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_Taken = tuple[Mark | None, bytes | None]
+"""As `FolderIndex.took` gets it."""
+
+
+@dataclass(slots=True)
+class Capture:
+    """Writes the changes of a scan into the root of a layer. `took`: what the index is told once the snapshot exists."""
+
+    folder: int
+    user: HostUser
+    scan: FolderScan
+    took: list[tuple[str, Mark | None, bytes | None]] = field(default_factory=list)
+
+    def write(self, root: int) -> None:
+        """`root`: the directory of the whole tree (`layers.amend`)."""
+        top = files.make_dirs(root, TOP)
+        try:
+            for path in reversed(self.scan.deleted):
+                self._remove(top, path)
+                self.took.append((path, None, None))
+            for path, mark in self.scan.changed.items():
+                self.took.append((path, *self._take(top, path, mark)))
+        finally:
+            os.close(top)
+
+    def _take(self, top: int, path: str, mark: Mark) -> _Taken:
+        parent, _, name = path.rpartition("/")
+        target = files.make_dirs(top, os.fsencode(parent))
+        try:
+            if stat.S_ISDIR(mark[0]):
+                return self._directory(target, name, mark), None
+            files.remove_tree(target, name)
+            with self._source(parent) as source:
+                if source is None:
+                    return None, None
+                if stat.S_ISLNK(mark[0]):
+                    return self._link(source, target, name), None
+                return self._file(source, target, path)
+        finally:
+            os.close(target)
+
+    @contextlib.contextmanager
+    def _source(self, parent: str) -> Iterator[int | None]:
+        """The folder's directory, opened as the user. None: it has gone."""
+        try:
+            with acting_as(self.user):
+                fd = files.open_deep(self.folder, os.fsencode(parent))
+        except OSError as exc:
+            if exc.errno not in _GONE:
+                raise
+            yield None
+            return
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _directory(self, target: int, name: str, mark: Mark) -> Mark:
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(os.stat(name, dir_fd=target, follow_symlinks=False).st_mode):
+                os.unlink(name, dir_fd=target)
+        fd = files.make_dirs(target, os.fsencode(name))
+        try:
+            os.fchown(fd, self.user.uid, self.user.gid)
+            os.fchmod(fd, stat.S_IMODE(mark[0]))
+        finally:
+            os.close(fd)
+        return mark
+
+    def _link(self, source: int, target: int, name: str) -> Mark | None:
+        try:
+            with acting_as(self.user):
+                st = os.stat(name, dir_fd=source, follow_symlinks=False)
+                text = os.readlink(name, dir_fd=source)
+        except OSError as exc:
+            if exc.errno not in _GONE:
+                raise
+            return None
+        os.symlink(text, name, dir_fd=target)
+        os.chown(name, st.st_uid, st.st_gid, dir_fd=target, follow_symlinks=False)
+        os.utime(name, ns=(st.st_mtime_ns, st.st_mtime_ns), dir_fd=target, follow_symlinks=False)
+        return mark_of(st)
+
+    def _file(self, source: int, target: int, path: str) -> _Taken:
+        name = path.rpartition("/")[2]
+        try:
+            with acting_as(self.user):
+                read = open_file(source, name)
+        except PermissionError as exc:
+            self.scan.warnings.append(f"{path} cannot be read: {exc.strerror}")
+            return self.scan.changed[path], None
+        except OSError as exc:
+            if exc.errno not in _GONE:
+                raise
+            return None, None
+        try:
+            write = os.open(name, _NEW, 0o600, dir_fd=target)
+            try:
+                before = os.fstat(read)
+                files.copy_data(read, write, before.st_size)
+                os.fchown(write, before.st_uid, before.st_gid)
+                os.fchmod(write, stat.S_IMODE(before.st_mode))
+                os.utime(write, ns=(before.st_mtime_ns, before.st_mtime_ns))
+                return settled(read, before)
+            finally:
+                os.close(write)
+        finally:
+            os.close(read)
+
+    def _remove(self, top: int, path: str) -> None:
+        parent, _, name = path.rpartition("/")
+        try:
+            target = files.open_deep(top, os.fsencode(parent))
+        except OSError:
+            return  # it went with its directory
+        try:
+            files.remove_tree(target, name)
+        finally:
+            os.close(target)

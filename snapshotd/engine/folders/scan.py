@@ -1,0 +1,260 @@
+"""Finding the files of a folder that changed, as git's index does: by what the kernel says of each file.
+
+The folder belongs to a user and is as hostile as any tree: it is walked by descriptors, no link is followed, and no
+other file system is entered. The caller acts as the user, so the kernel refuses what the user may not read.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import time
+from dataclasses import dataclass, field
+
+import pathspec
+
+from snapshotd.engine.folders import ignore
+from snapshotd.engine.folders.ignore import Rules
+from snapshotd.errors import LimitExceeded
+from snapshotd.kernel import files
+
+MOST_FILES = 200_000
+LARGEST_FILE_BYTES = 256 << 20
+"""A larger file is left out: it is data, and a copy of it would hold the agent up."""
+DEEPEST = 100
+_RACY_NS = 20_000_000
+"""A file that changed so lately may change again without another time: the kernel's clock for files is that coarse."""
+_HASHED_BYTES = 1 << 20
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+Mark = tuple[int, ...]
+"""Facts of a file by which a change is seen; of a directory its mode alone."""
+
+
+def mark_of(st: os.stat_result) -> Mark:
+    """See `Mark`."""
+    if stat.S_ISDIR(st.st_mode):
+        return (st.st_mode,)
+    return (st.st_mode, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
+
+
+def open_file(directory: int, name: str) -> int:
+    """Open a regular file for reading. OSError, also for anything else (EINVAL)."""
+    fd = os.open(name, _READ, dir_fd=directory)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is no regular file", name)
+    return fd
+
+
+def digest_of(fd: int) -> bytes:
+    """A hash of a small file's bytes."""
+    return hashlib.blake2b(os.pread(fd, _HASHED_BYTES, 0)).digest()
+
+
+def settled(fd: int, before: os.stat_result) -> tuple[Mark, bytes | None]:
+    """The mark of a file whose content was just read, and a hash of it, if it may change again without a new mark.
+
+    A file that changed while it was read, and a large one that changed too lately, get a mark that no file has.
+    """
+    mark = mark_of(before)
+    if mark_of(os.fstat(fd)) != mark:
+        return (*mark[:3], 0, mark[4]), None
+    if before.st_ctime_ns < time.time_ns() - _RACY_NS:
+        return mark, None
+    return ((*mark[:3], 0, mark[4]), None) if before.st_size > _HASHED_BYTES else (mark, digest_of(fd))
+
+
+@dataclass(slots=True)
+class FolderScan:
+    """The difference between a folder and its index. Paths are relative, parents first."""
+
+    changed: dict[str, Mark] = field(default_factory=dict)
+    deleted: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.deleted)
+
+
+class FolderIndex:
+    """The marks of a folder's files as its last snapshot has them. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Mark] = {}
+        self.fresh = True
+        """Nothing is known yet: the first scan reports every file."""
+        self._racy: dict[str, bytes] = {}
+        """Files that were captured within `_RACY_NS` of their change, each with the hash of what was captured."""
+        self._passed: set[str] = set()
+        """Paths that the rules ignore: nothing is known of what is there."""
+        self._blind: set[str] = set()
+        """Paths that the last scan could not read, or left out for another reason."""
+        self._rules: dict[str, tuple[Mark, pathspec.GitIgnoreSpec]] = {}
+        """Path of a file with rules to its mark and its rules."""
+
+    def ignored(self, path: str) -> bool:
+        """True if the last scan passed the path over, or a directory above it."""
+        parts = path.split("/")
+        above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
+        return any(path in self._passed or path in self._blind for path in above)
+
+    def scan(self, root: int) -> FolderScan:
+        """Compare the folder of the descriptor with the index, which stays as it is until `took`. LimitExceeded."""
+        found = FolderScan()
+        walk = _Walk(self, found, os.fstat(root).st_dev)
+        walk.top(root)
+        self._blind = walk.blind
+        missing = self.known.keys() - walk.seen
+        gone = [path for path in missing if not self.ignored(path)]
+        for path in missing.difference(gone):
+            del self.known[path]
+        found.deleted = sorted(gone)
+        found.changed = dict(sorted(found.changed.items()))
+        return found
+
+    def took(self, path: str, mark: Mark | None, digest: bytes | None = None) -> None:
+        """The last snapshot has the file as the mark says. None: it has none. `digest`: see `settled`."""
+        self._racy.pop(path, None)
+        if mark is None:
+            self.known.pop(path, None)
+            return
+        self.known[path] = mark
+        if digest is not None:
+            self._racy[path] = digest
+
+    def changed_again(self, path: str, mark: Mark, directory: int, name: str) -> bool:
+        """True for a file without a new mark that was captured so soon after its change that it may have changed again."""
+        try:
+            fd = open_file(directory, name)
+        except OSError:
+            return True
+        try:
+            if digest_of(fd) != self._racy[path]:
+                return True
+        finally:
+            os.close(fd)
+        if mark[3] < time.time_ns() - _RACY_NS:
+            del self._racy[path]
+        return False
+
+
+class _Walk:
+    """One walk over a folder."""
+
+    def __init__(self, index: FolderIndex, found: FolderScan, device: int) -> None:
+        self._index, self._found, self._device = index, found, device
+        self.seen: set[str] = set()
+        self.blind: set[str] = set()
+
+    def top(self, root: int) -> None:
+        fd = os.open(".", files.DIR_FLAGS, dir_fd=root)
+        try:
+            listed = self._list(fd, "")
+            last, again = self._load(fd, "", ignore.RULES[1], listed)
+            self._directory(fd, "", Rules.top(last or ignore.NONE), again, 0, listed)
+        finally:
+            os.close(fd)
+
+    def _list(self, fd: int, prefix: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(fd) as entries:
+                return list(entries)
+        except OSError as exc:
+            self._pass(prefix[:-1], f"{prefix} cannot be listed: {exc.strerror}")
+            return []
+
+    def _pass(self, path: str, warning: str) -> None:
+        self.blind.add(path)
+        if path not in self._index._blind:
+            self._found.warnings.append(warning)
+
+    def _load(
+        self, fd: int, prefix: str, name: str, listed: list[os.DirEntry[str]]
+    ) -> tuple[pathspec.GitIgnoreSpec | None, bool]:
+        """The rules of a file in this directory, and True if they are not the ones of the last scan."""
+        path, rules = prefix + name, self._index._rules
+        if name not in [entry.name for entry in listed]:
+            return None, rules.pop(path, None) is not None
+        try:
+            file = open_file(fd, name)
+        except OSError:
+            return None, rules.pop(path, None) is not None
+        try:
+            mark = mark_of(os.fstat(file))
+            if path in rules and rules[path][0] == mark and path not in self._index._racy:
+                return rules[path][1], False
+            text = os.pread(file, ignore.MOST_RULES_BYTES, 0).decode(errors="replace")
+        finally:
+            os.close(file)
+        rules[path] = (mark, ignore.spec(text.splitlines()))
+        return rules[path][1], True
+
+    def _directory(
+        self, fd: int, prefix: str, rules: Rules, again: bool, depth: int, listed: list[os.DirEntry[str]]
+    ) -> None:
+        """`again`: the rules have changed, so every path is looked at anew."""
+        own, changed = self._load(fd, prefix, ignore.RULES[0], listed)
+        if own is not None:
+            rules = rules.below(prefix, own)
+        again |= changed
+        index, known, passed, seen = self._index, self._index.known, self._index._passed, self.seen
+        racy, found = index._racy, self._found.changed
+        for entry in listed:
+            name = entry.name
+            path = prefix + name
+            is_dir = entry.is_dir(follow_symlinks=False)
+            if again or path not in known:
+                if not again and path in passed:
+                    continue
+                passed.discard(path)
+                if name == ignore.NEVER or rules.ignores(path, is_dir):
+                    passed.add(path)
+                    continue
+            if is_dir:
+                self._enter(fd, name, path, rules, again, depth)
+                continue
+            try:
+                st = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # it went meanwhile
+            mark = (st.st_mode, st.st_size, st.st_mtime_ns, st.st_ctime_ns, st.st_ino)
+            if known.get(path) == mark:
+                if path in racy and index.changed_again(path, mark, fd, name):
+                    found[path] = mark
+            elif not (stat.S_ISREG(st.st_mode) or stat.S_ISLNK(st.st_mode)):
+                continue  # a socket or a fifo is no content
+            elif st.st_size > LARGEST_FILE_BYTES:
+                self._pass(
+                    path, f"{path} was left out: it has {st.st_size} bytes, and the limit is {LARGEST_FILE_BYTES}"
+                )
+                continue
+            else:
+                found[path] = mark
+            seen.add(path)
+        if len(seen) > MOST_FILES:
+            raise LimitExceeded(
+                f"the folder has more than {MOST_FILES} files; name those that need no snapshot in a .snapshotdignore at its top"
+            )
+
+    def _enter(self, fd: int, name: str, path: str, rules: Rules, again: bool, depth: int) -> None:
+        try:
+            deeper = files.open_dir(fd, os.fsencode(name))
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+                self._pass(path, f"{path} cannot be read: {exc.strerror}")
+            return
+        try:
+            st = os.fstat(deeper)
+            if st.st_dev != self._device or depth == DEEPEST:
+                self._pass(path, f"{path} was left out: it is another file system, or lies too deep")
+                return
+            mark = mark_of(st)
+            if self._index.known.get(path) != mark:
+                self._found.changed[path] = mark
+            self.seen.add(path)
+            self._directory(deeper, path + "/", rules, again, depth + 1, self._list(deeper, path + "/"))
+        finally:
+            os.close(deeper)

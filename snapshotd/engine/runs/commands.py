@@ -1,0 +1,501 @@
+"""Commands that run in the background of a sandbox, without a client.
+
+The keeper is the command's parent and has its pipes, as with an agent, so it outlives the daemon. A file for each holds
+all that is known of it, one event per line, which any number of clients can follow:
+
+    <state_dir>/commands/<trajectory>/<command>.ndjson
+        started   the intent, written before the command starts
+        output    as of a run
+        finished  the outcome, written after the snapshot that the command ended with
+
+A daemon that finds a file without an end goes on with the command if it can. Otherwise the outcome is that of the
+command's snapshot, if there is one, or unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import select
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from snapshotd.engine.base import CommandInfo, Event, Stream, output_event
+from snapshotd.engine.context import Context
+from snapshotd.engine.events import EventLog, EventLogs, completed
+from snapshotd.engine.sandbox import signals
+from snapshotd.engine.sandbox.attach import COMMANDS, record_of
+from snapshotd.engine.sandbox.intake import Intake, open_intakes
+from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, printed, pump
+from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
+from snapshotd.engine.sandbox.step import StepListener, commit_step
+from snapshotd.engine.sandbox.timeout import Timeout
+from snapshotd.errors import Ambiguous, Conflict, NotFound, SnapshotdError, UsageError
+from snapshotd.failpoints import hit
+from snapshotd.kernel.limits import Hits, hits
+from snapshotd.runtime.base import STDIN, ExecSpec, Process
+from snapshotd.types import (
+    MIN_PREFIX_CHARS,
+    CallID,
+    CallStatus,
+    ContainerID,
+    Snapshot,
+    SnapshotID,
+    ToolCall,
+    Trajectory,
+    TrajectoryID,
+    new_id,
+    short,
+)
+
+ENDED_MAX = 32
+"""Ended commands of a trajectory that are listed; the oldest are forgotten first. Their snapshots have all of them."""
+_NEWEST = 1000
+"""Snapshots in which a command's own is looked for. It was the newest one a moment before the daemon died."""
+_WRITE_S = 5.0
+"""Seconds for which one `write` waits for a command to take its input."""
+_END_BYTES = 16 << 10
+"""A log's last event, if it is the end, is within its last bytes."""
+_log = logging.getLogger(__name__)
+
+
+def _directory(context: Context, trajectory: TrajectoryID) -> Path:
+    return context.state_dir / "commands" / trajectory
+
+
+@dataclass(eq=False, slots=True)
+class _Live:
+    """A command that runs. `key`: the keeper's."""
+
+    info: CommandInfo
+    sandbox: Sandbox
+    command: ClientCommand
+    process: Process
+    key: str
+    log: EventLog
+    before: Hits
+    stdin_fd: int | None = None
+    """The end of its input to write to; None: it has none, or its input has ended. Changed under `writing`."""
+    writing: threading.Lock = field(default_factory=threading.Lock)
+
+    def end_input(self) -> None:
+        """Caller holds `writing`. Idempotent."""
+        if self.stdin_fd is not None:
+            os.close(self.stdin_fd)
+            self.stdin_fd = None
+
+
+class Commands:
+    """See the module's text. Thread-safe."""
+
+    def __init__(
+        self,
+        context: Context,
+        start: Callable[[Sandbox, ExecSpec, ClientCommand, str], Process],
+        show_in_log: Callable[[Sandbox, bytes], object],
+        ended_as: Callable[[Sandbox, ClientCommand, CommandOutcome, Hits, float | None], Mapping[str, Any]],
+        stepped: StepListener,
+    ) -> None:
+        """`start`: starts a command under a key of the keeper. `show_in_log`: see `Runtime.log`. `ended_as`: the
+        outcome of a command as fields of its `ToolCall`."""
+        self._context, self._start, self._show_in_log = context, start, show_in_log
+        self._ended_as, self._stepped = ended_as, stepped
+        self._logs = EventLogs(context.state_dir / "commands", context.config.followed_bytes)
+        self._live: dict[CallID, _Live] = {}
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    # -- starting ------------------------------------------------------------------------------------------------------
+
+    def begin(self, sandbox: Sandbox, spec: ExecSpec, *, timeout_s: float | None) -> CommandInfo:
+        """Start a command. LimitExceeded: too many run in the sandbox; and the errors of `Runtime.exec`, which leave
+        nothing."""
+        trajectory = sandbox.trajectory
+        shown = self._context.secrecy.of(trajectory).conceal({"argv": list(spec.argv), "cwd": spec.cwd})
+        info = CommandInfo(
+            CallID(new_id()),
+            trajectory.id,
+            tuple(shown["argv"]),
+            shown["cwd"],
+            began_at_ns=time.time_ns(),
+            stdin=spec.stdin,
+            timeout_s=timeout_s,
+        )
+        key = _key(sandbox.container.id, info.id)
+        with contextlib.ExitStack() as scope:
+            command = scope.enter_context(sandbox.command(background=True))
+            timeout = Timeout(sandbox, command, timeout_s)
+            self._outlive(sandbox)
+            _directory(self._context, trajectory.id).mkdir(mode=0o700, parents=True, exist_ok=True)
+            log = self._logs.begin(_name(info))
+            scope.callback(self._logs.let_go, _name(info))
+            log.append(_started(info))
+            hit("engine.command.begun")
+            sandbox.kept.append(key)
+            try:
+                intakes = open_intakes(self._context.keeper, key, sandbox.kept)
+                try:
+                    before = hits(sandbox.container.pid)
+                    process = self._start(sandbox, spec, command, key)
+                except BaseException:
+                    _close(intakes)
+                    self._drop(sandbox, key)
+                    raise
+            except BaseException:
+                log.append(_finished(replace(info, status=CallStatus.FAILED, error="it could not be started")))
+                self._logs.remove(_name(info))
+                raise
+            live = _Live(info, sandbox, command, process, key, log, before)
+            self._follow_in_thread(live, timeout, intakes, (), scope.pop_all())
+        hit("engine.command.started")
+        return info
+
+    def go_on(self, sandbox: Sandbox, kept: Mapping[CallID, Process]) -> None:
+        """Go on with the commands of an earlier daemon in a sandbox that it left."""
+        for info in listed(self._context, sandbox.trajectory.id):
+            process = kept.get(info.id)
+            if not info.running or process is None:
+                continue
+            key = _key(sandbox.container.id, info.id)
+            sandbox.kept.append(key)
+            with contextlib.ExitStack() as scope:
+                command = scope.enter_context(sandbox.command(background=True))
+                command.process = process
+                left_s = None if info.timeout_s is None else info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9
+                timeout = Timeout(sandbox, command, None if left_s is None else max(0.001, left_s))
+                log = self._logs.begin(_name(info))
+                scope.callback(self._logs.let_go, _name(info))
+                intakes = open_intakes(self._context.keeper, key, sandbox.kept)
+                live = _Live(info, sandbox, command, process, key, log, hits(sandbox.container.pid))
+                self._follow_in_thread(live, timeout, intakes, printed(log.follow(wait=False)), scope.pop_all())
+            _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
+        settle(self._context, sandbox.trajectory, spared=kept)
+
+    def _outlive(self, sandbox: Sandbox) -> None:
+        """The next daemon can go on with the sandbox. One with a program does that by itself."""
+        with sandbox.lock:
+            if sandbox.agent_running or (sandbox.live is not None and sandbox.live.kept):
+                return
+            if sandbox.live is None:
+                sandbox.live = record_of(self._context, sandbox.container.id)
+                sandbox.live.open()
+            facts = {
+                "trajectory": sandbox.trajectory.id,
+                "started_at_ns": sandbox.started_at_ns,
+                "idle_timeout_s": sandbox.idle_timeout_s,
+            }
+            sandbox.outlive(facts)
+
+    # -- the life of one -----------------------------------------------------------------------------------------------
+
+    def _follow_in_thread(
+        self,
+        live: _Live,
+        timeout: Timeout,
+        intakes: dict[Stream, Intake],
+        earlier: Iterable[Printed],
+        scope: contextlib.ExitStack,
+    ) -> None:
+        if live.info.stdin:
+            live.stdin_fd = self._context.keeper.held(live.key + STDIN)
+            live.sandbox.kept.append(live.key + STDIN)
+        if live.stdin_fd is not None:
+            os.set_blocking(live.stdin_fd, False)
+        thread = threading.Thread(target=self._follow, args=(live, timeout, intakes, earlier, scope), name="command")
+        with self._lock:
+            self._live[live.info.id] = live
+            self._threads = [*(one for one in self._threads if one.is_alive()), thread]
+        thread.start()
+
+    def _follow(
+        self,
+        live: _Live,
+        timeout: Timeout,
+        intakes: dict[Stream, Intake],
+        earlier: Iterable[Printed],
+        scope: contextlib.ExitStack,
+    ) -> None:
+        info, sandbox = live.info, live.sandbox
+
+        def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
+            self._show_in_log(sandbox, data)
+            live.log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
+
+        with scope:
+            ended = replace(info, status=CallStatus.UNKNOWN)
+            try:
+                with timeout.over(live.process):
+                    outcome = pump(
+                        live.process,
+                        self._context.secrecy.of(sandbox.trajectory),
+                        show,
+                        spool=self._context.spool,
+                        max_bytes=self._context.config.output_bytes,
+                        intakes=intakes,
+                        earlier=earlier,
+                    )
+                ended = self._ended(live, outcome)
+            except SnapshotdError as exc:
+                gone = live.command.cut_off or sandbox.closed
+                ended = replace(info, status=CallStatus.INTERRUPTED if gone else CallStatus.UNKNOWN, error=exc.message)
+            finally:
+                _close(intakes)
+                with live.writing:
+                    live.end_input()
+                with self._lock:
+                    self._live.pop(info.id, None)
+                live.log.append(_finished(replace(ended, ended_at_ns=time.time_ns())))
+                self._drop(sandbox, live.key)
+                self._forget_oldest(info.trajectory)
+        _log.info("command %s of %s ended: %s", short(info.id), short(info.trajectory), ended.status)
+
+    def _ended(self, live: _Live, outcome: CommandOutcome) -> CommandInfo:
+        """Take the snapshot of a command that has ended, unless an earlier daemon has."""
+        info, sandbox = live.info, live.sandbox
+        fields = self._ended_as(sandbox, live.command, outcome, live.before, info.timeout_s)
+        now = time.time_ns()
+        call = ToolCall(
+            info.id,
+            "exec",
+            {"argv": list(info.argv), "cwd": info.cwd, "background": True},
+            started_at_ns=info.began_at_ns,
+            duration_ns=now - info.began_at_ns,
+            stdout=outcome.stdout,
+            stderr=outcome.stderr,
+            **fields,
+        )
+        taken = _taken(self._context, info)
+        if taken is None:
+            taken = commit_step(self._context.catalog, sandbox, call, self._stepped)
+        hit("engine.command.committed")
+        if live.log.full:
+            live.log.append({"event": "rest", "snapshot": taken.id})
+        return _as_taken(info, taken)
+
+    def _drop(self, sandbox: Sandbox, key: str) -> None:
+        """Have the keeper let go of all that belongs to a command."""
+        for name in [name for name in sandbox.kept if name == key or name.startswith(key + ".")]:
+            self._context.keeper.drop(name)
+            sandbox.kept.remove(name)
+
+    def _forget_oldest(self, trajectory: TrajectoryID) -> None:
+        ended = [info for info in listed(self._context, trajectory) if not info.running]
+        for info in ended[: max(0, len(ended) - ENDED_MAX)]:
+            self._logs.remove(_name(info))
+
+    # -- verbs ---------------------------------------------------------------------------------------------------------
+
+    def all_of(self, trajectory: TrajectoryID) -> list[CommandInfo]:
+        """The running ones, and the newest of the ended ones, in the order in which they began."""
+        return listed(self._context, trajectory)
+
+    def find(self, trajectory: Trajectory, ref: str) -> CommandInfo:
+        """By unique prefix of its id. NotFound, Ambiguous."""
+        found = [info for info in self.all_of(trajectory.id) if info.id.startswith(ref)]
+        if len(ref) >= MIN_PREFIX_CHARS and len(found) == 1:
+            return found[0]
+        name = trajectory.name or short(trajectory.id)
+        if len(found) > 1:
+            raise Ambiguous(
+                f"{len(found)} commands of {name} begin with {ref!r}: {', '.join(short(info.id) for info in found[:5])}; "
+                "name more of the id"
+            )
+        raise NotFound(
+            f"{name} has no background command {ref!r}; `snapshotd ps {name}` lists them, by ids of which {MIN_PREFIX_CHARS} "
+            "characters are enough"
+        )
+
+    def signal(self, trajectory: Trajectory, ref: str, number: int) -> CommandInfo:
+        """See `Engine.signal_command`."""
+        info = self.find(trajectory, ref)
+        live = self._running(info)
+        with live.sandbox.lock:
+            if live.sandbox.closed or not signals.send(live.sandbox, live.process, number):
+                raise _ended_already(info)
+        return info
+
+    def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
+        """See `Engine.write_command`."""
+        info = self.find(trajectory, ref)
+        if not info.stdin:
+            raise UsageError(
+                f"command {short(info.id)} was started without an input; start it with one (`snapshotd exec --detach -i`, stdin=True)"
+            )
+        live = self._running(info)
+        with live.writing:
+            count = self._write(live, data)
+            if end and count == len(data):
+                self._context.keeper.drop(live.key + STDIN)
+                live.end_input()
+            return count
+
+    def _write(self, live: _Live, data: bytes) -> int:
+        """Bytes that the command takes within a time."""
+        count, deadline = 0, time.monotonic() + _WRITE_S
+        view = memoryview(data)
+        while count < len(data):
+            if live.stdin_fd is None:
+                raise Conflict(
+                    f"the input of command {short(live.info.id)} has ended; nothing more can be written to it"
+                )
+            try:
+                count += os.write(live.stdin_fd, view[count:])
+            except BlockingIOError:
+                left_s = deadline - time.monotonic()
+                poller = select.poll()
+                poller.register(live.stdin_fd, select.POLLOUT)
+                if left_s <= 0 or not poller.poll(left_s * 1000):
+                    return count
+            except OSError as exc:
+                if exc.errno != errno.EPIPE:
+                    raise
+                raise Conflict(
+                    f"command {short(live.info.id)} reads no more input: it has ended, or closed its standard input"
+                ) from None
+        return count
+
+    def events(self, trajectory: Trajectory, ref: str, *, follow: bool) -> Iterator[Event]:
+        """See `Engine.command_events`."""
+        info = self.find(trajectory, ref)
+        return completed(self._logs.follow(_name(info), wait=follow), self._recorded)
+
+    def _recorded(self, snapshot: str, stream: Stream) -> Iterator[bytes]:
+        taken = self._context.catalog.get_snapshot(SnapshotID(snapshot))
+        return self._context.recorded(taken, stream) or iter(())
+
+    def _running(self, info: CommandInfo) -> _Live:
+        with self._lock:
+            live = self._live.get(info.id)
+        if live is None:
+            raise _ended_already(info)
+        return live
+
+    def forget(self, trajectory: TrajectoryID) -> None:
+        """The trajectory is removed. Not an error when it has no commands."""
+        shutil.rmtree(_directory(self._context, trajectory), ignore_errors=True)
+
+    def close(self) -> None:
+        """All sandboxes have ended: return when all is recorded."""
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            thread.join()
+
+
+def settle(context: Context, trajectory: Trajectory, spared: Iterable[CallID] = ()) -> None:
+    """Give commands that no daemon can go on with, but those `spared`, the outcome that is known."""
+    for info in listed(context, trajectory.id):
+        if not info.running or info.id in spared:
+            continue
+        taken = _taken(context, info)
+        ended = replace(
+            info,
+            status=CallStatus.UNKNOWN,
+            ended_at_ns=time.time_ns(),
+            error="its sandbox ended with the daemon or the machine, so its end is not known",
+        )
+        logs = EventLogs(context.state_dir / "commands", context.config.followed_bytes)
+        logs.begin(_name(info)).append(_finished(ended if taken is None else _as_taken(info, taken)))
+
+
+def listed(context: Context, trajectory: TrajectoryID) -> list[CommandInfo]:
+    """The commands of a trajectory that are not forgotten, in the order in which they began."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for path in _directory(context, trajectory).iterdir():
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, IndexError):
+                found.append(_read(path))
+    return sorted(found, key=lambda info: info.began_at_ns)
+
+
+def _read(path: Path) -> CommandInfo:
+    """ValueError, KeyError or IndexError: the file was cut off before the command began."""
+    with open(path, "rb") as file:
+        began = json.loads(file.readline())
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _END_BYTES))
+        last = file.read().splitlines()[-1]
+    ended: Event = {}
+    if last.startswith(b'{"event":"finished"'):
+        with contextlib.suppress(ValueError):  # half a line
+            ended = json.loads(last)
+    return CommandInfo(
+        CallID(began["command"]),
+        TrajectoryID(began["trajectory"]),
+        tuple(began["argv"]),
+        began["cwd"],
+        began["began_at_ns"],
+        began["stdin"],
+        began["timeout_s"],
+        CallStatus(ended["status"]) if ended else None,
+        ended.get("exit_code"),
+        ended.get("ended_at_ns"),
+        None if ended.get("snapshot") is None else SnapshotID(ended["snapshot"]),
+        ended.get("error"),
+    )
+
+
+def _started(info: CommandInfo) -> Event:
+    return {
+        "event": "started",
+        "command": info.id,
+        "trajectory": info.trajectory,
+        "argv": list(info.argv),
+        "cwd": info.cwd,
+        "began_at_ns": info.began_at_ns,
+        "stdin": info.stdin,
+        "timeout_s": info.timeout_s,
+    }
+
+
+def _finished(info: CommandInfo) -> Event:
+    return {
+        "event": "finished",
+        "command": info.id,
+        "trajectory": info.trajectory,
+        "status": info.status,
+        "exit_code": info.exit_code,
+        "ended_at_ns": info.ended_at_ns,
+        "snapshot": info.snapshot,
+        "error": None if info.error is None else info.error[:1000],
+    }
+
+
+def _taken(context: Context, info: CommandInfo) -> Snapshot | None:
+    """The snapshot that a command ended with; None if there is none."""
+    newest = reversed(context.catalog.snapshots(info.trajectory, _NEWEST))
+    return next((snapshot for snapshot in newest if snapshot.call.id == info.id), None)
+
+
+def _as_taken(info: CommandInfo, taken: Snapshot) -> CommandInfo:
+    call = taken.call
+    ended_at_ns = call.started_at_ns + call.duration_ns
+    return replace(
+        info, status=call.status, exit_code=call.exit_code, ended_at_ns=ended_at_ns, snapshot=taken.id, error=call.error
+    )
+
+
+def _name(info: CommandInfo) -> str:
+    """Name of its log below the logs' directory."""
+    return f"{info.trajectory}/{info.id}"
+
+
+def _key(container: ContainerID, command: CallID) -> str:
+    return f"{container}.{COMMANDS}.{command}"
+
+
+def _ended_already(info: CommandInfo) -> Conflict:
+    return Conflict(f"command {short(info.id)} has ended already; `snapshotd ps {short(info.trajectory)}` shows how")
+
+
+def _close(intakes: Mapping[Stream, Intake]) -> None:
+    for intake in intakes.values():
+        intake.close()

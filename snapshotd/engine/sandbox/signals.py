@@ -1,0 +1,46 @@
+"""Signals to commands in a sandbox, from outside: to those that were started, wherever they are in the sandbox."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterable
+
+from snapshotd.engine.sandbox.quiesce import is_zombie
+from snapshotd.engine.sandbox.sandbox import CUT_OFF_DEADLINE_S, Sandbox
+from snapshotd.kernel.processes import in_group_of, started_by
+from snapshotd.runtime.base import Process
+
+_GONE_S, _LOOK_S = 10.0, 0.002
+"""Seconds to wait for killed processes, and between two looks; no event exists for the end of another's child."""
+
+
+def send(sandbox: Sandbox, process: Process, number: int) -> bool:
+    """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that the command started. False if
+    nothing of that is alive. Caller holds the sandbox's lock. SandboxFailed: its container is ending."""
+    return bool(_send(sandbox, process, number))
+
+
+def _send(sandbox: Sandbox, process: Process, number: int) -> list[int]:
+    choose = started_by if number == signal.SIGKILL else in_group_of
+    return sandbox.kill(lambda pids: choose(process.pid, pids), number)
+
+
+def wait_until_gone(killed: Iterable[int]) -> None:
+    """Return when killed processes have ended, or after a limit: one in uninterruptible sleep ends later."""
+    killed, deadline = list(killed), time.monotonic() + _GONE_S
+    while not all(map(is_zombie, killed)) and time.monotonic() < deadline:
+        time.sleep(_LOOK_S)
+
+
+def end_background(sandbox: Sandbox) -> None:
+    """The sandbox is about to get another past, which its background commands do not outlive: they are killed with all
+    that they started. Returns as `Sandbox.cut_off`. Nothing happens while other commands run. Caller holds the
+    sandbox's lock, which others have meanwhile."""
+    if not all(command.background for command in sandbox.commands):
+        return
+    for command in sandbox.commands:
+        command.cut_off = True
+        if command.process is not None:
+            wait_until_gone(_send(sandbox, command.process, signal.SIGKILL))
+    sandbox.changing.wait_for(lambda: not sandbox.commands or sandbox.closed, CUT_OFF_DEADLINE_S)

@@ -1,0 +1,253 @@
+"""Experiments: variants from one state, each several times, scored with hidden tests, under budgets and stop rules."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.client import Snapshotd
+from snapshotd.errors import Conflict, NotFound, UsageError
+from tests.e2e.support import AGENT, Snap, wait_until
+
+PROGRAM = (
+    AGENT
+    + """
+import time, pathlib
+way, gate = os.environ.get("WAY", "first"), os.environ.get("GATE")
+shell("echo 'answer = lambda n: 0' > /workspace/answer.py")
+if way != "first":
+    body = {"plus": "n + n", "times": "n * n", "breaks": "n * n"}.get(way, "0")
+    shell("echo 'answer = lambda n: %s' > /workspace/answer.py; touch /tmp/outside" % body)
+    if way == "breaks":
+        shell("rm /workspace/check.py")
+    if way == "slow":
+        time.sleep(600)
+    if way == "many":
+        for number in range(40):
+            shell("echo %d > n" % number)
+while gate and not os.path.exists("/workspace/go"):
+    time.sleep(0.05)
+"""
+)
+CHECK = """
+import sys
+sys.path.insert(0, "/workspace")
+from answer import answer
+good = sum(answer(n) == n * n for n in range(4))
+print(good / 4)
+sys.exit(good < 4)
+"""
+
+
+@pytest.fixture(scope="module")
+def source(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The snapshot after the agent's first step."""
+    folder = tmp_path_factory.mktemp("source")
+    (folder / "agent.py").write_text(PROGRAM)
+    (folder / "check.py").write_text("# the agent's own tests\n")
+    snap("run", "--quiet", "--runtime", "runc", "--name", "origin", "--workspace", folder, folder / "agent.py")
+    return next(str(one["id"]) for one in snap.json("log", "origin") if one["tool"]["name"] == "shell")
+
+
+@pytest.fixture
+def described(tmp_path: Path, source: str) -> Callable[..., Path]:
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "hidden.py").write_text(CHECK)
+
+    def describe(body: str, *, ways: tuple[str, ...] = ("plus", "times"), command: str | None = None) -> Path:
+        file = tmp_path / f"{tmp_path.name}.toml"
+        score = command or '["python3", "/tmp/score/hidden.py"]'
+        variants = "".join(f'[variants.{way}]\nenv.WAY = "{way}"\n' for way in ways)
+        file.write_text(
+            f'from = "{source}"\nresume = true\n{body}\n[score]\ncommand = {score}\nkind = "number"\nfiles = "hidden"\n'
+            f"timeout = 20\n{variants}"
+        )
+        return file
+
+    return describe
+
+
+def by_label(info: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {f"{one['label']}.{one['run']}": one for one in info["branches"]}
+
+
+@pytest.mark.runc
+def test_variants_are_scored_ranked_promoted_and_removed(snap: Snap, described: Callable[..., Path]) -> None:
+    file = described('repeat = 2\nparallel = 2\nprotected = ["/workspace/check.py"]', ways=("plus", "breaks", "times"))
+    info = snap.json("experiment", "run", file)
+    rows = {one["label"]: one for one in info["variants"]}
+    assert [(rows[way]["score"], rows[way]["passed"]) for way in ("times", "plus", "breaks")] == [
+        (1, 2),
+        (0.5, 0),
+        (1, 0),
+    ]
+    assert rows["times"]["pass_at"] == {"1": 1.0, "2": 1.0}
+    assert rows["times"]["standard_error"] == 0
+    branches = by_label(info)
+    times = branches["times.1"]
+    assert (times["calls"], times["files"], times["lines"], times["outside"]) == (1, 1, 2, 1)
+    assert branches["breaks.0"]["protected"] == ["/workspace/check.py"]
+    assert (info["best"][:6], info["ended"]) == ("times.", "all branches have ended")
+    name = file.stem
+    assert snap.json("experiment", "run", file) == info, "it has ended, so nothing runs again"
+    assert snap.json("experiment", "status", name) == info
+    assert name in [one["name"] for one in snap.json("experiment", "ls")]
+    shown = snap("experiment", "status", name).stdout
+    assert "1 ± 0" in shown
+    assert "experiment promote" in shown
+    assert len(snap("experiment", "status", "--branches", name).stdout.splitlines()) == 1 + 6 + 2
+    compared = snap.json("experiment", "compare", name)
+    assert len(compared["pairs"]) == 2
+    assert "left behind" in snap("experiment", "promote", name, code=Conflict.exit_code).stderr
+    taken = snap.json("experiment", "promote", "--yes", name)
+    assert taken["tool"]["name"] == "promote"
+    assert "n * n" in snap("cat", "origin:/workspace/answer.py").stdout
+    snap("undo", "origin")
+    snap("experiment", "promote", "--wait", "stored", "--yes", name, "plus.0")
+    assert "n + n" in snap("cat", "origin:/workspace/answer.py").stdout
+    snap("experiment", "rm", name)
+    assert snap("experiment", "status", name, code=NotFound.exit_code).stderr.count("no experiment") == 1
+    assert not [one for one in snap.json("ls") if (one["name"] or "").startswith(f"{name}.")]
+
+
+@pytest.mark.runc
+def test_errors_of_branches_are_not_those_of_the_experiment(snap: Snap, described: Callable[..., Path]) -> None:
+    file = described("parallel = 4\n[budget]\nseconds = 8\ncalls = 20", ways=("plus", "slow", "many", "times"))
+    info = snap.json("experiment", "run", file)
+    branches = by_label(info)
+    assert "budget of 8 seconds" in branches["slow.0"]["error"]
+    assert "budget of 20 calls" in branches["many.0"]["error"]
+    assert [branches[f"{way}.0"]["state"] for way in ("plus", "times")] == ["scored", "scored"]
+    snap("experiment", "rm", "--force", file.stem)
+
+
+@pytest.mark.runc
+def test_a_score_that_never_ends_or_prints_no_number(snap: Snap, described: Callable[..., Path]) -> None:
+    script = "grep -q 'n + n' /workspace/answer.py && sleep 600; echo none"
+    file = described("", command=f'["sh", "-c", "{script}"]')
+    file.write_text(file.read_text().replace("timeout = 20", "timeout = 1"))
+    info = snap.json("experiment", "run", file, code=1)
+    branches = by_label(info)
+    assert "did not end within" in branches["plus.0"]["error"]
+    assert "no line of the command's output is a number" in branches["times.0"]["error"]
+    snap("experiment", "rm", file.stem)
+
+
+@pytest.mark.runc
+def test_the_first_that_passes_ends_it(snap: Snap, described: Callable[..., Path]) -> None:
+    file = described("parallel = 2\n[stop]\nfirst_pass = true", ways=("slow", "times", "plus"))
+    info = snap.json("experiment", "run", file)
+    branches = by_label(info)
+    assert info["ended"] == "times.0 passed"
+    assert branches["slow.0"]["state"] == "stopped"
+    assert info["best"] == "times.0"
+    snap("experiment", "rm", "--force", file.stem)
+
+
+@pytest.mark.runc
+def test_one_that_is_stopped_goes_on_when_it_is_run_again(snap: Snap, described: Callable[..., Path]) -> None:
+    file = described("parallel = 1", ways=("slow", "times"))
+    file.write_text(file.read_text().replace('WAY = "slow"', 'WAY = "times"\nenv.GATE = "yes"'))
+    command = snap.start("experiment", "run", file)
+    name = file.stem
+    wait_until(lambda: name in snap("experiment", "ls").stdout, "it has begun")
+    wait_until(lambda: by_label(snap.json("experiment", "status", name))["slow.0"]["state"] == "running", "one runs")
+    assert "run; stop it first" in snap("experiment", "rm", name, code=Conflict.exit_code).stderr
+    stopped = by_label(snap.json("experiment", "stop", name))
+    assert [stopped[f"{way}.0"]["state"] for way in ("slow", "times")] == ["stopped", "skipped"]
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 1, err
+    assert snap.json("experiment", "status", name)["ended"] == "it was stopped"
+    command = snap.start("experiment", "run", file)
+    client = Snapshotd(state_dir=snap.state_dir, autostart=False)
+    wait_until(lambda: client.trajectory(f"{name}.slow.0").status == "running", "it goes on")
+    wait_until(
+        lambda: snap("exec", f"{name}.slow.0", "--", "touch", "/workspace/go", code=None).returncode == 0, "replayed"
+    )
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 0, err
+    assert {one["score"] for one in snap.json("experiment", "status", name)["branches"]} == {1}
+    snap("experiment", "rm", name)
+
+
+@pytest.mark.runc
+def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: Snap, tmp_path: Path) -> None:
+    """Both are killed while two branches run and one waits: the same command ends all three, and none ran twice."""
+    snap = own_snap
+    (tmp_path / "agent.py").write_text(PROGRAM)
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / "hidden.py").write_text(CHECK)
+    file = tmp_path / "lasting.toml"
+    file.write_text(
+        'parallel = 2\nprogram = ["python3", "agent.py"]\n[from]\nworkspace = "."\nruntime = "runc"\n'
+        '[score]\ncommand = ["python3", "/tmp/score/hidden.py"]\nfiles = "hidden"\n'
+        + "".join(f'[variants.{way}]\nenv = {{WAY = "{way}", GATE = "yes"}}\n' for way in ("times", "plus", "zero"))
+    )
+    command = snap.start("experiment", "run", file)
+    client = Snapshotd(state_dir=snap.state_dir)
+
+    def running() -> list[str]:
+        return [one.trajectory.name or "" for one in client.sandboxes() if one.agent_running]
+
+    wait_until(lambda: len(running()) == 2, "two branches run")
+    wait_until(lambda: all(len(client.log(name)) >= 2 for name in running()), "both took their steps")
+    first = running()
+    command.send_signal(signal.SIGKILL)
+    command.communicate()
+    snap.kill_daemon()
+    command = snap.start("experiment", "run", "--json", file)
+    wait_until(lambda: sorted(running()) == sorted(first), "the branches go on")
+    for name in ("lasting.times.0", "lasting.plus.0", "lasting.zero.0"):
+        wait_until(lambda name=name: name in running(), f"{name} runs")  # type: ignore[misc]
+        client.exec(name, ["touch", "/workspace/go"])
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 0, err
+    assert '"ended": "all branches have ended"' in out
+    info = snap.json("experiment", "status", "lasting")
+    assert {name: one["score"] for name, one in by_label(info).items()} == {"times.0": 1, "plus.0": 0, "zero.0": 0}
+    assert {one["name"] for one in snap.json("ls")} == {"lasting.base", *(f"lasting.{name}" for name in by_label(info))}
+    snap("experiment", "rm", "lasting")
+    assert snap.json("ls") == []
+
+
+@pytest.mark.runc
+def test_what_is_wrong_in_a_file_is_said_with_its_line(
+    snap: Snap, described: Callable[..., Path], tmp_path: Path
+) -> None:
+    before = snap.json("ls")
+    good = described("parallel = 2").read_text()
+    for old, new, said in (
+        ("parallel = 2", "paralel = 2", ":3: there is no key 'paralel'; did you mean 'parallel'?"),
+        ("parallel = 2", "parallel = 0", ":3: parallel is not a whole number"),
+        ('env.WAY = "plus"', 'evn.WAY = "plus"', ":10: there is no key 'evn' of variants.plus; did you mean 'env'?"),
+        ('kind = "number"', 'kind = "junit"', "report"),
+        ('kind = "number"', 'kind = "marks"', ":6: kind of score is not one of exit, number, junit"),
+        ("resume = true", "", "nothing to run"),
+        ("[score]", "[budget]\ncost = 3\n[score]", "needs [prices]"),
+        ("variants.plus", "variants.'p/q'", "is no name"),
+        ('files = "hidden"', 'files = "absent"', "is no folder"),
+        ("from = ", "from = 1 #", "a snapshot or a table"),
+        ("command = [", "command = [[", "no TOML"),
+    ):
+        assert old in good
+        file = tmp_path / f"wrong-{abs(hash(new))}.toml"
+        file.write_text(good.replace(old, new, 1))
+        assert said in snap("experiment", "run", file, code=UsageError.exit_code).stderr, (new, said)
+    assert snap.json("ls") == before
+    assert "wrong-" not in snap("experiment", "ls").stdout
+    assert "cannot be read" in snap("experiment", "run", tmp_path / "absent.toml", code=UsageError.exit_code).stderr
+
+
+@pytest.mark.runc
+def test_another_description_of_the_same_name_is_refused(snap: Snap, described: Callable[..., Path]) -> None:
+    file = described("")
+    snap("experiment", "run", file)
+    file.write_text(file.read_text() + "# changed\n")
+    assert "another description" in snap("experiment", "run", file, code=Conflict.exit_code).stderr
+    snap("experiment", "rm", file.stem)
+    snap("experiment", "run", file)
+    snap("experiment", "rm", file.stem)
