@@ -29,10 +29,11 @@ if TYPE_CHECKING:
     from snapshotd.client.aio.carrying import AsyncPort
     from snapshotd.client.aio.client import AsyncSnapshotd
     from snapshotd.client.aio.feeding import AsyncTerminal
-    from snapshotd.client.aio.sandbox import AsyncSandbox, AsyncSnapshot
+    from snapshotd.client.aio.sandbox import AsyncCommand, AsyncSandbox, AsyncSnapshot
 
 __all__ = [
     "RECORDED",
+    "AsyncCommand",
     "AsyncPort",
     "AsyncSandbox",
     "AsyncSnapshot",
@@ -53,8 +54,8 @@ __all__ = [
     "WriteInfo",
 ]
 
-
 _ASYNC = {
+    "AsyncCommand": "sandbox",
     "AsyncPort": "carrying",
     "AsyncSandbox": "sandbox",
     "AsyncSnapshot": "sandbox",

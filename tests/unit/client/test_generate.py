@@ -8,8 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd import client
 from snapshotd.client.aio import generate
 from snapshotd.client.aio.generate import FOR_THREADS, HERE, ClientSource, module_text
+
+
+def test_every_class_is_there_in_both_forms() -> None:
+    source = ClientSource()
+    both = {name for name in client.__all__ if source.has_counterpart(name)}
+    assert both >= {"Sandbox", "Snapshot", "Snapshotd"}
+    assert {f"Async{name}" for name in both} == {name for name in client.__all__ if name.startswith("Async")}
+    for name in both:
+        assert getattr(client, f"Async{name}").__name__ == f"Async{name}"
 
 
 def test_what_is_there_is_what_the_generator_makes() -> None:
