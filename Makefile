@@ -8,7 +8,7 @@
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
 #   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
 #   make bench-savers   compare LangGraph's savers (PostgreSQL too, if it is installed)
-#   make docs    write the generated references again
+#   make docs    write the generated references, and the asynchronous client, again
 #   make setup   only install what is missing
 #   make clean   remove what the above made here (not the state directory)
 
@@ -77,6 +77,7 @@ bench-savers: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
 	$(BIN)/python -m snapshotd.daemon.http.api > docs/openapi.json
+	$(BIN)/python -m snapshotd.client.aio.generate
 
 setup: $(STAMPS)/packages-develop $(INSTALLED)
 

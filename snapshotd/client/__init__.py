@@ -26,10 +26,14 @@ from snapshotd.client.sandbox import Command, ExecFailed, ExecResult, Sandbox, S
 from snapshotd.errors import SnapshotdError
 
 if TYPE_CHECKING:
-    from snapshotd.client.aio import AsyncPort, AsyncSandbox, AsyncSnapshot, AsyncSnapshotd, AsyncTerminal
+    from snapshotd.client.aio.carrying import AsyncPort
+    from snapshotd.client.aio.client import AsyncSnapshotd
+    from snapshotd.client.aio.feeding import AsyncTerminal
+    from snapshotd.client.aio.sandbox import AsyncCommand, AsyncSandbox, AsyncSnapshot
 
 __all__ = [
     "RECORDED",
+    "AsyncCommand",
     "AsyncPort",
     "AsyncSandbox",
     "AsyncSnapshot",
@@ -50,11 +54,21 @@ __all__ = [
     "WriteInfo",
 ]
 
+_ASYNC = {
+    "AsyncCommand": "sandbox",
+    "AsyncPort": "carrying",
+    "AsyncSandbox": "sandbox",
+    "AsyncSnapshot": "sandbox",
+    "AsyncSnapshotd": "client",
+    "AsyncTerminal": "feeding",
+}
+"""Name to its module in `aio`."""
+
 
 def __getattr__(name: str) -> Any:
     """The asynchronous client, when it is asked for: asyncio takes 30 ms to import."""
-    if name not in __all__:
+    if name not in _ASYNC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from snapshotd.client import aio
+    from importlib import import_module
 
-    return getattr(aio, name)
+    return getattr(import_module(f"snapshotd.client.aio.{_ASYNC[name]}"), name)

@@ -102,7 +102,7 @@ def _head(method: str, path: str, query: Query | None, headers: dict[str, str]) 
     return "\r\n".join((*lines, "", "")).encode("ascii")
 
 
-class Answer:
+class HttpAnswer:
     """Takes one answer apart as its bytes come (RFC 9112). DaemonAway when they end too early, or are no answer."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Answer:
         return pieces
 
     def _next_chunk(self) -> bool:
-        """Whether the line that tells the size of a chunk is there, and bytes of the chunk are."""
+        """Take the line that tells the size of a chunk. True if it was there, and bytes of the chunk are."""
         start = 2 if self._behind_chunk else 0
         end = self._buffer.find(b"\r\n", start)
         if end < 0:
@@ -181,7 +181,7 @@ class Answer:
         return bool(self._buffer) and not self.ended
 
 
-def check_answer(answer: Answer) -> None:
+def check_answer(answer: HttpAnswer) -> None:
     """VersionMismatch: it comes from a daemon of another version."""
     theirs = answer.headers.get(VERSION_HEADER.lower())
     if theirs != API_VERSION:
@@ -216,7 +216,7 @@ def event_of(line: bytes) -> dict[str, Any]:
     return event
 
 
-class Lines:
+class LineSplitter:
     """Bytes as lines. `rest`: what came behind the last one."""
 
     def __init__(self) -> None:
@@ -232,7 +232,7 @@ class Lines:
         return whole
 
 
-class Frames:
+class FrameSplitter:
     """Bytes as the frames of `wire.FRAMES`. `ended` after the `result` event."""
 
     def __init__(self) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
-from snapshotd.client.transport import Source
+from snapshotd.client.transport import UploadSource
 from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, local_path, on_this_machine, ref_segment
 from snapshotd.daemon.http.wire import FILES_PATH
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
@@ -173,12 +174,13 @@ class FileVerbs(Verbs):
         Conflict: something else is there."""
         return self._change(ref, "rename", {**_path(path), "to_b64": b64(sandbox_path(to))}, wait)
 
-    def _write(self, where: str, source: Source, query: dict[str, str | None], wait: Wait) -> WriteInfo:
+    def _write(self, where: str, source: UploadSource, query: dict[str, str | None], wait: Wait) -> WriteInfo:
         check_wait(wait)
-        for event in self._transport.upload(where, source, query=query):
-            if event["event"] == "result":
-                done = WriteInfo.of(event)
-                return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
+        with closing(self._transport.upload(where, source, query=query)) as events:
+            for event in events:
+                if event["event"] == "result":
+                    done = WriteInfo.of(event)
+                    return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
         raise DaemonUnavailable(
             "the daemon ended the write without a result; the trajectory's log shows whether it is there"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -157,8 +158,8 @@ class Sharing(Verbs):
         from snapshotd.client.local.tree import Reader, read_pieces
 
         pieces = read_pieces(unsealed(source, decrypt))
-        events = self._transport.upload("/import", Reader(pieces), query={"name": name})
-        answer = result_of(events, progress, "the import", "`snapshotd ls` shows whether it is there")
+        with closing(self._transport.upload("/import", Reader(pieces), query={"name": name})) as events:
+            answer = result_of(events, progress, "the import", "`snapshotd ls` shows whether it is there")
         imported = ImportInfo.of(answer["imported"])
         if wait == "stored":
             for item in imported.trajectories:

@@ -10,7 +10,7 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -20,10 +20,10 @@ from snapshotd.client.exchange import (
     NDJSON,
     READ_BYTES,
     UPLOAD_BYTES,
-    Answer,
     DaemonAway,
-    Frames,
-    Lines,
+    FrameSplitter,
+    HttpAnswer,
+    LineSplitter,
     Query,
     begin_bytes,
     check_answer,
@@ -41,7 +41,7 @@ from snapshotd.errors import DaemonUnavailable
 _UPLOAD_END_S = 1.0
 
 
-class Source(Protocol):
+class UploadSource(Protocol):
     """The body of an upload."""
 
     in_memory: bool
@@ -92,7 +92,9 @@ class Transport:
         breaks off."""
         return _closing(reply := self._answer(method, path, None, query), _frames(reply))
 
-    def upload(self, path: str, source: Source, *, query: Query | None = None) -> Iterator[dict[str, Any]]:
+    def upload(
+        self, path: str, source: UploadSource, *, query: Query | None = None
+    ) -> Generator[dict[str, Any], None, None]:
         """One POST whose body is what `source` gives, of any length. The answer is one JSON object per line and comes
         while a thread still reads and sends. Errors of reading are raised here, and the daemon takes the request for
         broken off.
@@ -114,13 +116,13 @@ class Transport:
         """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
         return Conversation(self._begin(path, None, BYTES))
 
-    def _begin(self, path: str, query: Query | None, content_type: str) -> Reply:
+    def _begin(self, path: str, query: Query | None, content_type: str) -> DaemonReply:
         """Send the head of a POST whose body comes in chunks."""
         reply = self._connect()
         reply.send(begin_bytes(path, query, content_type))
         return reply
 
-    def _answer(self, method: str, path: str, body: Any, query: Query | None) -> Reply:
+    def _answer(self, method: str, path: str, body: Any, query: Query | None) -> DaemonReply:
         """Send a request, and return its answer when its head is there."""
         data = request_bytes(method, path, query, body)
         for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
@@ -132,7 +134,7 @@ class Transport:
                 continue
         return self._exchange(data)
 
-    def _exchange(self, data: bytes) -> Reply:
+    def _exchange(self, data: bytes) -> DaemonReply:
         reply = self._connect()
         reply.send(data)
         try:
@@ -141,16 +143,16 @@ class Transport:
             reply.close()
             raise
 
-    def _connect(self) -> Reply:
+    def _connect(self) -> DaemonReply:
         try:
-            return Reply(self._open())
+            return DaemonReply(self._open())
         except OSError as exc:
             error = unreachable(exc, self.socket_path)
             if self.start is None or not isinstance(error, DaemonUnavailable):
                 raise error from exc
         self.start()
         try:
-            return Reply(self._open())
+            return DaemonReply(self._open())
         except OSError as exc:
             raise unreachable(exc, self.socket_path) from exc
 
@@ -165,12 +167,12 @@ class Transport:
         return opened
 
 
-class Reply:
+class DaemonReply:
     """A connection with one request and its answer. Used as a context manager, or closed."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._answer = Answer()
+        self._answer = HttpAnswer()
         self._body = b""
         """Bytes of the body that came with the head."""
 
@@ -182,7 +184,7 @@ class Reply:
             return False
         return True
 
-    def accepted(self) -> Reply:
+    def accepted(self) -> DaemonReply:
         """Wait for the answer's head, and return this. The answer's error is raised, if it is one or from a daemon of
         another version."""
         while not self._answer.status:
@@ -217,20 +219,20 @@ class Reply:
     def close(self) -> None:
         self._connection.close()
 
-    def __enter__(self) -> Reply:
+    def __enter__(self) -> DaemonReply:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
-        self.close()  # of an answer that nobody has begun to read
+        self.close()  # an iterator over it was never begun
 
 
 class Conversation:
     """One request that goes on while it is answered. Used as a context manager; `say` and `send` from any thread."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: DaemonReply) -> None:
         self._reply = reply
         self._saying = threading.Lock()
 
@@ -267,7 +269,7 @@ class Conversation:
 class Sender:
     """Sends a request's body in chunks from a thread of its own. `failure` is the error of reading the body."""
 
-    def __init__(self, reply: Reply, source: Source) -> None:
+    def __init__(self, reply: DaemonReply, source: UploadSource) -> None:
         self._reply, self._source = reply, source
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
@@ -294,7 +296,7 @@ class Sender:
             self._reply.close()
 
 
-def _uploading(reply: Reply, sender: Sender) -> Iterator[dict[str, Any]]:
+def _uploading(reply: DaemonReply, sender: Sender) -> Generator[dict[str, Any], None, None]:
     try:
         yield from _events(reply.accepted())
     except DaemonUnavailable:
@@ -308,26 +310,26 @@ def _uploading(reply: Reply, sender: Sender) -> Iterator[dict[str, Any]]:
 Item = TypeVar("Item")
 
 
-def _closing(reply: Reply, items: Iterator[Item]) -> Iterator[Item]:
+def _closing(reply: DaemonReply, items: Iterator[Item]) -> Iterator[Item]:
     with reply:
         yield from items
 
 
-def _events(reply: Reply) -> Iterator[dict[str, Any]]:
+def _events(reply: DaemonReply) -> Iterator[dict[str, Any]]:
     for line in _lines(reply):
         yield event_of(line)
 
 
-def _lines(reply: Reply) -> Iterator[bytes]:
-    lines = Lines()
+def _lines(reply: DaemonReply) -> Iterator[bytes]:
+    lines = LineSplitter()
     while data := reply.read_some():
         yield from lines.feed(data)
     if lines.rest:
         raise lost()
 
 
-def _frames(reply: Reply) -> Iterator[bytes | dict[str, Any]]:
-    frames = Frames()
+def _frames(reply: DaemonReply) -> Iterator[bytes | dict[str, Any]]:
+    frames = FrameSplitter()
     while not frames.ended:
         data = reply.read_some()
         if not data:

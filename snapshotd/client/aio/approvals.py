@@ -41,7 +41,8 @@ class AsyncApprovals(AsyncVerbs):
         )
 
     def watch(self) -> AsyncIterator[dict[str, Any]]:
-        """Events for outside tools, of all trajectories, from this call on: `approval` (a person is asked, or has
+        """Events for outside tools, of all trajectories, from this call on (with asyncio: from the first event that is
+        asked for on): `approval` (a person is asked, or has
         decided) and `finished`. A client that does not keep up loses the oldest (an event `lost` has their `count`).
         Ends with DaemonUnavailable, or when the daemon stops; close it to leave."""
         return _news(self._transport.lines("GET", "/watch"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,7 +14,7 @@ from snapshotd.client.feeding import Readable
 from snapshotd.client.files import FileVerbs as FileVerbsOfThreads
 from snapshotd.client.files import Moved, SandboxPath, _at, _path, sandbox_path
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
-from snapshotd.client.transport import Source
+from snapshotd.client.transport import UploadSource
 from snapshotd.client.verbs import Wait, b64, check_wait, local_path
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
@@ -168,12 +169,13 @@ class AsyncFileVerbs(AsyncVerbs):
         Conflict: something else is there."""
         return await self._change(ref, "rename", {**_path(path), "to_b64": b64(sandbox_path(to))}, wait)
 
-    async def _write(self, where: str, source: Source, query: dict[str, str | None], wait: Wait) -> WriteInfo:
+    async def _write(self, where: str, source: UploadSource, query: dict[str, str | None], wait: Wait) -> WriteInfo:
         check_wait(wait)
-        async for event in self._transport.upload(where, source, query=query):
-            if event["event"] == "result":
-                done = WriteInfo.of(event)
-                return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
+        async with aclosing(self._transport.upload(where, source, query=query)) as events:
+            async for event in events:
+                if event["event"] == "result":
+                    done = WriteInfo.of(event)
+                    return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
         raise DaemonUnavailable(
             "the daemon ended the write without a result; the trajectory's log shows whether it is there"
         )

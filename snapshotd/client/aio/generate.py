@@ -69,7 +69,7 @@ class Class:
     attributes: dict[str, str | None] = field(default_factory=dict)
 
 
-class Source:
+class ClientSource:
     """All modules of the client for threads, and what is known of their functions."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Source:
                 self.classes[node.name] = cls
 
     def _read_hand(self, path: Path) -> None:
-        """What waits and what is iterated in a module that is written by hand."""
+        """Learn from a module that is written by hand what waits, and what is iterated over."""
         for node in ast.parse(path.read_text()).body:
             if not (isinstance(node, ast.ClassDef) and node.name.startswith("Async")):
                 continue
@@ -145,7 +145,7 @@ class Source:
         return repr([(f.kind, f.params, f.returns) for f in every] + [c.attributes for c in self.classes.values()])
 
     def convert(self, module: str, function: Function) -> ast.stmt:
-        """The counterpart of a function. What is found out on the way is noted."""
+        """The counterpart of a function. The types that the converter meets on the way are noted."""
         return _Converter(self, module, function).converted()
 
     def named(self, annotation: ast.expr | None) -> str | None:
@@ -169,7 +169,7 @@ class Source:
         return self.functions.get((home, name))
 
     def made(self, node: ast.stmt, module: str, seen: tuple[str, ...] = ()) -> bool:
-        """Whether a class or function of a module needs a counterpart: something in it waits, or names what has one."""
+        """True if a class or function of a module needs a counterpart: something in it waits, or names what has one."""
         if isinstance(node, ast.ClassDef):
             cls = self.classes[node.name]
             if cls.hand is not None:
@@ -187,7 +187,7 @@ class Source:
         )
 
     def has_counterpart(self, name: str, seen: tuple[str, ...] = ()) -> bool:
-        """Whether a class is another one in the asynchronous client."""
+        """True if a class is another one in the asynchronous client."""
         cls = self.classes.get(name)
         return cls is not None and (cls.hand is not None or self.made(cls.node, cls.module, seen))
 
@@ -198,7 +198,7 @@ class Source:
 class _Converter(ast.NodeTransformer):
     """Converts one function. `types`: what is known of its local names."""
 
-    def __init__(self, source: Source, module: str, function: Function) -> None:
+    def __init__(self, source: ClientSource, module: str, function: Function) -> None:
         self.source, self.module, self.function = source, module, function
         self.types: dict[str, str | None] = dict(function.params)
         self.nested: dict[str, Function] = {}
@@ -266,7 +266,7 @@ class _Converter(ast.NodeTransformer):
                 (c.attributes[node.attr] for c in self.source.line(owner or "") if node.attr in c.attributes), None
             )
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id in ("iter", "map") and node.args:
+            if isinstance(node.func, ast.Name) and node.func.id in ("iter", "map", "closing") and node.args:
                 return ITER if self.iterated(node.args[-1]) else None
             if isinstance(node.func, ast.Name) and (made := self.class_named(node.func.id)):
                 return made
@@ -299,7 +299,7 @@ class _Converter(ast.NodeTransformer):
         return None
 
     def iterated(self, node: ast.expr) -> bool:
-        """Whether `async for` goes over it."""
+        """True if `async for` goes over it."""
         found = self.type_of(node)
         method = None if found in (None, ITER) else self.source.method(str(found), "__iter__")
         return found == ITER or (method is not None and method.returns == ITER)
@@ -401,8 +401,14 @@ class _Converter(ast.NodeTransformer):
         kinds = []
         for item in node.items:
             found = self.type_of(item.context_expr)
+            if (
+                found == ITER
+                and isinstance(item.context_expr, ast.Call)
+                and ast.unparse(item.context_expr.func) == "closing"
+            ):
+                item.context_expr.func = ast.Name("aclosing")
             enter = self.source.method(found, "__enter__") if found not in (None, ITER) else None
-            kinds.append(enter is not None and enter.kind == WAITS)
+            kinds.append(found == ITER or (enter is not None and enter.kind == WAITS))
             if isinstance(item.optional_vars, ast.Name):
                 self.types[item.optional_vars.id] = found
         self.generic_visit(node)
@@ -461,7 +467,7 @@ def names_in(node: ast.AST) -> set[str]:
 def asynchronous(annotation: ast.expr) -> ast.expr:
     """An annotation with iterators as asynchronous ones."""
     for node in ast.walk(annotation):
-        if isinstance(node, ast.Name) and node.id in ("Iterator", "Iterable", "Generator"):
+        if isinstance(node, ast.Name) and node.id in ("Iterator", "Iterable"):
             node.id = f"Async{node.id}"
     return annotation
 
@@ -477,7 +483,7 @@ def is_made(path: Path) -> bool:
 class _Renamer(ast.NodeTransformer):
     """Gives classes their names in the asynchronous client, in code and in texts."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ClientSource) -> None:
         self._source = source
         self._names = re.compile(r"\b(" + "|".join(c for c in source.classes if source.renamed(c) != c) + r")\b")
 
@@ -505,7 +511,7 @@ def reached(nodes: list[ast.stmt]) -> list[ast.stmt]:
     return [node for name, node in named.items() if name in found]
 
 
-def module_text(source: Source, name: str) -> str | None:
+def module_text(source: ClientSource, name: str) -> str | None:
     """The counterpart of a module; None if it has none."""
     tree = source.modules[name]
     made = reached([node for node in tree.body if source.made(node, name)])
@@ -533,7 +539,7 @@ def module_text(source: Source, name: str) -> str | None:
     )
 
 
-def _method(source: Source, module: str, function: Function, node: ast.FunctionDef) -> ast.stmt:
+def _method(source: ClientSource, module: str, function: Function, node: ast.FunctionDef) -> ast.stmt:
     """The counterpart of a method, or of one of its overloads: those have its kind."""
     if node is function.node or not _is_overload(node):
         return source.convert(module, function)
@@ -544,7 +550,7 @@ def _is_overload(node: ast.FunctionDef) -> bool:
     return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
 
 
-def _imports(source: Source, name: str, tree: ast.Module, used: set[str], own: set[str]) -> list[str]:
+def _imports(source: ClientSource, name: str, tree: ast.Module, used: set[str], own: set[str]) -> list[str]:
     """The import statements of a counterpart that uses these names, and defines its own."""
     lines, known = ["from __future__ import annotations"], set(own)
     typing = list[str]()
@@ -563,6 +569,7 @@ def _imports(source: Source, name: str, tree: ast.Module, used: set[str], own: s
     for word in sorted(threads):
         lines.append(f"from snapshotd.client.{name} import {word.removesuffix('OfThreads')} as {word}")
     lines += ["import asyncio"] if "asyncio" in used else []
+    lines += ["from contextlib import aclosing"] if "aclosing" in used else []
     for word in sorted(used):
         if word in ("AsyncIterator", "AsyncIterable"):
             lines.append(f"from collections.abc import {word}")
@@ -576,7 +583,7 @@ def _imports(source: Source, name: str, tree: ast.Module, used: set[str], own: s
     return lines
 
 
-def _import(source: Source, module: str | None, alias: ast.alias) -> str:
+def _import(source: ClientSource, module: str | None, alias: ast.alias) -> str:
     if module is None:
         return f"import {alias.name}"
     cls = source.classes.get(alias.name)
@@ -602,7 +609,7 @@ def _defined(node: ast.stmt) -> set[str]:
 
 def generate() -> dict[Path, str]:
     """The text of every generated module, formatted."""
-    source = Source()
+    source = ClientSource()
     made: dict[Path, str] = {}
     for name in source.modules.keys() - FOR_THREADS:
         text = module_text(source, name)

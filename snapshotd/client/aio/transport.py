@@ -21,10 +21,10 @@ from snapshotd.client.exchange import (
     NDJSON,
     READ_BYTES,
     UPLOAD_BYTES,
-    Answer,
     DaemonAway,
-    Frames,
-    Lines,
+    FrameSplitter,
+    HttpAnswer,
+    LineSplitter,
     Query,
     begin_bytes,
     check_answer,
@@ -36,7 +36,7 @@ from snapshotd.client.exchange import (
     request_bytes,
     unreachable,
 )
-from snapshotd.client.transport import Source
+from snapshotd.client.transport import UploadSource
 from snapshotd.daemon.http.wire import check_socket_path
 from snapshotd.errors import DaemonUnavailable
 
@@ -85,9 +85,11 @@ class AsyncTransport:
             async for frame in reply.frames():
                 yield frame
 
-    async def upload(self, path: str, source: Source, *, query: Query | None = None) -> AsyncIterator[dict[str, Any]]:
-        """One POST whose body is what `source` gives, as `Transport.upload`. What is read from a file is read in a
-        thread."""
+    async def upload(
+        self, path: str, source: UploadSource, *, query: Query | None = None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """One POST whose body is what `source` gives, as `Transport.upload`. A thread reads
+        files."""
         async with await self._begin(path, query, BYTES) as reply:
             sending = asyncio.create_task(_send_all(reply, source))
             try:
@@ -113,13 +115,13 @@ class AsyncTransport:
         """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
         return AsyncConversation(await self._begin(path, None, BYTES))
 
-    async def _begin(self, path: str, query: Query | None, content_type: str) -> AsyncReply:
+    async def _begin(self, path: str, query: Query | None, content_type: str) -> AsyncDaemonReply:
         """Send the head of a POST whose body comes in chunks."""
         reply = await self._connect()
         await reply.send(begin_bytes(path, query, content_type))
         return reply
 
-    async def _answer(self, method: str, path: str, body: Any, query: Query | None) -> AsyncReply:
+    async def _answer(self, method: str, path: str, body: Any, query: Query | None) -> AsyncDaemonReply:
         """Send a request, and return its answer when its head is there."""
         data = request_bytes(method, path, query, body)
         for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
@@ -129,7 +131,7 @@ class AsyncTransport:
                 continue
         return await self._exchange(data)
 
-    async def _exchange(self, data: bytes) -> AsyncReply:
+    async def _exchange(self, data: bytes) -> AsyncDaemonReply:
         reply = await self._connect()
         try:
             await reply.send(data)
@@ -138,16 +140,16 @@ class AsyncTransport:
             reply.close()
             raise
 
-    async def _connect(self) -> AsyncReply:
+    async def _connect(self) -> AsyncDaemonReply:
         try:
-            return AsyncReply(await self._open())
+            return AsyncDaemonReply(await self._open())
         except OSError as exc:
             error = unreachable(exc, self.socket_path)
             if self.start is None or not isinstance(error, DaemonUnavailable):
                 raise error from exc
         await apart(self.start)
         try:
-            return AsyncReply(await self._open())
+            return AsyncDaemonReply(await self._open())
         except OSError as exc:
             raise unreachable(exc, self.socket_path) from exc
 
@@ -163,12 +165,12 @@ class AsyncTransport:
         return opened
 
 
-class AsyncReply:
+class AsyncDaemonReply:
     """A connection with one request and its answer. Used as a context manager, or closed when no task uses it."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
-        self._answer = Answer()
+        self._answer = HttpAnswer()
         self._body = b""
         """Bytes of the body that came with the head."""
 
@@ -204,7 +206,7 @@ class AsyncReply:
         return b"".join(pieces)
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
-        lines = Lines()
+        lines = LineSplitter()
         while data := await self.read_some():
             for line in lines.feed(data):
                 yield line
@@ -212,7 +214,7 @@ class AsyncReply:
             raise lost()
 
     async def frames(self) -> AsyncGenerator[bytes | dict[str, Any], None]:
-        frames = Frames()
+        frames = FrameSplitter()
         while not frames.ended:
             data = await self.read_some()
             if not data:
@@ -245,7 +247,7 @@ class AsyncReply:
 class AsyncConversation:
     """One request that goes on while it is answered. Used as a context manager; `say` and `send` from any task."""
 
-    def __init__(self, reply: AsyncReply) -> None:
+    def __init__(self, reply: AsyncDaemonReply) -> None:
         self._reply = reply
         self._saying = asyncio.Lock()
 
@@ -287,7 +289,7 @@ class AsyncConversation:
             self._reply.close()
 
 
-async def _send_all(reply: AsyncReply, source: Source) -> None:
+async def _send_all(reply: AsyncDaemonReply, source: UploadSource) -> None:
     data = b"-"
     while data:
         try:

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from snapshotd.client import following
+from snapshotd.client import Sandbox, following
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.following import Following
 from snapshotd.client.transport import Transport
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, Unsupported, UsageError
 from tests.unit.client.events_server import TRAJECTORY, Answer, EventsServer, serving
+from tests.unit.daemon.process import Daemon
 
 PATH = f"/trajectories/{TRAJECTORY}/events"
 FINISHED = {"event": "finished", "trajectory": TRAJECTORY, "exit_code": 0, "snapshots": 2, "status": "finished"}
@@ -221,6 +222,22 @@ def test_only_a_follower_asks_again(server: EventsServer, client: Snapshotd) -> 
     with pytest.raises(DaemonUnavailable):
         client.stop("box")
     assert [line.split("?")[0].rpartition("/")[2] for line in server.requests] == ["events", "attended", "stop"]
+
+
+def test_watching_begins_with_the_call(daemon: Daemon) -> None:
+    client = daemon.client
+    box = Sandbox.create(client=client)
+    events = client.watch()
+    box.exec(["ask", "deploy"])
+    event = next(events)
+    assert (event["event"], event["tool"], event["trajectory"]) == ("approval", "deploy", box.id)
+    client.deny(event["id"])
+    assert next(events)["status"] == "denied"
+    ending = threading.Thread(target=daemon.kill)
+    ending.start()
+    with pytest.raises(DaemonUnavailable):
+        next(events)
+    ending.join(20)
 
 
 def _following(transport: Transport, *, on_lost: Any) -> Following:

@@ -31,6 +31,8 @@ from snapshotd.errors import (
 from snapshotd.types import new_id
 from tests.unit.daemon.process import Daemon, start_fakes
 
+pytestmark = pytest.mark.usefixtures("both_clients")
+
 
 @pytest.fixture
 def client(shared_daemon: Daemon) -> Snapshotd:

@@ -3,16 +3,17 @@ snapshots."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 
 from snapshotd.client import RECORDED, Provider, Sandbox, Snapshotd
 from snapshotd.client.results import MessageInfo
-from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, OutOfSpace, Undecided, UsageError
+from snapshotd.errors import Conflict, NotFound, OutOfSpace, Undecided, UsageError
 from snapshotd.types import new_id
 from tests.unit.daemon.process import Daemon
+
+pytestmark = pytest.mark.usefixtures("both_clients")
 
 
 @pytest.fixture
@@ -189,22 +190,6 @@ def test_approvals(client: Snapshotd, box: Sandbox) -> None:
     assert client.approve(item.id).edited is None
     with pytest.raises(NotFound):
         client.approval("ffffffff")
-
-
-def test_watching_begins_with_the_call(daemon: Daemon) -> None:
-    client = daemon.client
-    box = Sandbox.create(client=client)
-    events = client.watch()
-    box.exec(["ask", "deploy"])
-    event = next(events)
-    assert (event["event"], event["tool"], event["trajectory"]) == ("approval", "deploy", box.id)
-    client.deny(event["id"])
-    assert next(events)["status"] == "denied"
-    ending = threading.Thread(target=daemon.kill)
-    ending.start()
-    with pytest.raises(DaemonUnavailable):
-        next(events)
-    ending.join(20)
 
 
 def test_the_store(client: Snapshotd) -> None:
