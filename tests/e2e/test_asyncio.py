@@ -81,7 +81,6 @@ def test_many_sandboxes_in_one_process_without_a_thread_for_each(client: AsyncSn
     async def work() -> None:
         pid = (await client.version()).pid
         assert await asyncio.gather(*map(one, range(count))) == [number + 3 for number in range(count)]
-        print(f"{count} sandboxes: the daemon has {daemon_bytes(pid) >> 20} MiB")
         assert daemon_bytes(pid) < MOST_DAEMON_BYTES
 
     before = threading.active_count()

@@ -456,7 +456,7 @@ class Sessions:
         return self.commands.begin(sandbox, replace(spec, stdin=stdin), timeout_s=timeout_s)
 
     def _start_in_background(self, sandbox: Sandbox, spec: ExecSpec, command: ClientCommand, key: str) -> Process:
-        return self._start(sandbox, spec, command=command, keep=key)
+        return self._start(sandbox, spec, command=command, keep=key)[0]
 
     def _start(
         self, sandbox: Sandbox, spec: ExecSpec, *, command: ClientCommand | None = None, keep: str | None = None
