@@ -6,11 +6,18 @@ Paths inside a sandbox are `bytes`, relative to the sandbox's root, without a le
 
 from __future__ import annotations
 
-import re
 import secrets
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NewType
+
+from snapshotd.terms import DEFAULT_TENANT as DEFAULT_TENANT
+from snapshotd.terms import NAME_PATTERN as NAME_PATTERN
+from snapshotd.terms import SECONDS as SECONDS
+from snapshotd.terms import SECONDS_MOST as SECONDS_MOST
+from snapshotd.terms import SHORT_ID_CHARS as SHORT_ID_CHARS
+from snapshotd.terms import duration as duration
+from snapshotd.terms import short as short
 
 SnapshotID = NewType("SnapshotID", str)
 TrajectoryID = NewType("TrajectoryID", str)
@@ -26,39 +33,16 @@ ApprovalID = NewType("ApprovalID", str)
 
 ID_HEX_CHARS = 32
 """Length of every id: 128 random bits in lower-case hexadecimal."""
-SHORT_ID_CHARS = 12
-"""Number of characters of an id that people are shown (as docker does)."""
 MIN_PREFIX_CHARS = 4
 """Fewest characters of an id that can stand for it."""
 
-NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""The form of names and tags. It excludes paths, options and control sequences."""
-
-SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
-"""Seconds in a unit of time, as durations are written: 90s, 12h, 7d."""
-SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
-"""Longest duration in a rule."""
-
 FOLDER = "folder"
 """The runtime of a trajectory that is a folder of this machine: no sandbox runs in it."""
-DEFAULT_TENANT = "default"
-"""Tenant of the key-value store if the user names none."""
 
 
 def new_id() -> str:
     """128 random bits as 32 hexadecimal characters."""
     return secrets.token_hex(ID_HEX_CHARS // 2)
-
-
-def short(any_id: str) -> str:
-    """The form of an id that tables show; any unique prefix is accepted back."""
-    return any_id[:SHORT_ID_CHARS]
-
-
-def duration(seconds: float) -> str:
-    """`7d`, `90m`, `30s`: in the largest unit that divides it, days at most."""
-    unit = next((unit for unit in "dhm" if seconds % SECONDS[unit] == 0), "s")
-    return f"{seconds / SECONDS[unit]:.10g}{unit}"
 
 
 class Kind(StrEnum):

@@ -17,7 +17,7 @@ from snapshotd.client.client import Snapshotd
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import CommandInfo
 from snapshotd.errors import SandboxFailed, SnapshotdError
-from snapshotd.types import short
+from snapshotd.terms import short
 
 _PIECE_BYTES = 64 << 10
 

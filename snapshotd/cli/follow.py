@@ -20,7 +20,7 @@ from snapshotd.cli.text import printable, snapshot_line
 from snapshotd.cli.waiting import Wait, settled
 from snapshotd.client.client import Snapshotd
 from snapshotd.errors import BY_CODE, DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
-from snapshotd.types import short
+from snapshotd.terms import short
 
 INTERRUPTED = 128 + signal.SIGINT
 _CLEAR = "\x1b[K"

@@ -6,7 +6,7 @@ runner reads. Values come out of sandboxes, so none can end its line or its bloc
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Mapping
 from typing import Literal
 
@@ -46,7 +46,7 @@ class GitHub:
         """True and False are written as a workflow's expressions compare them."""
         lines = []
         for name, value in values.items():
-            text, mark = str(value).lower() if isinstance(value, bool) else str(value), f"end-{secrets.token_hex(16)}"
+            text, mark = str(value).lower() if isinstance(value, bool) else str(value), f"end-{os.urandom(16).hex()}"
             lines.append(f"{name}<<{mark}\n{text}\n{mark}\n")
         _append(self._outputs, "".join(lines))
 

@@ -10,7 +10,7 @@ import click
 from snapshotd.cli.text import size
 from snapshotd.cli.values import Count, Duration, Size
 from snapshotd.client.results import Policy
-from snapshotd.types import duration
+from snapshotd.terms import duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 

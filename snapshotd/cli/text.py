@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from snapshotd.types import SECONDS, short
+from snapshotd.terms import SECONDS, short
 
 
 def printable(text: str) -> str:

@@ -12,12 +12,12 @@ import click
 from click.shell_completion import CompletionItem
 
 from snapshotd.cli.command import connect
+from snapshotd.client.local.sizes import DIGITS_MOST, size_bytes
 from snapshotd.client.results import Provider
-from snapshotd.client.sizes import DIGITS_MOST, size_bytes
 from snapshotd.config import passed_on
 from snapshotd.daemon.http.wire import PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.errors import SnapshotdError
-from snapshotd.types import DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
+from snapshotd.terms import DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNORECASE)

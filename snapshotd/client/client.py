@@ -18,6 +18,7 @@ from snapshotd.client.experiments import Experiments
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
+from snapshotd.client.local.sizes import size_given
 from snapshotd.client.mind import Mind
 from snapshotd.client.ports import Ports
 from snapshotd.client.results import (
@@ -41,7 +42,6 @@ from snapshotd.client.results import (
     VersionInfo,
 )
 from snapshotd.client.sharing import Sharing
-from snapshotd.client.sizes import size_given
 from snapshotd.client.transport import Transport
 from snapshotd.client.values import Values
 from snapshotd.client.verbs import (
@@ -61,7 +61,7 @@ from snapshotd.client.verbs import (
 from snapshotd.config import CLIENT, read
 from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
-from snapshotd.types import DEFAULT_TENANT
+from snapshotd.terms import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from snapshotd.client.branching.bisecting import BisectInfo, Tried

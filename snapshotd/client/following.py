@@ -7,7 +7,6 @@ digest proves that these are the same events, and not the ones of another run of
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -39,7 +38,10 @@ class Following:
         self._transport, self._trajectory, self._what, self._on_lost = transport, trajectory, what, on_lost
         self._patience_s = patience_s
         self._count = 0
-        self._digest = hashlib.blake2b(digest_size=16)
+        from hashlib import blake2b  # only then: it loads OpenSSL
+
+        self._nothing = blake2b(digest_size=16)
+        self._digest = self._nothing.copy()
         self._held_since: float | None = None
         self._lost_at: float | None = None
         self._pause_s = 0.0
@@ -77,7 +79,7 @@ class Following:
 
     def _unseen(self, lines: Iterator[bytes]) -> Iterator[bytes]:
         """The lines behind the ones that were seen before. Conflict when these begin otherwise."""
-        again = hashlib.blake2b(digest_size=16)
+        again = self._nothing.copy()
         known = self._count
         passed = 0
         for line in lines:

@@ -96,11 +96,11 @@ class Port:
         if not self._closed.is_set():
             self._on_failure(failure)
 
-    def begin(self) -> Conversation:
+    def _begin(self) -> Conversation:
         """A connection to the port in the sandbox. Errors of the daemon come with its answer."""
         return self._transport.carry(self._path)
 
-    def ended(self, carrier: _Carrier, failure: SnapshotdError | None) -> None:
+    def _ended(self, carrier: _Carrier, failure: SnapshotdError | None) -> None:
         """One connection is over; `failure`: the reason why it was never made."""
         with self._lock:
             self._open.discard(carrier)
@@ -136,7 +136,7 @@ class _Carrier:
     def _run(self) -> None:
         failure: SnapshotdError | None = None
         try:
-            with self._port.begin() as talk:
+            with self._port._begin() as talk:
                 self._talk = talk
                 if self._cut:
                     return
@@ -162,7 +162,7 @@ class _Carrier:
             failure = exc
         finally:
             self._local.close()
-            self._port.ended(self, failure)
+            self._port._ended(self, failure)
 
     def _send(self, talk: Conversation) -> None:
         try:

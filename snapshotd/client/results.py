@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cache
 from types import UnionType
 from typing import Any, Self, get_args, get_origin, get_type_hints
+
+from snapshotd.client.records import record
 
 Json = dict[str, Any]
 _Make = Callable[[Any], Any]
@@ -65,7 +67,7 @@ def _maker(hint: Any) -> _Make | None:
     return hint.of if isinstance(hint, type) and issubclass(hint, ApiRecord) else None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class FileCounts(ApiRecord):
     """The differences between a snapshot's files and its parent's."""
 
@@ -75,7 +77,7 @@ class FileCounts(ApiRecord):
     bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class DamagedOutput(ApiRecord):
     """An output that was damaged on disk and is gone: stdout, stderr or output; its length (None: unknown) and the hash
     of its content."""
@@ -85,7 +87,7 @@ class DamagedOutput(ApiRecord):
     hash: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Tool(ApiRecord):
     """A recorded tool call. `status` is done, failed, interrupted, timed-out or unknown; `outputs` names the ones that
     `Snapshotd.output` returns, `damaged` the ones that are gone."""
@@ -101,7 +103,7 @@ class Tool(ApiRecord):
     damaged: tuple[DamagedOutput, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class SnapshotInfo(ApiRecord):
     """`files` is None until the daemon has counted the changes, in the background. `state` is captured, stored, lost or
     pruned."""
@@ -127,7 +129,7 @@ class SnapshotInfo(ApiRecord):
     """Parts of the sandbox's files that the stored ones lack, one sentence each."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class LimitsInfo(ApiRecord):
     memory_bytes: int
     cpus: float
@@ -136,7 +138,7 @@ class LimitsInfo(ApiRecord):
     """0: half of the file system that holds the layers."""
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class AgentInfo(ApiRecord):
     """`program` is how many leading items of `argv` are the program; a fork may replace the rest."""
 
@@ -145,7 +147,7 @@ class AgentInfo(ApiRecord):
     cwd: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class TrajectoryInfo(ApiRecord):
     """`status` is running, stopped, finished, failed or interrupted."""
 
@@ -164,7 +166,7 @@ class TrajectoryInfo(ApiRecord):
     exit_code: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class SandboxInfo(ApiRecord):
     """A live sandbox."""
 
@@ -175,7 +177,7 @@ class SandboxInfo(ApiRecord):
     agent_running: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ExecInfo(ApiRecord):
     """The result of a command. `snapshot` is None for one in a throw-away fork."""
 
@@ -184,7 +186,7 @@ class ExecInfo(ApiRecord):
     call: Tool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class CommandInfo(ApiRecord):
     """A command in the background. `status` is running, or how its call ended: done, failed, interrupted, timed-out or
     unknown. `snapshot` is the id of the one that was taken when it ended."""
@@ -203,13 +205,13 @@ class CommandInfo(ApiRecord):
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ForkInfo(ApiRecord):
     experiment: str
     trajectories: tuple[TrajectoryInfo, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class EntryInfo(ApiRecord):
     """One side of a change. `mode` is octal text."""
 
@@ -220,7 +222,7 @@ class EntryInfo(ApiRecord):
     size: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class FileStatus(ApiRecord):
     """The entry at a path. `mode` is octal text; `target` is where a symbolic link leads, None for anything else."""
 
@@ -236,7 +238,7 @@ class FileStatus(ApiRecord):
         return {"target": None if data["target_b64"] is None else base64.b64decode(data["target_b64"])}
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ChangeInfo(ApiRecord):
     """One path that differs: `change` is added, changed or deleted; `path` begins with a slash (`path_of`)."""
 
@@ -246,7 +248,7 @@ class ChangeInfo(ApiRecord):
     after: EntryInfo | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class FileInfo(ApiRecord):
     """Something in a sandbox's tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device;
     `path` is as in `ChangeInfo`, `name` its last part; `mode` is octal text; `target` is where a link leads that was
@@ -275,7 +277,7 @@ class FileInfo(ApiRecord):
         return self.kind == "directory"
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class WriteInfo(ApiRecord):
     """The effect of a write, and the snapshot after it. `warnings` names what was left out."""
 
@@ -286,7 +288,7 @@ class WriteInfo(ApiRecord):
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class MessageInfo(ApiRecord):
     """One entry of a conversation."""
 
@@ -294,7 +296,7 @@ class MessageInfo(ApiRecord):
     content: Any
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class RestoreInfo(ApiRecord):
     """The result of a restore. `warnings` names everything the target could not hold."""
 
@@ -304,7 +306,7 @@ class RestoreInfo(ApiRecord):
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ImageInfo(ApiRecord):
     id: str
     name: str
@@ -314,7 +316,7 @@ class ImageInfo(ApiRecord):
     created_at: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Policy(ApiRecord):
     """The rules that decide which snapshots keep their files: a snapshot keeps them if any rule keeps it; without
     rules, all do. The engine's `RetentionPolicy` explains each field."""
@@ -326,7 +328,7 @@ class Policy(ApiRecord):
     max_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class Provider:
     """A model provider for the recording gateway: `kind` is openai or anthropic, `base_url` its own API if None. The
     key stays in the daemon: it never enters a sandbox."""
@@ -336,7 +338,7 @@ class Provider:
     api_key: str | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class UsageInfo(ApiRecord):
     """Disk use in bytes. `states`: number of snapshots that are captured, stored, lost and pruned."""
 
@@ -348,7 +350,7 @@ class UsageInfo(ApiRecord):
     unarchived: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class PrunedInfo(ApiRecord):
     """A snapshot that loses, or lost, its files, and why."""
 
@@ -359,7 +361,7 @@ class PrunedInfo(ApiRecord):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class PruneInfo(ApiRecord):
     """The result of a prune, or with `dry_run` its plan."""
 
@@ -371,7 +373,7 @@ class PruneInfo(ApiRecord):
     repository_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class DamageInfo(ApiRecord):
     """One thing that is wrong. `snapshot` and `path` (from the root, as in `ChangeInfo`) name the first that needs
     it."""
@@ -383,7 +385,7 @@ class DamageInfo(ApiRecord):
     path: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class CheckInfo(ApiRecord):
     """The result of a check. `snapshots` are all that cannot be read in full."""
 
@@ -394,7 +396,7 @@ class CheckInfo(ApiRecord):
     snapshots: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class RepairInfo(ApiRecord):
     """The result of a repair, and the snapshots that it could not bring back."""
 
@@ -402,7 +404,7 @@ class RepairInfo(ApiRecord):
     lost: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ExportInfo:
     """The result of an export. `warnings` names everything that its form cannot hold."""
 
@@ -410,14 +412,14 @@ class ExportInfo:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ImportInfo(ApiRecord):
     trajectories: tuple[TrajectoryInfo, ...]
     snapshots: int
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class VersionInfo(ApiRecord):
     version: str
     api_version: str
@@ -425,7 +427,7 @@ class VersionInfo(ApiRecord):
     state_dir: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class AppliedInfo:
     """One path of the folder (relative to it) that `apply` changes. `change` is added, changed or deleted; `merged`:
     the folder's own changes of the text are kept."""
@@ -436,7 +438,7 @@ class AppliedInfo:
     merged: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ConflictInfo:
     """One path that the snapshot and the folder changed in ways that exclude each other."""
 
@@ -444,7 +446,7 @@ class ConflictInfo:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ApplyInfo:
     """The effect of an apply, or with `dry_run` the effect that it would have. With `conflicts`, nothing was written.
 

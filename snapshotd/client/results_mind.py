@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+from snapshotd.client.records import record
 from snapshotd.client.results import ApiRecord, ChangeInfo, Json, MessageInfo, TrajectoryInfo
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class JournalInfo(ApiRecord):
     """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or
     irreversible; `status` done, failed, unknown (cut off), or None: no end is recorded. `snapshot` binds it; None while
@@ -31,7 +31,7 @@ class JournalInfo(ApiRecord):
     snapshot: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class TaskInfo(ApiRecord):
     """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first
     call."""
@@ -44,7 +44,7 @@ class TaskInfo(ApiRecord):
     ended: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class EffectInfo(ApiRecord):
     """An irreversible call that was left behind. `status` None: cut off. `compensation` is the command that undoes it;
     `compensated` is its outcome: None (not run), done, failed, interrupted (its sandbox was ended), or unknown (no end
@@ -61,7 +61,7 @@ class EffectInfo(ApiRecord):
     compensated: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class RewindPreview(ApiRecord):
     """The effect that a rewind would have: `files` that change (at most as many as the caller asked for; `file_count`
     is the number of all), `messages` that go, `effects` that cannot be undone, newest first."""
@@ -75,7 +75,7 @@ class RewindPreview(ApiRecord):
     effects: tuple[EffectInfo, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ApprovalInfo(ApiRecord):
     """A question that a person has to decide. `status` is pending, approved, denied, expired or stale (it no longer
     fits the call or the files). `edited`: the arguments that the approver put in their place, as a tuple of one."""
@@ -98,7 +98,7 @@ class ApprovalInfo(ApiRecord):
     edited: tuple[Any, ...] | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ApprovalView(ApiRecord):
     """An approval with the files that changed since the trajectory's last one (`since`); `more`: not all of them are
     listed."""
@@ -110,7 +110,7 @@ class ApprovalView(ApiRecord):
     since: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ValueInfo(ApiRecord):
     """One version of a value of the key-value store."""
 

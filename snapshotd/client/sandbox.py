@@ -32,7 +32,7 @@ from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
 from snapshotd.errors import Conflict, SnapshotdError, UsageError
-from snapshotd.types import DEFAULT_TENANT
+from snapshotd.terms import DEFAULT_TENANT
 
 
 @dataclass(frozen=True, slots=True)

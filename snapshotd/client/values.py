@@ -7,7 +7,7 @@ from typing import Any
 
 from snapshotd.client.results_mind import ValueInfo
 from snapshotd.client.verbs import Verbs
-from snapshotd.types import DEFAULT_TENANT
+from snapshotd.terms import DEFAULT_TENANT
 
 
 class Values(Verbs):

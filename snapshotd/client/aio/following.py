@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -31,7 +30,10 @@ class AsyncFollowing:
         self._transport, self._trajectory, self._what, self._on_lost = (transport, trajectory, what, on_lost)
         self._patience_s = patience_s
         self._count = 0
-        self._digest = hashlib.blake2b(digest_size=16)
+        from hashlib import blake2b
+
+        self._nothing = blake2b(digest_size=16)
+        self._digest = self._nothing.copy()
         self._held_since: float | None = None
         self._lost_at: float | None = None
         self._pause_s = 0.0
@@ -69,7 +71,7 @@ class AsyncFollowing:
 
     async def _unseen(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The lines behind the ones that were seen before. Conflict when these begin otherwise."""
-        again = hashlib.blake2b(digest_size=16)
+        again = self._nothing.copy()
         known = self._count
         passed = 0
         async for line in lines:

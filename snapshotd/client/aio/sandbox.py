@@ -32,7 +32,7 @@ from snapshotd.client.sandbox import ExecResult, _argv, _failed, _Kept
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
 from snapshotd.errors import Conflict, UsageError
-from snapshotd.types import DEFAULT_TENANT
+from snapshotd.terms import DEFAULT_TENANT
 
 
 class AsyncCommand:

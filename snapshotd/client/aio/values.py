@@ -8,7 +8,7 @@ from typing import Any
 from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.results_mind import ValueInfo
 from snapshotd.client.values import _key
-from snapshotd.types import DEFAULT_TENANT
+from snapshotd.terms import DEFAULT_TENANT
 
 
 class AsyncValues(AsyncVerbs):

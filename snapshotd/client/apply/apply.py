@@ -19,7 +19,7 @@ from snapshotd.client.apply.host_tree import HostTree
 from snapshotd.client.apply.plan import ApplyPlan, Item, Side, TreeSource
 from snapshotd.client.results import AppliedInfo, ApplyInfo, ChangeInfo, SnapshotInfo
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, UsageError
-from snapshotd.types import short
+from snapshotd.terms import short
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd

@@ -12,7 +12,7 @@ from typing import Any
 from snapshotd.client.branching.toml_places import nearest, place
 from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import UsageError
-from snapshotd.types import NAME_PATTERN
+from snapshotd.terms import NAME_PATTERN
 
 NAME_CHARS = 64
 SCORE_TIMEOUT_S = 600.0

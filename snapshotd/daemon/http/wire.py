@@ -7,7 +7,6 @@ the daemon come from one package and a daemon that outlived an upgrade is better
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import struct
@@ -80,7 +79,9 @@ def socket_path_of(state_dir: Path) -> Path:
 def hook_socket_of(state_dir: Path) -> Path:
     """Path of the socket on which a state directory's daemon hears of agents in users' folders. It lies where every user
     may go, and is the same after a restart of the machine: settings of agents name it."""
-    name = hashlib.sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
+    from hashlib import sha256  # only then: it loads OpenSSL
+
+    name = sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
     return Path("/run/snapshotd") / f"hooks-{name}.sock"
 
 

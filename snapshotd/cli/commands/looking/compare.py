@@ -16,7 +16,7 @@ from snapshotd.cli.text import call_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.branching.comparing import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.types import short
+from snapshotd.terms import short
 
 _SIGNS: dict[Difference, tuple[str, str]] = {
     "same": ("=", "the same call with the same outcome"),

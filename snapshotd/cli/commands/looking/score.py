@@ -13,7 +13,7 @@ from snapshotd.cli.text import print_json, printable, table
 from snapshotd.cli.values import Count, Variable, complete_snapshot
 from snapshotd.client.branching.junit import JUnitCounts
 from snapshotd.client.branching.scoring import SCORER_PATH, ScoredRun, ScoreInfo
-from snapshotd.types import short
+from snapshotd.terms import short
 
 _EXAMPLES = [
     "snapshotd score try-1 try-2 try-3 -- pytest -q",

@@ -10,7 +10,7 @@ from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.text import print_json, shown_id, table
 from snapshotd.cli.values import Name, complete_snapshot, complete_tag
 from snapshotd.client.client import Snapshotd
-from snapshotd.types import short
+from snapshotd.terms import short
 
 
 @declare(

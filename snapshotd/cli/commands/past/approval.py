@@ -12,7 +12,7 @@ from snapshotd.cli.documents import as_page
 from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import complete_approval
 from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
-from snapshotd.types import short
+from snapshotd.terms import short
 
 
 @declare(

@@ -15,7 +15,7 @@ from snapshotd.cli.text import ago, print_json, printable, shown_id, status, tab
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results_mind import ApprovalInfo
 from snapshotd.errors import DaemonUnavailable
-from snapshotd.types import short
+from snapshotd.terms import short
 
 
 @declare(

@@ -12,7 +12,7 @@ from snapshotd.cli.documents import json_file
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_approval
 from snapshotd.client.mind import RECORDED
-from snapshotd.types import short
+from snapshotd.terms import short
 
 
 @declare(

@@ -15,7 +15,7 @@ from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_tr
 from snapshotd.client.branching.bisecting import BisectInfo, Tried
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.types import short
+from snapshotd.terms import short
 
 _EXAMPLES = [
     "snapshotd bisect agent -- pytest -q",

@@ -10,7 +10,7 @@ from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.commands.past.approval import decided
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_approval
-from snapshotd.types import short
+from snapshotd.terms import short
 
 
 @declare("deny", examples=["snapshotd deny a1b2c3 --reason 'the amount is wrong'"])

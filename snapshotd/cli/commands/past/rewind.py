@@ -19,7 +19,7 @@ from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.mind import Mode
 from snapshotd.client.results_mind import EffectInfo, RewindPreview
-from snapshotd.types import short
+from snapshotd.terms import short
 
 _EXAMPLES = [
     "snapshotd rewind box a1b2c3",

@@ -19,7 +19,7 @@ from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
 from snapshotd.client.branching.toml_places import nearest, place
 from snapshotd.client.verbs import VARIANT_KEYS
 from snapshotd.daemon.http.wire import FORK_MAX, QUEUE_MAX
-from snapshotd.types import short
+from snapshotd.terms import short
 
 _EXAMPLES = [
     "snapshotd fork a1b2c3",

@@ -10,7 +10,7 @@ from snapshotd.cli.command import connect, declare, refuse, standard_input
 from snapshotd.cli.commands.running.exec import in_terminal
 from snapshotd.cli.follow import note
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
-from snapshotd.types import short
+from snapshotd.terms import short
 
 _SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
 

@@ -1,0 +1,114 @@
+"""The command line and both clients can do the same: each verb is in all three, or a table here says why not."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd import client
+from snapshotd.cli.main import FOLDERS
+from snapshotd.client import AsyncSnapshotd, Snapshotd
+
+CLI = Path(__file__).parents[3] / "snapshotd" / "cli"
+
+OTHER_NAMES = {
+    "approvals": "approvals",
+    "attach": "events",
+    "cp": "upload",
+    "df": "usage",
+    "effects": "effects",
+    "image": "images",
+    "import": "import_bundle",
+    "inspect": "trajectory",
+    "kill": "signal_command",
+    "logs": "events",
+    "ls": "trajectories",
+    "ps": "sandboxes",
+    "rm": "remove",
+    "shell": "exec",
+    "show": "snapshot",
+    "store": "put_value",
+    "tree": "all_snapshots",
+    "umount": "unmount",
+    "wait": "events",
+}
+"""Command to the client's method, where they do not have one name."""
+
+ONLY_COMMANDS = {
+    "completion": "prints a script for the user's shell",
+    "daemon": "is the daemon; the client starts one by itself",
+    "doctor": "looks at the machine where no daemon can run",
+    "hooks": "writes the settings of programs of this machine",
+    "setup": "installs packages on this machine",
+}
+"""Commands that are no verbs of a daemon."""
+
+ONLY_METHODS = {
+    "fork_queue": "the queue of `fork --parallel`, with functions as its parts",
+    "write_command": "a command line gives a running command no further input",
+    "write_files": "`cp` writes files that exist",
+    "write_file": "`cp -` and `edit` write",
+    "make_dir": "`exec BOX -- mkdir`",
+    "remove_file": "`exec BOX -- rm`",
+    "rename_file": "`exec BOX -- mv`",
+    "list_files": "`exec BOX -- ls`",
+    "read_file": "`cat` and `cp`",
+    "lstat": "a part of `apply`",
+    "flush": "`--wait stored` calls it",
+}
+"""Methods without a command of their own."""
+
+
+def methods(cls: type) -> dict[str, Any]:
+    return {name: value for name, value in inspect.getmembers(cls) if not name.startswith("_")}
+
+
+def called(path: Path) -> set[str]:
+    return {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+
+
+def test_every_command_has_a_method_in_both_clients() -> None:
+    assert not OTHER_NAMES.keys() & ONLY_COMMANDS.keys()
+    verbs = {command: OTHER_NAMES.get(command, command) for command in FOLDERS if command not in ONLY_COMMANDS}
+    assert [item for item in verbs.items() if item[1] not in methods(Snapshotd)] == []
+    assert [item for item in verbs.items() if item[1] not in methods(AsyncSnapshotd)] == []
+    assert OTHER_NAMES.keys() | ONLY_COMMANDS.keys() <= FOLDERS.keys(), "a command that is no more is in no table"
+
+
+def test_every_method_has_a_command() -> None:
+    used = set().union(*map(called, CLI.rglob("*.py")))
+    left = methods(Snapshotd).keys() - used - ONLY_METHODS.keys()
+    assert sorted(left) == [], "give it a command, or say in ONLY_METHODS why there is none"
+    assert ONLY_METHODS.keys() <= methods(Snapshotd).keys()
+
+
+@pytest.mark.parametrize("name", [n.removeprefix("Async") for n in client.__all__ if n.startswith("Async")])
+def test_both_clients_have_the_same_methods_with_the_same_parameters(name: str) -> None:
+    plain, asynchronous = methods(getattr(client, name)), methods(getattr(client, f"Async{name}"))
+    assert plain.keys() == asynchronous.keys()
+    for method in plain:
+        if callable(plain[method]):
+            assert shape(plain[method]) == shape(asynchronous[method]), f"{name}.{method}"
+
+
+def shape(method: Any) -> list[tuple[str, Any, Any]]:
+    """Names, kinds and defaults."""
+    return [
+        (one.name, one.kind, one.default if not callable(one.default) else "a function")
+        for one in inspect.signature(method).parameters.values()
+    ]
+
+
+def test_what_waits_is_a_coroutine_and_the_rest_an_iterator_or_plain() -> None:
+    """Nothing of the asynchronous client talks to the daemon and blocks."""
+    plain = {
+        name
+        for name, method in methods(AsyncSnapshotd).items()
+        if not inspect.iscoroutinefunction(method) and not inspect.isasyncgenfunction(method)
+    }
+    annotations = {name: inspect.signature(getattr(AsyncSnapshotd, name)).return_annotation for name in plain}
+    assert {name: text for name, text in annotations.items() if not str(text).startswith("AsyncIterator[")} == {}
