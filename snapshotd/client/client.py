@@ -28,6 +28,7 @@ from snapshotd.client.results import (
     FileStatus,
     ForkInfo,
     ImageInfo,
+    MergeInfo,
     MessageInfo,
     Policy,
     Provider,
@@ -586,6 +587,21 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
         done = apply.apply(source, local_path(to), dry_run=dry_run, message=message)
         return dataclasses.replace(done, base=start, snapshot=info.id)
+
+    @on_this_machine
+    def merge(
+        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
+    ) -> MergeInfo:
+        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
+        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
+        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
+
+        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
+        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
+        Unsupported (there is no git, and texts are to be merged)."""
+        from snapshotd.client.apply.merging import merge
+
+        return merge(self, source, into, base=base, path=path, dry_run=dry_run)
 
     def tag(self, ref: str, name: str, *, move: bool = False) -> str:
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless

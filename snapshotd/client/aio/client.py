@@ -34,6 +34,7 @@ from snapshotd.client.results import (
     FileStatus,
     ForkInfo,
     ImageInfo,
+    MergeInfo,
     MessageInfo,
     Policy,
     PruneInfo,
@@ -621,6 +622,27 @@ class AsyncSnapshotd(
             path,
             dry_run,
             commit=commit,
+        )
+
+    async def merge(
+        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
+    ) -> MergeInfo:
+        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
+        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
+        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
+
+        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
+        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
+        Unsupported (there is no git, and texts are to be merged)."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.merge,
+            source,
+            into,
+            base=base,
+            path=path,
+            dry_run=dry_run,
         )
 
     async def tag(self, ref: str, name: str, *, move: bool = False) -> str:
