@@ -524,6 +524,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         repeat: int = 1,
         parallel: int | None = None,
         on_run: Callable[[ScoreInfo, ScoredRun], object] = lambda _row, _run: None,
+        timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -537,12 +538,12 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run as it ends,
         with the row that it belongs to.
 
-        A run without a score carries its error, and the rest goes on. UsageError before anything runs.
+        A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError before anything runs.
         """
         from snapshotd.client.branching.scoring import SCORER_PATH, Scorer, score
 
         where = None if with_files is None else with_path or SCORER_PATH
-        scorer = Scorer(argv, number, junit, where, {"cwd": cwd, "env": env, "user": user})
+        scorer = Scorer(argv, number, junit, where, {"cwd": cwd, "env": env, "user": user, "timeout": timeout})
         return score(self, refs, scorer, each=each, folder=with_files, repeat=repeat, parallel=parallel, on_run=on_run)
 
     def cat(self, ref: str, path: str | bytes) -> Iterator[bytes]:

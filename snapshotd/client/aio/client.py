@@ -543,6 +543,7 @@ class AsyncSnapshotd(
         repeat: int = 1,
         parallel: int | None = None,
         on_run: Callable[[ScoreInfo, ScoredRun], object] = lambda _row, _run: None,
+        timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -556,7 +557,7 @@ class AsyncSnapshotd(
         anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run as it ends,
         with the row that it belongs to.
 
-        A run without a score carries its error, and the rest goes on. UsageError before anything runs.
+        A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError before anything runs.
         """
         return await whole_verb(
             self._transport.socket_path,
@@ -572,6 +573,7 @@ class AsyncSnapshotd(
             repeat=repeat,
             parallel=parallel,
             on_run=on_run,
+            timeout=timeout,
             cwd=cwd,
             env=env,
             user=user,
