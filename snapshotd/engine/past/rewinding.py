@@ -46,7 +46,7 @@ from snapshotd.types import (
 LayerMaker = Callable[[Stack], LayerID]
 """Makes a pinned layer for the top of a stack."""
 MODES = ("files", "conversation", "both")
-UNDOABLE = ("rewind", "undo", "retry", "promote")
+UNDOABLE = ("rewind", "undo", "retry", "promote", "merge")
 """Markers after which everything is as it was at another snapshot."""
 
 
