@@ -12,6 +12,7 @@ from typing import Any
 
 from snapshotd.engine.base import ApprovalView, EditRequest, Effect, Engine, Event, RewindMode, RewindPreview, Task
 from snapshotd.engine.context import Context
+from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
@@ -61,6 +62,7 @@ class Mind:
         self.rewinding = Rewinding(context, sessions, cold, self.effects, listener)
         self.retry = Retry(context, sessions, self.rewinding, self.effects)
         self.promotion = Promotion(context, sessions, self.rewinding, self.effects)
+        self.folders = Folders(context, cold, listener)
         self.editing = Editing(context, sessions, self.rewinding, fork, forget, listener)
 
         values.start_sweeping()
