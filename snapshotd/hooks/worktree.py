@@ -20,7 +20,7 @@ PLACE = os.path.join(".claude", "worktrees")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
-class Refused(Exception):  # noqa: N818 - an answer, and no fault
+class NoWorktree(Exception):  # noqa: N818 - an answer, and no fault
     """Why there is no worktree, in one sentence."""
 
 
@@ -32,8 +32,8 @@ def main(words: list[str]) -> int:
         elif words == ["remove"]:
             remove(event)
         else:
-            raise Refused("say create or remove")
-    except (Refused, OSError) as exc:
+            raise NoWorktree("say create or remove")
+    except (NoWorktree, OSError) as exc:
         sys.stderr.write(f"snapshotd: {exc}\n")
         return 1
     return 0
@@ -52,18 +52,18 @@ def read_event() -> dict[str, Any]:
         except ValueError:
             pass
         if not piece or len(data) > 1 << 20:
-            raise Refused("a hook's input is one JSON object, and this one is none")
+            raise NoWorktree("a hook's input is one JSON object, and this one is none")
 
 
 def create(event: dict[str, Any]) -> str:
     """Make the worktree; nothing is left of one that cannot be made."""
     name = event.get("name") or event.get("worktree_name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        raise Refused(f"{name!r} is no name for a worktree: use letters, digits, '.', '_' and '-'")
+        raise NoWorktree(f"{name!r} is no name for a worktree: use letters, digits, '.', '_' and '-'")
     folder = top_of(str(event.get("cwd") or "."))
     target = os.path.join(folder, PLACE, name)
     if os.path.lexists(target):
-        raise Refused(f"{target} exists already; choose another name")
+        raise NoWorktree(f"{target} exists already; choose another name")
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
         if git(folder, "rev-parse", "--verify", "-q", "HEAD").returncode == 0:
@@ -83,10 +83,10 @@ def in_git(folder: str, target: str, name: str) -> None:
         (one for one in branches if git(folder, "rev-parse", "--verify", "-q", f"refs/heads/{one}").returncode), None
     )
     if free is None:
-        raise Refused(f"there are a hundred branches {branches[0]}; choose another name")
+        raise NoWorktree(f"there are a hundred branches {branches[0]}; choose another name")
     done = git(folder, "worktree", "add", "--no-checkout", "-b", free, target, "HEAD")
     if done.returncode != 0:
-        raise Refused(f"git makes no worktree: {said(done)}")
+        raise NoWorktree(f"git makes no worktree: {said(done)}")
     entries = [entry for entry in os.listdir(folder) if entry not in (".git", ".claude")]
     copy(folder, target, entries)
     share_claude(folder, target)
@@ -108,7 +108,7 @@ def copy(source: str, target: str, entries: list[str]) -> None:
         paths = [os.path.join(source, entry) for entry in entries[start : start + 500]]
         done = subprocess.run(["cp", "-a", "--reflink=auto", "--", *paths, target], stderr=subprocess.PIPE, check=False)
         if done.returncode != 0:
-            raise Refused(f"the folder cannot be copied: {said(done)}")
+            raise NoWorktree(f"the folder cannot be copied: {said(done)}")
 
 
 def remove(event: dict[str, Any]) -> None:
@@ -116,9 +116,9 @@ def remove(event: dict[str, Any]) -> None:
     target = os.path.abspath(str(event.get("worktree_path") or ""))
     folder, name = os.path.split(target)
     if not folder.endswith(os.sep + PLACE) or not NAME.fullmatch(name):
-        raise Refused(f"{target} is no worktree of ours, and stays")
+        raise NoWorktree(f"{target} is no worktree of ours, and stays")
     if os.path.islink(target):
-        raise Refused(f"{target} is a link, and stays")
+        raise NoWorktree(f"{target} is a link, and stays")
     discard(folder[: -len(PLACE) - 1], target)
 
 

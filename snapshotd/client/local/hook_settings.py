@@ -231,7 +231,7 @@ def settings_of(agent: str, socket: Path, folder: Path | None, *, worktrees: boo
             )
         folder = folder.resolve()
     if worktrees and not AGENTS[agent].worktrees:
-        raise UsageError(f"{agent} has no hooks for worktrees; leave out --worktrees")
+        raise UsageError(f"{agent} has no hooks for worktrees; claude has")
     return HookSettings(AGENTS[agent], socket, folder, worktrees)
 
 
