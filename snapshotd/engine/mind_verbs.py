@@ -22,6 +22,7 @@ from snapshotd.engine.base import (
     Task,
 )
 from snapshotd.engine.context import Context
+from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
@@ -73,6 +74,7 @@ class Mind:
         self.retry = Retry(context, sessions, self.rewinding, self.effects)
         self.promotion = Promotion(context, sessions, self.rewinding, self.effects)
         self.merging = Merging(context, sessions, self.rewinding)
+        self.folders = Folders(context, cold, listener)
         self.editing = Editing(context, sessions, self.rewinding, fork, forget, listener)
 
         values.start_sweeping()
