@@ -68,6 +68,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "changes",
             "command",
             "documents",
+            "each",
             "follow",
             "forest",
             "progress",

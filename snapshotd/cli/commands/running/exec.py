@@ -207,8 +207,8 @@ def command(
         if as_json:
             return _as_json(client, trajectory, snapshot, argv, options)
         if tty:
-            return in_terminal(client, trajectory, snapshot, argv, options, quiet)
-        return _to_terminal(client, trajectory, snapshot, argv, options, quiet)
+            return in_terminal(client, trajectory, snapshot, argv, options, quiet).exit_code
+        return in_pipes(client, trajectory, snapshot, argv, options, quiet).exit_code
     except KeyboardInterrupt:
         if snapshot is None:
             note(
@@ -252,8 +252,8 @@ def _call(
 
 def in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
-) -> int:
-    """The command has this terminal until it ends. Returns its exit code."""
+) -> ExecInfo:
+    """The command has this terminal until it ends."""
     if options.get("stdin") is not None and not sys.stdin.isatty():
         refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
     options["env"] = {**passed_on(["TERM"]), **options["env"]}
@@ -262,13 +262,14 @@ def in_terminal(
     return _told(client, done, options, quiet)
 
 
-def _to_terminal(
+def in_pipes(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
-) -> int:
+) -> ExecInfo:
+    """The command's output goes to ours."""
     return _told(client, _call(client, trajectory, snapshot, argv, RawOutput().write, options), options, quiet)
 
 
-def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool) -> int:
+def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool) -> ExecInfo:
     if done.call.error is not None and not quiet:
         note(done.call.error)
     if done.snapshot is not None and not quiet:
@@ -286,7 +287,7 @@ def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: boo
             ),
             err=True,
         )
-    return done.exit_code
+    return done
 
 
 def _as_json(client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any]) -> int:
