@@ -123,11 +123,13 @@ def test_a_person_edits_lines_and_goes_back(snap: Snap, runtime: str) -> None:
     snap("rm", "--force", box)
 
 
+@pytest.mark.long
 @pytest.mark.runc
 def test_busybox_has_its_lines_taken_too(snap: Snap, hands_image: str) -> None:
     check_ten_lines(snap, "runc", "busybox sh", "--image", hands_image)
 
 
+@pytest.mark.long
 @pytest.mark.each_runtime
 def test_editors_and_prompts_work_with_a_snapshot_in_the_middle(snap: Snap, runtime: str, hands_image: str) -> None:
     """vim, top and a Python prompt: drawn for the size that the terminal has, and for the next one; they go on after a
@@ -138,16 +140,11 @@ def test_editors_and_prompts_work_with_a_snapshot_in_the_middle(snap: Snap, runt
     person.types("vim.tiny -u NONE -N text\r")
     person.reads('"text" [New')
     person.types("ofirst\x1b")
-    person.types(":set lines? columns?\r")
-    person.reads("lines=33")
-    person.reads("columns=101")
-    person.types("\r")
+    wait_until(lambda: vim_has(person, 33), "it fills the terminal")
     snap.sh(box, "echo beside > beside")
     person.resize(20, 60)
-    person.types("\x0c:redraw\rosecond\x1b:set lines? columns?\r")
-    person.reads("lines=20")
-    person.reads("columns=60")
-    person.types("\r:wq\r")
+    wait_until(lambda: vim_has(person, 20), "it learns of the size")
+    person.types("osecond\x1b:wq\r")
     person.reads("screen 2$ ")
     person.types("top -d 0.3\r")
     person.reads("load average")
@@ -172,6 +169,13 @@ def test_editors_and_prompts_work_with_a_snapshot_in_the_middle(snap: Snap, runt
     own = [argv[1] for argv in lines if argv[0] == "snapshotd-line"]
     assert own == ["vim.tiny -u NONE -N text", "top -d 0.3", "python3 -q"]
     snap("rm", "--force", box)
+
+
+def vim_has(person: Person, rows: int) -> bool:
+    """True if vim, in its command mode, draws on so many rows."""
+    person.types(":set lines?\r")
+    person.reads("  lines=")
+    return person.reads("\x1b").startswith(f"{rows}")
 
 
 @pytest.fixture(scope="module")
