@@ -464,7 +464,7 @@ class ApplyInfo:
     commit: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class MergeInfo:
     """The effect of a merge, or with `dry_run` the effect that it would have. `source` and `head` are the snapshots that
     were compared with `base`; `snapshot` is the new one, None where nothing was merged. The rest is as in
