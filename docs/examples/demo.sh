@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The main job on a real project: run an agent, look at its snapshots, fork two of them, compare. Called by `make demo`.
+# The main job on a real project: run an agent, look at its snapshots, fork one twice, score and compare the forks, and
+# bring the better one home as a commit. Called by `make demo`.
 # Every command is printed before it runs; nothing is cleaned up, so that you can look at it all afterwards.
 #
 #   DEMO_RUNTIME   auto (default), runc or docker
@@ -9,7 +10,6 @@ export PATH="$PWD/.venv/bin:$PATH" PYTHONDONTWRITEBYTECODE=1
 runtime=${DEMO_RUNTIME:-auto}
 name=fix-$(date +%H%M%S)
 project=.cache/demo/$name
-output=.cache/demo/$name.log
 
 step() { printf '\n== %s\n' "$*"; }
 show() { printf '$ %s\n' "$(printf '%q ' "$@" | sed 's/ $//; s/\\{/{/g; s/\\}/}/g')"; }
@@ -20,48 +20,49 @@ run snapshotd image build default
 
 step 'A real project with a planted bug'
 run python docs/examples/prepare.py "$project"
+git=(git -C "$project" -c user.name=demo -c user.email=demo@localhost)
+"${git[@]}" init -q && "${git[@]}" add -A && "${git[@]}" commit -qm 'As found'
 
 step 'The agent repairs it: one snapshot after each tool call'
-show snapshotd run --runtime "$runtime" --workspace "$project" --name "$name" docs/examples/fix_agent.py
-snapshotd run --runtime "$runtime" --workspace "$project" --name "$name" docs/examples/fix_agent.py | tee "$output"
-calls=$(grep -c '^  call: ' "$output")
-run python docs/examples/compare.py check "$name" "$calls"
+run snapshotd run --runtime "$runtime" --workspace "$project" --name "$name" docs/examples/fix_agent.py
 
 step 'What happened'
 run snapshotd log "$name"
 echo
-show python docs/examples/compare.py fork-point "$name" edit_file
-point=$(python docs/examples/compare.py fork-point "$name" edit_file)
+point=$(snapshotd log "$name" --json | python -c 'import json, sys
+print(next(one["parent"] for one in json.load(sys.stdin) if one["tool"]["name"] == "edit_file"))')
 echo "${point:0:12} is the last snapshot before the first edit. What the agent changed since:"
 run snapshotd diff --patch "${point:0:12}" "$name"
 
 step 'From right before the edit: two repairs, side by side'
-show snapshotd fork "${point:0:12}" --n 2 --json -- --repair '{index}'
-forked=$(snapshotd fork "${point:0:12}" --n 2 --json -- --repair '{index}')
-printf '%s\n' "$forked"
-mapfile -t forks < <(python -c 'import json, sys
-for item in json.load(sys.stdin)["trajectories"]:
-    print(item if isinstance(item, str) else item["id"])' <<<"$forked")
+show snapshotd fork "${point:0:12}" --n 2 --name "$name-{index}" -- --repair '{index}'
+mapfile -t forks < <(snapshotd fork "${point:0:12}" --n 2 --name "$name-{index}" -- --repair '{index}')
+printf '%s\n' "${forks[@]}"
 for fork in "${forks[@]}"; do
   echo
   show snapshotd attach "${fork:0:12}"
   code=0
-  snapshotd attach "${fork:0:12}" | tee "$output" || code=$?
+  snapshotd attach "${fork:0:12}" || code=$?
   echo "exit code $code"
-  run python docs/examples/compare.py check "${fork:0:12}" "$(grep -c '^  call: ' "$output")"
 done
 echo
 run snapshotd tree
 
-step 'Which repair is better'
-run python docs/examples/compare.py table "${point:0:12}" "${forks[@]}"
+step 'Which repair is better: its tests, and what it did'
+tests=(env PYTHONDONTWRITEBYTECODE=1 python3 -m pytest -q -p no:cacheprovider --junit-xml /tmp/r.xml)
+run snapshotd score --junit /tmp/r.xml "$name-0" "$name-1" -- "${tests[@]}"
+echo
+run snapshotd compare "$name-0" "$name-1"
 
-step 'Go on from here: look, compare, take over, restore, go on in it'
-winner=${forks[1]:0:12}
+step 'The better one comes home'
+run snapshotd apply "$name-1" --to "$project" --dry-run
+export GIT_AUTHOR_NAME=demo GIT_AUTHOR_EMAIL=demo@localhost GIT_COMMITTER_NAME=demo GIT_COMMITTER_EMAIL=demo@localhost
+run snapshotd apply "$name-1" --to "$project" --commit 'Repair the splitter'
+run git --no-pager -C "$project" log --stat -1
+
+step 'Go on from here: promote it, undo that, go on in it'
 cat <<END
-snapshotd show $winner
-snapshotd diff ${forks[0]:0:12} $winner --patch
-snapshotd diff ${point:0:12} $winner --patch | patch -p1 -d $project
-snapshotd restore $winner --path /workspace --to /tmp/$name
-snapshotd exec $winner -- git --version
+snapshotd promote --yes $name-1 && snapshotd undo $name
+snapshotd restore $name-1 --path /workspace --to /tmp/$name
+snapshotd exec $name-1 -- git --version
 END

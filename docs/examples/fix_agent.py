@@ -9,7 +9,7 @@ environment a real model decides instead. Sandboxes have no network by default, 
 `snapshotd run --network bridge --env OPENAI_BASE_URL=... --env OPENAI_API_KEY=... fix_agent.py`.
 
     fix_agent.py               investigate, edit, test, edit again if needed
-    fix_agent.py --repair 0|1  skip the investigation: make one of the two repairs, then test (for forks)
+    fix_agent.py --repair N    skip the investigation: make repair N of 0 to 7, then test (for forks)
 
 Exit code: 0 when the whole test suite passes in the end, 1 when it does not, 2 when the model cannot be reached.
 """
@@ -132,12 +132,22 @@ BROKEN = """\
             return 1
 """
 WITH_CASE = BROKEN.replace("'WHILE')", "'WHILE', 'CASE')")
+NOTED = "if unified == 'CASE':\n                self._in_case = True\n            return 1"
 REPAIRS = [
     # Looks right, and makes one of the two failing tests pass: CASE opens a level. But its END then counts as the END
     # of the BEGIN, so that a second CASE in the same body is not seen any more.
     WITH_CASE,
     # Complete: the END that follows a CASE belongs to that CASE.
-    WITH_CASE.replace("return 1", "if unified == 'CASE':\n                self._in_case = True\n            return 1"),
+    WITH_CASE.replace("return 1", NOTED),
+    # As the first and the second, and outside of CREATE, too.
+    WITH_CASE.replace("self._is_create and ", ""),
+    WITH_CASE.replace("self._is_create and ", "").replace("return 1", NOTED),
+    # CASE is noted and opens no level, or opens one anywhere, or opens two.
+    BROKEN + "\n        if unified == 'CASE':\n            self._in_case = True\n",
+    BROKEN + "\n        if unified == 'CASE':\n            return 1\n",
+    WITH_CASE.replace("return 1", "return 2 if unified == 'CASE' else 1"),
+    # IF, FOR and WHILE are noted as if they were a CASE.
+    WITH_CASE.replace("return 1", "self._in_case = True\n            return 1"),
 ]
 Step = tuple[str, str, dict[str, Any]]  # what it says, tool, arguments
 

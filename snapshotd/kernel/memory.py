@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-from pathlib import Path
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 """Parameters of mallopt(3), from glibc's malloc.h."""
@@ -13,10 +12,8 @@ _KEPT_BYTES, _PAD_BYTES, _HEAP_BYTES = 128 << 20, 16 << 20, 32 << 20
 
 def available_bytes() -> int:
     """Memory that new processes can use without swapping, as the kernel estimates it (proc_meminfo(5))."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return 0
+    with open("/proc/meminfo") as file:
+        return next((int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:")), 0)
 
 
 def keep_freed() -> bool:

@@ -52,7 +52,6 @@ if __name__ == "__main__":  # -I and -S leave nothing but the standard library t
 from snapshotd.kernel import passing
 from snapshotd.kernel import syscalls as sc
 
-REQUEST_MAX_BYTES = 16 << 20
 _DESCRIPTORS_MAX = 5
 _ANSWER_FD = 100
 _MASTER_SOCKET = 101
@@ -109,9 +108,7 @@ def _serve(connection: socket.socket, init: int | None, action: Callable[[list[i
 
 
 def _request(fd: int) -> dict[str, Any]:
-    with open(fd, "rb", closefd=False) as f:
-        f.seek(0)
-        request: dict[str, Any] = json.loads(f.read(REQUEST_MAX_BYTES))
+    request: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
     return request
 
 

@@ -189,6 +189,7 @@ class Folders:
         or hook finds changed; nothing is lost, since the head has the files of before."""
         left: list[str] = []
         if facts["mode"] != "conversation":
+            self._catalog.set_meta(_rewind_key(folder), self._head(folder).id)
             with look.open_view(self._context, to) as view:
                 left = put_back(root, folder.user, view, self._changes(folder, self._head(folder), to, touched, set()))
             hit("engine.folders.put_back")
@@ -247,7 +248,7 @@ class Folders:
             if snapshot.seq <= since:
                 continue
             own = self._catalog.own_entries(snapshot.id)
-            if own or snapshot.call.name in _UNDOABLE:
+            if own or "files" in snapshot.call.arguments:
                 paths = _recorded(own[0].details if own else snapshot.call.arguments)
                 if paths is None:
                     return None
@@ -288,10 +289,12 @@ class Folders:
             self._edits(folder, root, scan)
 
     def _edits(self, folder: _Folder, root: int, scan: FolderScan) -> Snapshot:
-        """Changes that no call has made. While a call runs, they are the call's."""
+        """Changes that no call has made. While a call runs, they are the call's; after a rewind that was cut off, they are
+        the rewind's, which another rewind may take back."""
         if folder.open_calls:
             return self._call(folder, root, scan, next(reversed(folder.open_calls.values())), status=CallStatus.UNKNOWN)
-        return self._commit(folder, root, scan, marker("edits", {}))
+        cut_off = self._catalog.get_meta(_rewind_key(folder)) == self._head(folder).id
+        return self._commit(folder, root, scan, marker("edits", {"files": _paths(scan)} if cut_off else {}))
 
     def _call(
         self, folder: _Folder, root: int, scan: FolderScan, event: HookEvent, *, status: CallStatus | None = None
@@ -531,6 +534,11 @@ class Folders:
 
 def _key(user: HostUser, path: str) -> str:
     return f"folder/{user.uid}/{path}"
+
+
+def _rewind_key(folder: _Folder) -> str:
+    """Names the head at which the last rewind began to put files back."""
+    return f"folder-rewind/{folder.trajectory}"
 
 
 def _path_of(root: int) -> str:

@@ -404,10 +404,9 @@ class Sessions:
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self._logging(sandbox, lambda stream, data, _: sink(stream, data))
-        before = hits(sandbox.container.pid)
         sandbox.ended_for.clear()
         timeout = Timeout(sandbox, command, timeout_s)
-        process = self._start(sandbox, spec, command=command)
+        process, before = self._start(sandbox, spec, command=command)
         with timeout.over(process):
             outcome = pump(
                 process,
@@ -457,13 +456,13 @@ class Sessions:
         return self.commands.begin(sandbox, replace(spec, stdin=stdin), timeout_s=timeout_s)
 
     def _start_in_background(self, sandbox: Sandbox, spec: ExecSpec, command: ClientCommand, key: str) -> Process:
-        return self._start(sandbox, spec, command=command, keep=key)
+        return self._start(sandbox, spec, command=command, keep=key)[0]
 
     def _start(
         self, sandbox: Sandbox, spec: ExecSpec, *, command: ClientCommand | None = None, keep: str | None = None
-    ) -> Process:
+    ) -> tuple[Process, Hits]:
         """Start a command, never in the middle of a step: between the look at the live processes and the pivot none may
-        come in. `command`: a client's; `keep`: as `Runtime.exec`."""
+        come in. `command`: a client's; `keep`: as `Runtime.exec`. Also the hits at the sandbox's limits before."""
         with sandbox.lock, turns.first():
             if command is not None and command.cut_off:
                 raise Conflict(
@@ -482,7 +481,7 @@ class Sessions:
                 ) from exc
             if command is not None:
                 command.process = process
-            return process
+            return process, before
 
     def _logging(self, sandbox: Sandbox, show: Shown) -> Shown:
         def both(stream: Stream, data: bytes, shown_bytes: int) -> None:
@@ -538,7 +537,7 @@ class Sessions:
         sandbox.kept.append(sandbox.container.id)
         intakes = self._intakes(sandbox)
         try:
-            process = self._start(sandbox, spec, keep=sandbox.container.id)
+            process, _ = self._start(sandbox, spec, keep=sandbox.container.id)
         except BaseException:
             _close(intakes)
             raise

@@ -70,7 +70,7 @@ class JsonRoute(APIRoute):
         super().__init__(path, answering, **options)
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:  # async, or FastAPI has a thread call it
     service: Service = request.app.state.service
     return service
 
@@ -85,7 +85,7 @@ Ref = Annotated[
 PathB64 = Annotated[str, Query(description="Path in the sandbox, relative to its root, as base64 of its bytes.")]
 
 
-def checked_ref(request: Request) -> None:
+async def checked_ref(request: Request) -> None:
     """NotFound for a ref in the URL that nothing can have."""
     ref = request.path_params.get("ref")
     if ref is not None:
