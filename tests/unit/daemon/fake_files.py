@@ -74,10 +74,13 @@ class FakeFiles(base.Engine):
         self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None = None, attributes: bool = True
     ) -> base.Written:
         data, top, new = b"".join(iter(lambda: read(1 << 20), b"")), path + b"/" if path else b"", {}
-        with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-            for item in tar:
-                if (file := tar.extractfile(item)) is not None:
-                    new[top + item.name.encode(errors="surrogateescape")] = file.read()
+        try:
+            with tarfile.open(fileobj=io.BytesIO(data)) as tar:
+                for item in tar:
+                    if (file := tar.extractfile(item)) is not None:
+                        new[top + item.name.encode(errors="surrogateescape")] = file.read()
+        except tarfile.TarError as exc:
+            raise UsageError(f"the archive cannot be read: {exc}") from exc
         arguments = {"paths": list(map(_shown, new)), "user": user, "attributes": attributes}
         return base.Written(self._changed(ref, "write", arguments, new), len(new))
 

@@ -1,0 +1,51 @@
+"""Nothing that a client can send makes the real daemon fail or hang."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.client import Snapshotd
+from snapshotd.errors import NotFound
+from snapshotd.types import new_id
+from tests import long
+from tests.any_request import Operation, ask_anything, operations
+from tests.e2e.support import Snap
+
+ON_THIS_MACHINE = "reads or writes any folder of this machine, as it is told"
+WITHOUT = {
+    "/shutdown": "it does end the daemon",
+    "/images/build": ON_THIS_MACHINE,
+    "/images/import": ON_THIS_MACHINE,
+    "/mount": ON_THIS_MACHINE,
+    "/umount": ON_THIS_MACHINE,
+    "/runs": ON_THIS_MACHINE,
+    "/sandboxes": "its workspace is any folder of this machine",
+    "/snapshots/{ref}/restore": ON_THIS_MACHINE,
+}
+
+
+@pytest.fixture(scope="module")
+def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+    """A daemon of its own: requests of this kind remove what they find."""
+    snap = Snap(tmp_path_factory.mktemp("s") / "state", engine_env)
+    snap("image", "import", root_tar, "--name", "default")
+    yield snap
+    snap.stop_daemon()
+
+
+@pytest.mark.parametrize("operation", operations(WITHOUT), ids=" ".join)
+def test_no_request_makes_the_daemon_fail(operation: Operation, snap: Snap) -> None:
+    client, name = Snapshotd(snap.state_dir, autostart=False), f"box-{new_id()[:8]}"
+    _, snapshot = client.create(name=name)
+    command = client.exec_in_background(name, ["cat"], stdin=True)
+    client.tag(snapshot.id, f"tag-{name}")
+    pid = client.version().pid
+    known = {"ref": name, "name": f"tag-{name}", "command": command.id, "which": "stdout", "port": "8000"}
+    ask_anything(client.socket_path, operation, known, long.size(3, 100))
+    assert client.version().pid == pid
+    with contextlib.suppress(NotFound):  # it may have been asked for
+        client.remove(name, force=True)
