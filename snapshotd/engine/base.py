@@ -557,7 +557,8 @@ class Engine(ABC):
     @abstractmethod
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
         """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
-        `undo` takes it back. Changes since the head are captured first. With `compensate` the registered compensations
+        `undo` takes it back. Commands in the background are ended, as `interrupted`; changes since the head are captured
+        first. With `compensate` the registered compensations
         of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
         while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
         SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
