@@ -24,7 +24,6 @@ RECORDS = frozenset({"NamedTuple", "TypedDict", "Protocol", "Enum", "IntEnum", "
 LARGE: dict[str, int] = {
     "engine/engine.py:LocalEngine": 21,
     "engine/mind/recorder.py:Recorder": 23,
-    "engine/runs/sessions.py:Sessions": 17,
     "engine/sandbox/sandbox.py:Sandbox": 44,
     "repo/writing/writer.py:PackRepository": 26,
 }
@@ -37,7 +36,6 @@ ASSIGNED: frozenset[str] = frozenset(
         "engine/engine.py: Sandbox.idle_timeout_s",
         "engine/mind/agent_state.py: Sandbox.state",
         "engine/mind/agent_state.py: Sandbox.state_changed",
-        "engine/mind/gateways.py: Recorder.before_live",
         "engine/mind/gateways.py: Sandbox.gateway",
         "engine/mind/pending.py: Sandbox.pending_bytes",
         "engine/mind/pending.py: Sandbox.residue",
@@ -51,9 +49,7 @@ ASSIGNED: frozenset[str] = frozenset(
         "engine/past/rewinding.py: Sandbox.fresh",
         "engine/past/rewinding.py: Sandbox.state",
         "engine/past/rewinding.py: Sandbox.state_changed",
-        "engine/runs/sessions.py: Recorder.after_live",
-        "engine/runs/sessions.py: Sandbox.agent_running",
-        "engine/runs/sessions.py: Sandbox.claimed",
+        "engine/runs/programs.py: Sandbox.agent_running",
         "engine/runs/sessions.py: Sandbox.closed",
         "engine/runs/sessions.py: Sandbox.ending",
         "engine/runs/sessions.py: Sandbox.fence",

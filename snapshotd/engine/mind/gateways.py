@@ -76,7 +76,7 @@ class Gateways:
             return
         listener = self._listener(sandbox)
         if recorder.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
-            recorder.before_live = _cut_off(sandbox)
+            recorder.before_live(_cut_off(sandbox))
         calls = ModelCalls(self._context, recorder, self._gate)
         if record is not None:
             calls.restore(record)

@@ -96,10 +96,8 @@ class Recorder:
         """Model calls that were replayed since then."""
         self._went_live = False
         """The next answer has to say so."""
-        self.before_live: Callable[[], None] = lambda: None
-        """Called when a replay ends, before the program goes live."""
-        self.after_live: Callable[[], None] = lambda: None
-        """Called when the program has gone live."""
+        self._before_live: Callable[[], None] = lambda: None
+        self._after_live: Callable[[], None] = lambda: None
         self.diverged: Diverged | None = None
         """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
@@ -260,13 +258,22 @@ class Recorder:
 
     def _live(self) -> None:
         assert self._replay is not None
-        self.before_live()
+        self._before_live()
         with self.sandbox.lock:
             self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
         self._replay, self._went_live = None, True
         self._moved.notify_all()
-        self.after_live()
+        self._after_live()
+
+    def before_live(self, call: Callable[[], None]) -> None:
+        """Have `call` called when the replay ends, before the program goes live."""
+        self._before_live = call
+
+    def when_live(self, call: Callable[[], None]) -> None:
+        """Call now, and when the program has gone live."""
+        self._after_live = call
+        call()
 
     def take_live(self) -> bool:
         """True if the answer in the making is the first one after a replay."""

@@ -184,6 +184,34 @@ class Sandbox:
                 self.commands.remove(command)
                 self.changing.notify_all()
 
+    @contextlib.contextmanager
+    def claim(self, head: SnapshotID | None) -> Iterator[None]:
+        """Lets one of several writers that name the same head go on; the others raise Conflict until it is done."""
+        if head is None:
+            yield
+            return
+        name = short(self.trajectory.id)
+        with self.lock:
+            if self.head != head:
+                raise Conflict(
+                    f"the head of {name} is {short(self.head)} and not {short(head)}: look at what came since (`snapshotd log {name}`) "
+                    f"and go on from there, or fork the other one (`snapshotd fork {short(head)}`)"
+                )
+            if self.claimed == head:
+                raise Conflict(
+                    f"another writer is taking the next step of {name} from its head {short(head)}: wait for it and go on from the new "
+                    f"head, or fork (`snapshotd fork {short(head)}`)"
+                )
+            self.claimed = head
+        try:
+            yield
+        finally:
+            with self.lock:
+                if (
+                    self.claimed == head
+                ):  # otherwise a writer without a claim moved the head, and another has claimed that
+                    self.claimed = None
+
     def cut_off(self) -> None:
         """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are
         recorded, or after a limit, because a client that does not take its output holds its command up. Caller holds

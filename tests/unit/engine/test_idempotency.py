@@ -82,8 +82,7 @@ class Rig:
         parts: list[Any] = [MagicMock() for _ in range(6)]
         parts[0].attach.return_value = (sandbox, calls)
         sessions = Sessions(self.context, *parts)
-        monkeypatch.setattr(sessions, "_follow_in_thread", lambda *_: None)
-        monkeypatch.setattr(sessions, "_intakes", lambda _: {})
+        monkeypatch.setattr(sessions, "_program", MagicMock())
         survivor: Any = MagicMock(
             trajectory=self.trajectory, record=LiveRecord(self.directory / new_id()), facts={"began_at_ns": 1}
         )

@@ -94,7 +94,7 @@ class World:
         launcher: Any = SimpleNamespace(end=lambda sandbox: sandbox.close())
         rest: Any = SimpleNamespace(submit=lambda *_: None, take=None)
         made = Sessions(self.context, launcher, rest, rest, rest, rest, rest)
-        made._live[self.trajectory.id] = self.sandbox
+        made._register(self.sandbox, cast(Any, None))
         return made
 
     def rewinding(self) -> Rewinding:

@@ -98,11 +98,10 @@ def _is_known(world: World, sandbox: Any) -> None:
     trajectory = world.trajectory.id
     assert world.sessions.live() == [sandbox]
     assert not sandbox.ended
-    assert trajectory in world.sessions._recorders
+    assert world.sessions._live[trajectory].recorder.sandbox is sandbox
     world.sessions.close()
     assert sandbox.ended
     assert not world.sessions.live()
-    assert not world.sessions._recorders
 
 
 def test_a_sandbox_that_begins_while_one_is_stopped_stays_known(world: World) -> None:
@@ -156,17 +155,17 @@ def test_a_stop_waits_for_its_own_run(world: World) -> None:
     joined: list[str] = []
 
     def run(name: str) -> Any:
-        return SimpleNamespace(thread=SimpleNamespace(join=lambda: joined.append(name)))
+        return SimpleNamespace(join=lambda: joined.append(name))
 
     def meanwhile() -> None:
         world.meanwhile()
-        world.sessions._runs[world.trajectory.id] = run("second")
+        world.sessions._live[world.trajectory.id].program = run("second")
 
-    world.sessions._runs[world.trajectory.id] = run("first")
+    world.sessions._live[world.trajectory.id].program = run("first")
     world.ending = meanwhile
     world.sessions.stop(world.trajectory)
     assert joined == ["first"]
-    assert world.trajectory.id in world.sessions._runs
+    assert world.sessions._live[world.trajectory.id].program is not None
 
 
 def test_a_run_that_ends_on_a_full_disk_leaves_no_container(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +178,7 @@ def test_a_run_that_ends_on_a_full_disk_leaves_no_container(world: World, monkey
 
 def test_closing_goes_on_whatever_one_sandbox_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     trajectory, first = begin(make_image())
-    world.sessions._live = {trajectory.id: world.launch(trajectory, first)[0]}
+    world.sessions._register(world.launch(trajectory, first)[0], cast(Any, None))
     last = world.started()
     stop = world.sessions.stop
 
@@ -251,7 +250,7 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     with starting(name):
         sandbox, _ = world.launch(world.trajectory, world.first)
         sandbox.agent_running = False
-        world.sessions._live[name] = sandbox
+        world.sessions._register(sandbox, cast(Any, None))
         second = threading.Thread(target=resume)
         second.start()
         assert asked.wait(60)
