@@ -394,7 +394,7 @@ class AgentCalls:
 
     def tasks(self) -> list[dict[str, Any]]:
         sandbox = self._bound()
-        found = list(sandbox.state.get("tasks", ()))
+        found = list(sandbox.mind.state.get("tasks", ()))
         return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
     def store(

@@ -156,7 +156,7 @@ class Pending:
             if rid is not None and rid in self._requests:
                 return
             size = len(message.role) + len(json.dumps(message.content))
-            if sandbox.pending_bytes + size > MAX_PENDING_BYTES:
+            if sandbox.mind.bytes + size > MAX_PENDING_BYTES:
                 raise LimitExceeded(
                     f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
                 )
@@ -164,8 +164,7 @@ class Pending:
             self._said(message, size, within, rid)
 
     def _said(self, message: Message, size: int, within: str | None, rid: str | None) -> None:
-        self._sandbox.pending_bytes += size
-        self._sandbox.pending.append(message)
+        self._sandbox.mind.say(message, size)
         opened = None if within is None else self._open.get(within)
         if opened is not None:
             opened.said += 1
@@ -204,7 +203,7 @@ class Pending:
             self.unclaimed = set(self._open)
             state = live.state(record.directory, head)
             if state is not None:
-                self._sandbox.state, self._sandbox.state_changed = state, True
+                self._sandbox.mind.put(state, changed=True)
 
     def _redo(self, line: dict[str, Any], known: Callable[[str], bool]) -> None:
         if "message" in line:

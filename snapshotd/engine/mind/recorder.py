@@ -213,7 +213,7 @@ class Recorder:
             if place >= self._place:  # calls that ran side by side come in any order: the files never go back
                 self._places.go_to(self.sandbox, own)
                 with self.sandbox.lock:
-                    self.sandbox.state, self.sandbox.state_changed = self._catalog.state(own.id), False
+                    self.sandbox.mind.put(self._catalog.state(own.id), changed=False)
                 self._reached, self._replayed_models, self._place = own, [], place
             self.said(entry.details.get(_SAID, 0))
         else:
@@ -253,14 +253,16 @@ class Recorder:
                 changes.append((self._catalog.state(before.id), self._catalog.state(head.id)))
             head = before
         with self.sandbox.lock:
+            mind = self.sandbox.mind
             for old, new in reversed(changes):
-                self.sandbox.state = tasks.carry(self.sandbox.state, old, new)
+                mind.put(tasks.carry(mind.state, old, new), changed=mind.changed)
 
     def _live(self) -> None:
         assert self._replay is not None
         self._before_live()
         with self.sandbox.lock:
-            self.sandbox.state_changed = self.sandbox.state != self._catalog.state(self.sandbox.head)
+            state = self.sandbox.mind.state
+            self.sandbox.mind.put(state, changed=state != self._catalog.state(self.sandbox.head))
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
         self._replay, self._went_live = None, True
         self._moved.notify_all()
@@ -314,7 +316,7 @@ class Recorder:
             met = itertools.islice(self._catalog.conversation(self._resumption.head.id, kept), said - kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._replayed_models]
             with self.sandbox.lock:
-                self.sandbox.pending[:0] = met
+                self.sandbox.mind.messages[:0] = met
                 commit_step(
                     self._catalog,
                     self.sandbox,
@@ -370,7 +372,7 @@ class Recorder:
         return opened
 
     def _record(self, entry: JournalEntry) -> None:
-        self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.fence)
+        self._catalog.begin_entry(self.sandbox.trajectory.id, entry, fence=self.sandbox.writer.fence)
 
     def restore(self, record: LiveRecord) -> None:
         """Go on where an earlier daemon was killed."""
@@ -390,7 +392,7 @@ class Recorder:
                 time.time_ns(),
                 error="the daemon was killed meanwhile; it was asked again",
             )
-            self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
+            self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.writer.fence)
 
     def known(self, call_id: str) -> JournalEntry | None:
         """The trajectory's entry of this id; None if it has none."""
@@ -456,7 +458,7 @@ class Recorder:
         """Record a call that had effects outside but has no snapshot (the disk is full?), so that it does not run
         again."""
         try:
-            self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
+            self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.writer.fence)
         except SnapshotdError as exc:
             _log.error(
                 "the outcome of call %s of %s is not recorded: %s", ended.id, self.sandbox.trajectory.id, exc.message
@@ -469,7 +471,7 @@ class Recorder:
         self._check_diverged()
         conceal = self.funnel.conceal
         ended = Ended(opened.entry.id, status, time.time_ns(), conceal(result), conceal(error), conceal(details))
-        self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.fence)
+        self._catalog.end_entry(self.sandbox.trajectory.id, ended, fence=self.sandbox.writer.fence)
         hit("engine.journal.ended")
 
     def complete(
@@ -566,7 +568,7 @@ class Recorder:
     def told(self, limit: int) -> list[Message]:
         """The last messages of the conversation up to the head, as the program knows them."""
         with self.sandbox.lock:
-            first = max(0, self.sandbox.message_count - limit)
+            first = max(0, self.sandbox.writer.messages - limit)
         return [
             Message(message.role, self.funnel.reveal(message.content))
             for message in self._catalog.conversation(self.sandbox.head, first)
@@ -595,7 +597,7 @@ class Recorder:
         """Messages of a replayed program, read from the wire. They are appended where the conversation does not hold
         them yet: no snapshot had bound them at the end, or the program has just gone live."""
         with self._lock, self.sandbox.lock:
-            known = 0 if self._retelling is None else max(0, self.sandbox.message_count - self._retelling.position)
+            known = 0 if self._retelling is None else max(0, self.sandbox.writer.messages - self._retelling.position)
             self.said(len(messages))
             for message in messages[known:]:
                 self.pending.message(self._concealed(message))
@@ -649,12 +651,12 @@ class Recorder:
         """A part of the conversation as the program knows it."""
         with self._lock, self.sandbox.lock:
             recorded: Iterable[Message] = ()
-            known = self.sandbox.message_count
+            known = self.sandbox.writer.messages
             if self._replay is not None and self._retelling is not None:
                 known = self._retelling.position
             if offset < known:
                 recorded = itertools.islice(self._catalog.conversation(self.sandbox.head, offset), known - offset)
-            pending = tuple(self.sandbox.pending)[max(0, offset - known) :]
+            pending = tuple(self.sandbox.mind.messages)[max(0, offset - known) :]
             found = list(itertools.islice(itertools.chain(recorded, pending), limit))
         return [Message(message.role, self.funnel.reveal(message.content)) for message in found]
 

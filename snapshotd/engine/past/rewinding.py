@@ -130,7 +130,7 @@ class Rewinding:
         """Capture the changes since the head. With `mind`, calls whose end can no longer come get an unknown outcome,
         so that the line that is left behind remembers them."""
         entries = self._cut_off(sandbox) if mind else []
-        if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
+        if sandbox.changed or (mind and (entries or sandbox.mind.messages or sandbox.mind.changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
     def _cut_off(self, sandbox: Sandbox) -> list[JournalEntry]:
@@ -138,7 +138,7 @@ class Rewinding:
         for entry in unbound:
             if entry.status is None:
                 ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off")
-                self._catalog.end_entry(sandbox.trajectory.id, ended, fence=sandbox.fence)
+                self._catalog.end_entry(sandbox.trajectory.id, ended, fence=sandbox.writer.fence)
         return unbound
 
     def switch(
@@ -157,14 +157,14 @@ class Rewinding:
 
         Caller holds the lock and has made sure that no process lives. On an error everything is as before.
         """
-        head, old_state = sandbox.head, (sandbox.state, sandbox.state_changed)
+        head, old, old_changed = sandbox.head, sandbox.mind.state, sandbox.mind.changed
         cleanup = None if files is None else self.replace_files(sandbox, files, change)
         if state is not None:
-            sandbox.state, sandbox.state_changed = state, True
+            sandbox.mind.put(state, changed=True)
         try:
             return commit_step(self._catalog, sandbox, call, self._after(cleanup), follows=follows, entries=entries)
         except BaseException:
-            sandbox.state, sandbox.state_changed = old_state
+            sandbox.mind.put(old, changed=old_changed)
             if cleanup is not None:
                 cleanup()
                 self.replace_files(sandbox, self._catalog.get_snapshot(head))()
@@ -263,7 +263,7 @@ class Rewinding:
         pending: tuple[Message, ...] = ()
         if sandbox is not None:
             with sandbox.lock:
-                pending = tuple(sandbox.pending)
+                pending = tuple(sandbox.mind.messages)
         return (*self._catalog.conversation(head.id, self._common(head, to)), *pending)
 
     def _common(self, a: Snapshot, b: Snapshot) -> int:

@@ -19,6 +19,7 @@ from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.sandbox import Sandbox, enter
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import cgroup as cgroups
@@ -103,10 +104,8 @@ class Launcher:
             store=self._context.store,
             stack=stack,
             upper=upper,
-            head=head.id,
+            writer=TrajectoryWriter(head.id, head.seq, head.messages),
             base=snapshot.id,
-            seq=head.seq,
-            message_count=head.messages,
             started_at_ns=time.time_ns(),
             merged=self._merged,
             links=self._links,
@@ -243,10 +242,8 @@ class Launcher:
             store=self._context.store,
             stack=root.stack,
             upper=root.upper,
-            head=head.id,
+            writer=TrajectoryWriter(head.id, head.seq, head.messages),
             base=base,
-            seq=head.seq,
-            message_count=head.messages,
             started_at_ns=survivor.facts["started_at_ns"],
             merged=self._merged,
             links=self._links,

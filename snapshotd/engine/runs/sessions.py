@@ -121,8 +121,9 @@ class Sessions:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program
         is replayed first; `keys`: of calls that it makes again."""
         catalog, trajectory = self._context.catalog, sandbox.trajectory.id
-        sandbox.fence = catalog.draw_fence(trajectory)
-        sandbox.state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
+        sandbox.writer.own(catalog.draw_fence(trajectory))
+        state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
+        sandbox.mind.put(state, changed=False)
         if sandbox.trajectory.agent is not None:
             sandbox.live = record_of(self._context, sandbox.container.id)
             sandbox.live.open()
@@ -150,8 +151,8 @@ class Sessions:
         head = catalog.get_snapshot(trajectory.head)
         sandbox, calls = self._launcher.attach(survivor, head)
         try:
-            sandbox.fence = catalog.draw_fence(trajectory.id)
-            sandbox.state = catalog.state(head.id)
+            sandbox.writer.own(catalog.draw_fence(trajectory.id))
+            sandbox.mind.put(catalog.state(head.id), changed=False)
             recorder = Recorder(self._context, sandbox, self._stepped, self._places, keys=cut_off(catalog, trajectory))
             recorder.restore(survivor.record)
             log = self._context.events.begin(trajectory.id)
@@ -301,7 +302,7 @@ class Sessions:
             raise UsageError("there is no command to run: the list of its words is empty")
         if record:
             self.check_place(sandbox)
-        with sandbox.command() as command, sandbox.claim(expected_head):
+        with sandbox.command() as command, sandbox.writer.claim(sandbox.lock, sandbox.trajectory.id, expected_head):
             return self._commands.run(
                 sandbox,
                 command,
@@ -366,7 +367,7 @@ class Sessions:
             count = self._context.catalog.count_snapshots(trajectory.id)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})
-            count = sandbox.seq
+            count = sandbox.writer.seq
         finally:
             self._unregister(sandbox)
         log.append(

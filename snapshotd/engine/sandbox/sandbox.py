@@ -4,9 +4,10 @@
     base, fresh  a snapshot whose tree, with the newest `fresh` layers of `stack` on it, is that of `stack`, however the rest was merged.
                  `fresh` is 0 unless a step was sealed and could not be committed
     upper        the live, writable layer
-    head         the trajectory's head: the snapshot that the next one's parent will be
+    writer       the trajectory's head, and the fence under which it moves
+    mind         the agent's state and messages that no snapshot has yet
 
-Everything that changes these three happens under `lock`. A command that a client runs owns them from its start to its
+Everything that changes these happens under `lock`. A command that a client runs owns them from its start to its
 commit (`Sandbox.command`): meanwhile steps may be taken, but no other thread gives the sandbox another root or another
 past.
 """
@@ -26,7 +27,9 @@ from typing import Any
 
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.live import LiveRecord, Root
+from snapshotd.engine.sandbox.mind import UnsavedMind
 from snapshotd.engine.sandbox.quiesce import blocker, writable_mappings
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, DataLoss
 from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Gateway
@@ -39,7 +42,7 @@ from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
 from snapshotd.runtime.base import Container, Process, Runtime
-from snapshotd.types import LayerID, Message, SnapshotID, Stack, Trajectory, short
+from snapshotd.types import LayerID, SnapshotID, Stack, Trajectory, short
 
 CUT_OFF_DEADLINE_S = 10.0
 """A killed command is captured as fast as any; every command before it in the lock's queue may copy changed files."""
@@ -88,10 +91,8 @@ class Sandbox:
     store: LayerStore
     stack: Stack
     upper: LayerID
-    head: SnapshotID
+    writer: TrajectoryWriter
     base: SnapshotID
-    seq: int
-    message_count: int
     started_at_ns: int
     merged: Callable[[Stack], Stack]
     """Swaps runs of layers for their merged form, where one is ready (engine/storing/merging.py)."""
@@ -105,24 +106,13 @@ class Sandbox:
     lazy_by: object | None = None
     """The server of that layer at the time."""
     lock: threading.RLock = field(default_factory=threading.RLock)
-    pending_bytes: int = 0
-    pending: list[Message] = field(default_factory=list)
-    """Messages of the conversation that the next snapshot will bind."""
-    state: dict[str, Any] = field(default_factory=dict)
-    """The agent's state: `values` (its own JSON) and `tasks` (engine/mind/tasks.py). Replaced, never changed in place;
-    under `lock`."""
-    state_changed: bool = False
-    """The next snapshot has to save it."""
+    mind: UnsavedMind = field(default_factory=UnsavedMind)
     commands: list[ClientCommand] = field(default_factory=list)
     """Clients' commands that run, or that have ended and are not committed yet."""
     ending: bool = False
     """No more commands."""
     changing: threading.Condition = field(init=False)
     """Over `lock`: of `commands` and `closed`."""
-    claimed: SnapshotID | None = None
-    """The head from which a writer that named it is taking the next step."""
-    fence: int | None = None
-    """The fence of this trajectory's one writer; None: nothing is recorded (a throw-away sandbox)."""
     connections: dict[socket.socket, Callable[[], object]] = field(default_factory=dict)
     """Clients' connections to servers inside (engine/runs/ports.py), each with what to call when the sandbox ends."""
     gateway: Gateway | None = None
@@ -154,9 +144,18 @@ class Sandbox:
         self.changing = threading.Condition(self.lock)
 
     @property
+    def head(self) -> SnapshotID:
+        """The trajectory's head."""
+        return self.writer.head
+
+    @property
     def changed(self) -> bool:
         """True if the sandbox holds files that no snapshot has. Caller holds `lock`."""
         return self.fresh > 0 or not self.store.unchanged(self.upper, self.stack)
+
+    def renew(self, trajectory: Trajectory) -> None:
+        """The trajectory's own record has changed."""
+        self.trajectory = trajectory
 
     def room(self, stack: Stack | None = None) -> Used:
         """The space that its live upper may take: its disk limit, less the layers of `stack` (None: of the present
@@ -183,34 +182,6 @@ class Sandbox:
             with self.lock:
                 self.commands.remove(command)
                 self.changing.notify_all()
-
-    @contextlib.contextmanager
-    def claim(self, head: SnapshotID | None) -> Iterator[None]:
-        """Lets one of several writers that name the same head go on; the others raise Conflict until it is done."""
-        if head is None:
-            yield
-            return
-        name = short(self.trajectory.id)
-        with self.lock:
-            if self.head != head:
-                raise Conflict(
-                    f"the head of {name} is {short(self.head)} and not {short(head)}: look at what came since (`snapshotd log {name}`) "
-                    f"and go on from there, or fork the other one (`snapshotd fork {short(head)}`)"
-                )
-            if self.claimed == head:
-                raise Conflict(
-                    f"another writer is taking the next step of {name} from its head {short(head)}: wait for it and go on from the new "
-                    f"head, or fork (`snapshotd fork {short(head)}`)"
-                )
-            self.claimed = head
-        try:
-            yield
-        finally:
-            with self.lock:
-                if (
-                    self.claimed == head
-                ):  # otherwise a writer without a claim moved the head, and another has claimed that
-                    self.claimed = None
 
     def cut_off(self) -> None:
         """The sandbox is about to end: no command begins any more, and those that run are killed. Returns when they are
@@ -356,8 +327,8 @@ class Sandbox:
         with self.lock:
             assert self.live is not None
             self._facts = facts
-            if self.state_changed:
-                self.live.set_state(self.head, self.state)
+            if self.mind.changed:
+                self.live.set_state(self.head, self.mind.state)
             self._keep(self.live, facts)
 
     def _keep(self, live: LiveRecord, facts: dict[str, Any]) -> None:

@@ -61,23 +61,23 @@ def commit_step(
     """
     hit("engine.step.begin")
     with sandbox.lock, turns.first():
-        if follows is not None and not sandbox.state_changed:
-            sandbox.state = catalog.state(follows.id)
+        if follows is not None and not sandbox.mind.changed:
+            sandbox.mind.put(catalog.state(follows.id), changed=False)
         if sandbox.closed:
             raise SandboxFailed(
                 f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}"
             )
         captured = _capture(sandbox)
         hit("engine.step.sealed")
-        messages = tuple(sandbox.pending)
-        kept = sandbox.message_count
+        messages = tuple(sandbox.mind.messages)
+        kept = sandbox.writer.messages
         if follows is not None:
             kept = follows.messages if keep_messages is None else keep_messages
         snapshot = Snapshot(
             id=SnapshotID(new_id()),
             parent=sandbox.head,
             trajectory=sandbox.trajectory.id,
-            seq=sandbox.seq + 1,
+            seq=sandbox.writer.seq + 1,
             stack=captured.stack,
             call=call,
             messages=kept + len(messages),
@@ -97,17 +97,16 @@ def commit_step(
                 expected_head=sandbox.head,
                 entries=entries,
                 ended=ended,
-                fence=sandbox.fence,
-                state=sandbox.state if sandbox.state_changed else None,
+                fence=sandbox.writer.fence,
+                state=sandbox.mind.state if sandbox.mind.changed else None,
             )
         except BaseException:
             sandbox.uncommitted(captured)
             raise
         hit("engine.step.committed")
-        sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
+        sandbox.writer.moved(snapshot)
         sandbox.committed(captured, snapshot.id)
-        del sandbox.pending[: len(messages)]
-        sandbox.pending_bytes, sandbox.state_changed = 0, False
+        sandbox.mind.saved(len(messages))
     listener(snapshot, captured)
     return snapshot
 

@@ -18,6 +18,8 @@ from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.live import LiveRecord
+from snapshotd.engine.sandbox.mind import UnsavedMind
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.types import CallStatus, Ended, SideEffect, Snapshot, Trajectory, TrajectoryStatus, new_id
 from tests.records import committed, fork, started
 
@@ -52,11 +54,8 @@ class Rig:
             head=self.head.id,
             lock=threading.RLock(),
             live=None,
-            fence=None,
-            pending=[],
-            pending_bytes=0,
-            state={},
-            state_changed=False,
+            writer=TrajectoryWriter(self.head.id, 0, 0),
+            mind=UnsavedMind(),
             outlive=lambda _: None,
         )
 

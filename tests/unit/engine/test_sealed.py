@@ -23,6 +23,7 @@ from snapshotd.engine.sandbox import sandbox as sandboxes
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
@@ -59,15 +60,13 @@ class World:
             store=self.store,
             stack=head.stack,
             upper=upper,
-            head=head.id,
+            writer=TrajectoryWriter(head.id, 0, 0),
             base=head.id,
-            seq=0,
-            message_count=0,
             started_at_ns=0,
             merged=lambda s: s,
             links=lambda _: (),
         )
-        made.fence = self.catalog.draw_fence(trajectory.id)
+        made.writer.own(self.catalog.draw_fence(trajectory.id))
         return made
 
     def step(self, call: ToolCall) -> Snapshot:
@@ -196,7 +195,7 @@ def test_a_step_goes_first(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nothing_new_takes_no_snapshot(world: World) -> None:
     """Neither in a first sandbox nor in that of a fork."""
     forked = replace(world.trajectory, forked_from=world.first.id)
-    world.sandbox.trajectory = forked
+    world.sandbox.renew(forked)
     world.rewinding().settle(world.sandbox, mind=True)
     world.sessions().stop(forked)
     assert world.catalog.count_snapshots(world.trajectory.id) == 1

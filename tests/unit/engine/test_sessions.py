@@ -16,6 +16,8 @@ from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.mind import UnsavedMind
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.types import AgentSpec, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 from tests.records import begin, make_image
@@ -52,14 +54,11 @@ class World:
             ended=False,
             changed=False,
             lock=threading.RLock(),
-            seq=0,
-            fence=None,
-            state={},
+            writer=TrajectoryWriter(head.id, 0, 0),
+            mind=UnsavedMind(),
             container=SimpleNamespace(id="container"),
             live=None,
             residue=dict,
-            pending=[],
-            message_count=0,
             commands=[],
             cut_off=lambda: None,
         )
