@@ -52,6 +52,7 @@ from snapshotd.engine.runs.sessions import Sessions, check_not_running, free_byt
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.disk_watch import DiskWatch
 from snapshotd.engine.sandbox.idle import IdleWatch
+from snapshotd.engine.sandbox.root import LayerSources
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storing import evict, look, needed, reserve, retention
@@ -114,7 +115,9 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
             lambda: self._archive.layer_came_back(),
         )
         links = LinkGroups(self._worker)
-        self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of, self._cold.server)
+        self._launcher = Launcher(
+            context, self._cold.take, LayerSources(self._merger.apply, links.of, self._cold.server)
+        )
         archiver = Archiver(context.child("archive"))
         self._archive = Archive(context, archiver, self._evict)
         self._background = Background(context, self._merger, links, self._worker, self._archive)
@@ -167,7 +170,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
         trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
-        sandbox.idle_timeout_s = request.idle_timeout_s
+        sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
         except BaseException:
@@ -259,7 +262,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
                 said = result.call.error or b"".join(errors)[-2000:].decode(errors="replace").strip()
                 raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
             with sandbox.lock:
-                captured = sandbox.capture()
+                captured = sandbox.root.capture()
             if captured.method == "unchanged":
                 raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
             return python_packages.keep_packages_only(self._context, captured.stack.layers[0])
@@ -296,7 +299,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
         if idle_timeout_s is not None:
-            sandbox.idle_timeout_s = idle_timeout_s
+            sandbox.use.end_when_idle(idle_timeout_s)
         return self._sessions.exec(
             sandbox,
             argv,
@@ -432,7 +435,7 @@ class LocalEngine(MindVerbs, LocalFileVerbs):
                 s.container.id,
                 s.container.pid,
                 s.started_at_ns,
-                s.agent_running,
+                s.use.agent_running,
             )
             for s in self._sessions.live()
             if not s.closed

@@ -72,7 +72,7 @@ def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
     last = agent.tool("write", {}, SEALED.format(3))
     assert last.method == "copy"
     engine._background.wait()
-    assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.upper}
+    assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.root.upper}
 
 
 def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:

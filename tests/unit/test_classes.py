@@ -24,24 +24,12 @@ RECORDS = frozenset({"NamedTuple", "TypedDict", "Protocol", "Enum", "IntEnum", "
 LARGE: dict[str, int] = {
     "engine/engine.py:LocalEngine": 21,
     "engine/mind/recorder.py:Recorder": 23,
-    "engine/sandbox/sandbox.py:Sandbox": 37,
     "repo/writing/writer.py:PackRepository": 26,
 }
 """`file:Class` to its number of fields, for classes that are still too large."""
 
 ASSIGNED: frozenset[str] = frozenset(
-    {
-        "agent/compensate.py: Session.refusal",
-        "daemon/http/routes/runs.py: Caller.taken",
-        "engine/engine.py: Sandbox.idle_timeout_s",
-        "engine/mind/gateways.py: Sandbox.gateway",
-        "engine/mind/pending.py: Sandbox.residue",
-        "engine/past/rewinding.py: Sandbox.fresh",
-        "engine/runs/programs.py: Sandbox.agent_running",
-        "engine/runs/sessions.py: Sandbox.closed",
-        "engine/runs/sessions.py: Sandbox.ending",
-        "engine/runs/sessions.py: Sandbox.live",
-    }
+    {"agent/compensate.py: Session.refusal", "daemon/http/routes/runs.py: Caller.taken"}
 )
 """`file: Class.field` for fields that are still assigned from outside the class's module."""
 

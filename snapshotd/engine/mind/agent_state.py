@@ -57,5 +57,4 @@ class AgentState:
                     f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files"
                 )
             self._sandbox.mind.put(state, changed=True)
-            if self._sandbox.live is not None:
-                self._sandbox.live.set_state(self._sandbox.head, state)
+            self._sandbox.survival.set_state(self._sandbox.head, state)

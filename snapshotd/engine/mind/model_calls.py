@@ -306,8 +306,7 @@ class ModelCalls:
 
     def _note(self, fields: dict[str, Any]) -> None:
         """Something that the gateway of another daemon has to know."""
-        if self._recorder.sandbox.live is not None:
-            self._recorder.sandbox.live.wire(fields)
+        self._recorder.sandbox.survival.wire(fields)
 
     def restore(self, record: LiveRecord) -> None:
         """Go on where the gateway of an earlier daemon was killed. A request that was being forwarded is repeated by

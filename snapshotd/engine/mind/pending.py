@@ -58,7 +58,7 @@ class Pending:
         self._requests: deque[str] = deque(maxlen=_REMEMBERED)
         self.unclaimed: set[str] = set()
         """Open calls that an earlier daemon recorded, and whose process has not come back yet."""
-        sandbox.residue = self._residue
+        sandbox.survival.noting(self._residue)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -174,8 +174,7 @@ class Pending:
     # -- from daemon to daemon -----------------------------------------------------------------------------------------
 
     def _note(self, fields: dict[str, Any]) -> None:
-        if self._sandbox.live is not None:
-            self._sandbox.live.note(self._sandbox.head, fields)
+        self._sandbox.survival.note(self._sandbox.head, fields)
 
     def _residue(self) -> dict[str, Any]:
         """The pending records that the snapshot just taken does not bind."""

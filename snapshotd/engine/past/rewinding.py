@@ -113,9 +113,9 @@ class Rewinding:
         """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
         something lives."""
         with sandbox.lock:
-            if sandbox.agent_running:
+            if sandbox.use.agent_running:
                 reason: str | None = "its program is running"
-            elif sandbox.commands:
+            elif sandbox.use.commands:
                 reason = "a command in it has not ended"
             else:
                 reason = _blocker(sandbox)
@@ -130,7 +130,7 @@ class Rewinding:
         """Capture the changes since the head. With `mind`, calls whose end can no longer come get an unknown outcome,
         so that the line that is left behind remembers them."""
         entries = self._cut_off(sandbox) if mind else []
-        if sandbox.changed or (mind and (entries or sandbox.mind.messages or sandbox.mind.changed)):
+        if sandbox.root.changed or (mind and (entries or sandbox.mind.messages or sandbox.mind.changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
     def _cut_off(self, sandbox: Sandbox) -> list[JournalEntry]:
@@ -181,10 +181,10 @@ class Rewinding:
 
     def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
         """Replace a sandbox's files by a snapshot's. `change`: makes one more layer over them. Conditions as for
-        `switch`; returns the clean-up that remains, as `Sandbox.replace_root` does."""
+        `switch`; returns the clean-up that remains, as `SandboxRoot.replace` does."""
         stack = self._cold.take(files)
         if change is None:
-            return sandbox.replace_root(stack, files.id)
+            return sandbox.root.replace(stack, files.id)
         try:
             layer = change(stack)
         except BaseException:
@@ -192,13 +192,10 @@ class Rewinding:
             raise
         self._context.store.hold([layer])
         try:
-            cleanup = sandbox.replace_root(stack.push(layer), files.id)
+            return sandbox.root.replace(stack.push(layer), files.id, made=layer)
         except BaseException:
             self._context.store.remove(layer)
             raise
-        sandbox.own_layers.append(layer)
-        sandbox.fresh = 1
-        return cleanup
 
     def check_files(self, trajectory: Trajectory, to: Snapshot) -> None:
         """Raises if the snapshot's files cannot be put into the trajectory's sandbox. DataLoss, Conflict."""
@@ -250,8 +247,8 @@ class Rewinding:
         if sandbox is not None and not sandbox.closed:
             with sandbox.lock:
                 alone = not sandbox.closed and _blocker(sandbox) is None
-                if alone and sandbox.changed:
-                    with self._context.store.view(sandbox.stack.push(sandbox.upper)) as view:
+                if alone and sandbox.root.changed:
+                    with self._context.store.view(sandbox.root.stack.push(sandbox.root.upper)) as view:
                         yield view
                     return
         with look.open_view(self._context, head) as view:
@@ -306,4 +303,4 @@ def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Calla
 
 def _blocker(sandbox: Sandbox) -> str | None:
     """Reason why a sandbox cannot get another root unnoticed: a parked process would notice, too."""
-    return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.target).root_id, set())
+    return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.root.target).root_id, set())

@@ -56,7 +56,7 @@ class Commands:
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
         show = self.logging(sandbox, lambda stream, data, _: sink(stream, data))
         before = hits(sandbox.container.pid)
-        sandbox.ended_for.clear()
+        sandbox.use.ended_for.clear()
         timeout = Timeout(sandbox, command, timeout_s)
         process = self.start(sandbox, spec, command=command)
         with timeout.over(process):
@@ -69,7 +69,7 @@ class Commands:
                 caller=caller,
                 abandon=not record or process.terminal,
             )
-        for sentence in sandbox.ended_for:
+        for sentence in sandbox.use.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())
         status = status_of(outcome)
         error = None if outcome.exit_code == 0 else reached_limit(sandbox, before)
@@ -109,7 +109,7 @@ class Commands:
                 raise Conflict(
                     f"the sandbox of {short(sandbox.trajectory.id)} ended before the command began; try again"
                 )
-            sandbox.revive()
+            sandbox.root.revive()
             before = hits(sandbox.container.pid)
             try:
                 process = sandbox.runtime.exec(sandbox.container, spec, keep=keep)

@@ -107,7 +107,7 @@ class Forks:
             raise
         try:
             for (sandbox, calls), fork, one in zip(launched, forks, forked, strict=True):
-                sandbox.idle_timeout_s = self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
+                sandbox.use.end_when_idle(self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s)
                 self._sessions.adopt(sandbox, calls, resumption)
                 if fork.agent is not None and (one.args is not None or resume):
                     self._sessions.start_agent(sandbox, fork.agent)

@@ -60,14 +60,14 @@ class Program:
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._commands.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
         self._recorder.when_live(self._outlive)
-        sandbox.kept.append(sandbox.container.id)
+        sandbox.survival.kept.append(sandbox.container.id)
         self._open_intakes()
         try:
             self._process = self._commands.start(sandbox, spec, keep=sandbox.container.id)
         except BaseException:
             self.let_go()
             raise
-        sandbox.agent_running = True
+        sandbox.use.program_started()
         self._log = self._context.events.begin(trajectory.id, afresh=True)
         image = self._context.image(trajectory.spec.image)
         self._log.append(
@@ -107,7 +107,7 @@ class Program:
         try:
             for stream in _STREAMS:
                 key = f"{self._sandbox.container.id}.{stream}"
-                self._sandbox.kept.append(key)
+                self._sandbox.survival.kept.append(key)
                 held = keeper.held(key)
                 self._intakes[stream] = Intake(memory() if held is None else held)
                 if held is None:
@@ -167,7 +167,7 @@ class Program:
         message about a limit that was reached."""
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
-            sandbox.cut_off()
+            sandbox.use.cut_off()
         diverged = None if sandbox.closed else self._recorder.finish()
         if diverged is not None:
             raise diverged

@@ -29,7 +29,8 @@ from snapshotd.engine.runs.programs import Program
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
-from snapshotd.engine.sandbox.sandbox import Captured, Sandbox
+from snapshotd.engine.sandbox.root import Captured
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, SandboxFailed, SnapshotdError, UsageError
@@ -97,7 +98,7 @@ class Sessions:
 
     def stood_on(self) -> set[SnapshotID]:
         """The snapshots that live sandboxes began from, or will build their next on."""
-        return {snapshot for sandbox in self.live() for snapshot in (sandbox.base, sandbox.head)}
+        return {snapshot for sandbox in self.live() for snapshot in (sandbox.root.base, sandbox.head)}
 
     def launch(
         self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None
@@ -125,8 +126,9 @@ class Sessions:
         state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
         sandbox.mind.put(state, changed=False)
         if sandbox.trajectory.agent is not None:
-            sandbox.live = record_of(self._context, sandbox.container.id)
-            sandbox.live.open()
+            record = record_of(self._context, sandbox.container.id)
+            record.open()
+            sandbox.survival.use(record)
         recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption, keys)
         calls.bind(sandbox, recorder, self._gate, self._store)
         self._gateways.open(sandbox, recorder)
@@ -158,14 +160,15 @@ class Sessions:
             log = self._context.events.begin(trajectory.id)
             calls.bind(sandbox, recorder, self._gate, self._store)
             calls.restore()
-            sandbox.live = survivor.record
-            sandbox.live.open()
+            survivor.record.open()
+            sandbox.survival.use(survivor.record)
             sandbox.outlive(survivor.facts)
             self._gateways.open(sandbox, recorder, survivor.record)
             program = self._program(sandbox, recorder, survivor.facts["began_at_ns"])
             program.attach(survivor.process, log)
         except BaseException:
-            sandbox.closed = True
+            with sandbox.lock:
+                sandbox.use.no_more_steps()
             calls.open.set()
             sandbox.server.close()
             raise
@@ -226,7 +229,7 @@ class Sessions:
             sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
             try:
                 self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-                sandbox.idle_timeout_s = self._context.config.idle_timeout_s
+                sandbox.use.end_when_idle(self._context.config.idle_timeout_s)
                 self.adopt(sandbox, calls)
             except BaseException:
                 self.discard(sandbox)  # the disk may be full
@@ -242,14 +245,14 @@ class Sessions:
             return
         sandbox = live.sandbox
         with sandbox.lock:
-            if only is not None and sandbox.commands and not sandbox.closed:
+            if only is not None and sandbox.use.commands and not sandbox.closed:
                 name = short(trajectory.id)
                 raise Conflict(
                     f"a command in {name} has not ended: wait for it, or cut it off (`snapshotd stop {name}`)"
                 )
             keep = keep and alive(sandbox)
             if keep:
-                sandbox.cut_off()
+                sandbox.use.cut_off()
             if not sandbox.closed:
                 self._close(trajectory, sandbox, keep=keep and not self._replaying(trajectory))
         self._launcher.end(sandbox)
@@ -260,13 +263,13 @@ class Sessions:
     def _close(self, trajectory: Trajectory, sandbox: Sandbox, *, keep: bool) -> None:
         """Caller holds the sandbox's lock. On an error it goes on."""
         try:
-            if keep and sandbox.changed:
+            if keep and sandbox.root.changed:
                 commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
             self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
         except BaseException:
-            sandbox.ending = False
+            sandbox.use.carry_on()
             raise
-        sandbox.closed = True
+        sandbox.use.no_more_steps()
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
@@ -302,7 +305,7 @@ class Sessions:
             raise UsageError("there is no command to run: the list of its words is empty")
         if record:
             self.check_place(sandbox)
-        with sandbox.command() as command, sandbox.writer.claim(sandbox.lock, sandbox.trajectory.id, expected_head):
+        with sandbox.use.command() as command, sandbox.writer.claim(sandbox.lock, sandbox.trajectory.id, expected_head):
             return self._commands.run(
                 sandbox,
                 command,
@@ -351,7 +354,7 @@ class Sessions:
     def _finish(self, sandbox: Sandbox, log: EventLog, exit_code: int | None, status: TrajectoryStatus) -> None:
         trajectory = sandbox.trajectory
         with sandbox.lock:
-            sandbox.cut_off()
+            sandbox.use.cut_off()
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
         try:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.sandbox.sandbox import Captured, Sandbox
+from snapshotd.engine.sandbox.root import Captured
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import NO_ROOM, OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.kernel import turns
@@ -90,7 +91,7 @@ def commit_step(
             follows=None if follows is None else follows.id,
         )
         try:
-            sandbox.committing(snapshot.id)
+            sandbox.survival.committing(snapshot.id)
             catalog.commit_snapshot(
                 snapshot,
                 messages,
@@ -101,11 +102,11 @@ def commit_step(
                 state=sandbox.mind.state if sandbox.mind.changed else None,
             )
         except BaseException:
-            sandbox.uncommitted(captured)
+            sandbox.root.uncommitted(captured)
             raise
         hit("engine.step.committed")
         sandbox.writer.moved(snapshot)
-        sandbox.committed(captured, snapshot.id)
+        sandbox.root.committed(captured, snapshot.id)
         sandbox.mind.saved(len(messages))
     listener(snapshot, captured)
     return snapshot
@@ -113,7 +114,7 @@ def commit_step(
 
 def _capture(sandbox: Sandbox) -> Captured:
     try:
-        return sandbox.capture()
+        return sandbox.root.capture()
     except OSError as exc:
         if exc.errno in NO_ROOM:
             raise OutOfSpace(
@@ -122,7 +123,7 @@ def _capture(sandbox: Sandbox) -> Captured:
             ) from exc
         if exc.errno not in (errno.EIO, errno.EROFS):
             raise
-        sandbox.store.fail()
+        sandbox.root.store.fail()
         raise OutOfSpace(
             f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of its layers reports an error ({exc.strerror}), "
             "as it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"

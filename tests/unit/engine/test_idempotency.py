@@ -17,7 +17,7 @@ from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
-from snapshotd.engine.sandbox.live import LiveRecord
+from snapshotd.engine.sandbox.live import LiveRecord, Survival
 from snapshotd.engine.sandbox.mind import UnsavedMind
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.types import CallStatus, Ended, SideEffect, Snapshot, Trajectory, TrajectoryStatus, new_id
@@ -53,7 +53,7 @@ class Rig:
             trajectory=self.trajectory,
             head=self.head.id,
             lock=threading.RLock(),
-            live=None,
+            survival=Survival(),
             writer=TrajectoryWriter(self.head.id, 0, 0),
             mind=UnsavedMind(),
             outlive=lambda _: None,

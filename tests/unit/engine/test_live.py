@@ -11,7 +11,7 @@ import pytest
 
 from snapshotd.engine.mind.pending import Pending
 from snapshotd.engine.sandbox import live
-from snapshotd.engine.sandbox.live import LiveRecord, Root
+from snapshotd.engine.sandbox.live import LiveRecord, Root, Survival
 from snapshotd.engine.sandbox.mind import UnsavedMind
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
@@ -44,7 +44,9 @@ def _root(mount_id: int, *, lazy: bool = False) -> Root:
 
 
 def _sandbox(record: LiveRecord, head: SnapshotID = HEAD) -> Any:
-    return SimpleNamespace(lock=threading.RLock(), live=record, head=head, mind=UnsavedMind(), residue=dict)
+    survival = Survival()
+    survival.use(record)
+    return SimpleNamespace(lock=threading.RLock(), survival=survival, head=head, mind=UnsavedMind())
 
 
 def _pending(sandbox: Any) -> Pending:
@@ -196,8 +198,8 @@ def test_what_a_snapshot_does_not_bind(record: LiveRecord) -> None:
     pending.begin(call, lambda _: None)
     pending.message(Message("assistant", "bound"), within=call.id, rid="3" * 16)
     pending.fact("now", 5, "4" * 16)
-    record.note(NEXT, sandbox.residue())  # before the commit
-    record.bound(NEXT, sandbox.residue())
+    record.note(NEXT, sandbox.survival.residue())  # before the commit
+    record.bound(NEXT, sandbox.survival.residue())
     restored_sandbox, restored = _restored(record, NEXT, (call,))
     assert restored_sandbox.mind.messages == []
     assert restored.answered("4" * 16) == (5,)
@@ -215,8 +217,8 @@ def test_the_notes_do_not_grow(record: LiveRecord) -> None:
         pending.message(Message("assistant", "x" * 50_000))
         sandbox.mind.saved(1)
         sandbox.head = SnapshotID(f"{number:032x}")
-        record.note(sandbox.head, sandbox.residue())
-        record.bound(sandbox.head, sandbox.residue())
+        record.note(sandbox.head, sandbox.survival.residue())
+        record.bound(sandbox.head, sandbox.survival.residue())
     assert (record.directory / "pending.ndjson").stat().st_size < 2 << 20
     _, restored = _restored(record, sandbox.head)
     assert len(restored.unclaimed) == 1

@@ -19,9 +19,11 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.sessions import Sessions
-from snapshotd.engine.sandbox import sandbox as sandboxes
+from snapshotd.engine.sandbox import root as roots
+from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.places import Places
-from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.root import LayerSources, RootParts, SandboxRoot
+from snapshotd.engine.sandbox.sandbox import Sandbox, SandboxUse
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss, OutOfSpace
@@ -50,21 +52,20 @@ class World:
         part: Any = SimpleNamespace(
             id="container", pid=1, close=lambda: None, destroy=lambda _: None, bury=lambda: None, parked_pids=set
         )
+        writer, survival = TrajectoryWriter(head.id, 0, 0), Survival()
+        sources = LayerSources(lambda s: s, lambda _: ())
+        parts = RootParts(trajectory.id, self.store, part, part, 1, set, 0, sources)
         made = Sandbox(
             trajectory=trajectory,
             runtime=part,
             container=part,
-            target=part,
             cgroup=part,
             server=part,
-            store=self.store,
-            stack=head.stack,
-            upper=upper,
-            writer=TrajectoryWriter(head.id, 0, 0),
-            base=head.id,
             started_at_ns=0,
-            merged=lambda s: s,
-            links=lambda _: (),
+            root=SandboxRoot(parts, writer, survival, head.stack, upper, head.id),
+            writer=writer,
+            survival=survival,
+            use=SandboxUse(trajectory.id),
         )
         made.writer.own(self.catalog.draw_fence(trajectory.id))
         return made
@@ -74,12 +75,12 @@ class World:
 
     def seal_in_vain(self) -> None:
         """A step that leaves a file is sealed, and the catalog's disk is full."""
-        (self.directory / self.sandbox.upper / "upper" / "result").write_text("an hour of work")
+        (self.directory / self.sandbox.root.upper / "upper" / "result").write_text("an hour of work")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(self.catalog, "commit_snapshot", _full)
             with pytest.raises(OutOfSpace):
                 self.step(marker("exec", {}))
-        assert self.store.unchanged(self.sandbox.upper, self.sandbox.stack)
+        assert self.store.unchanged(self.sandbox.root.upper, self.sandbox.root.stack)
 
     def newest(self) -> Snapshot:
         return self.catalog.get_snapshot(self.catalog.get_trajectory(self.trajectory.id).head)
@@ -107,9 +108,9 @@ def _full(*_: Any, **__: Any) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(sandboxes, "layout_of", lambda _: SimpleNamespace(root_id=1))
-    monkeypatch.setattr(sandboxes, "blocker", lambda *_: None)
-    monkeypatch.setattr(sandboxes, "pivot", lambda *_, **__: None)
+    monkeypatch.setattr(roots, "layout_of", lambda _: SimpleNamespace(root_id=1))
+    monkeypatch.setattr(roots, "blocker", lambda *_: None)
+    monkeypatch.setattr(roots, "pivot", lambda *_, **__: None)
     monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
     made = World(tmp_path)
     yield made
@@ -120,8 +121,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def test_a_layer_that_was_taken_away_is_said(world: World) -> None:
     for number in range(3):
         if number == 2:
-            shutil.rmtree(world.directory / world.sandbox.stack.layers[1])
-        (world.directory / world.sandbox.upper / "upper" / "result").write_text(str(number))
+            shutil.rmtree(world.directory / world.sandbox.root.stack.layers[1])
+        (world.directory / world.sandbox.root.upper / "upper" / "result").write_text(str(number))
         with pytest.raises(DataLoss, match="is missing in") if number == 2 else contextlib.nullcontext():
             world.step(marker("exec", {}))
     assert world.newest().seq == 2

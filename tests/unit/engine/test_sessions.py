@@ -16,13 +16,21 @@ from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.mind import UnsavedMind
+from snapshotd.engine.sandbox.sandbox import SandboxUse
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.types import AgentSpec, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 from tests.records import begin, make_image
 
 LOG: Any = SimpleNamespace(append=lambda _: None)
+
+
+class FakeSandbox(SimpleNamespace):
+    @property
+    def closed(self) -> bool:
+        return bool(self.use.closed)
 
 
 class World:
@@ -47,26 +55,26 @@ class World:
         self.sessions = Sessions(context, cast(Any, self), rest, rest, rest, rest, rest)
 
     def launch(self, trajectory: Trajectory, head: Snapshot, _: Snapshot | None = None) -> tuple[Any, Any]:
-        sandbox = SimpleNamespace(
+        use: Any = SandboxUse(trajectory.id)
+        sandbox = FakeSandbox(
             trajectory=trajectory,
             head=head.id,
-            closed=False,
             ended=False,
-            changed=False,
-            lock=threading.RLock(),
+            root=SimpleNamespace(changed=False, base=head.id),
+            lock=use.lock,
             writer=TrajectoryWriter(head.id, 0, 0),
             mind=UnsavedMind(),
             container=SimpleNamespace(id="container"),
-            live=None,
-            residue=dict,
-            commands=[],
-            cut_off=lambda: None,
+            survival=Survival(),
+            use=use,
         )
         self.made.append(sandbox)
         return sandbox, SimpleNamespace(bind=lambda *_: None)
 
     def end(self, sandbox: Any) -> None:
-        first, sandbox.closed, sandbox.ended = not sandbox.closed or not sandbox.ended, True, True
+        first, sandbox.ended = not sandbox.ended, True
+        with sandbox.lock:
+            sandbox.use.no_more_steps()
         if first:
             self.ending()
 
@@ -248,13 +256,13 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     monkeypatch.setattr(world.sessions, "starting", asks)
     with starting(name):
         sandbox, _ = world.launch(world.trajectory, world.first)
-        sandbox.agent_running = False
+        sandbox.use.agent_running = False
         world.sessions._register(sandbox, cast(Any, None))
         second = threading.Thread(target=resume)
         second.start()
         assert asked.wait(60)
         assert not sandbox.ended
-        sandbox.agent_running = True
+        sandbox.use.agent_running = True
     second.join(60)
     assert len(refused) == 1
     assert not sandbox.ended
