@@ -75,8 +75,8 @@ class Gateways:
         if not upstreams:
             return
         listener = self._listener(sandbox)
-        if recorder.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
-            recorder.before_live(_cut_off(sandbox))
+        if recorder.replay.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
+            recorder.replay.before_live(_cut_off(sandbox))
         calls = ModelCalls(self._context, recorder, self._gate)
         if record is not None:
             calls.restore(record)

@@ -59,7 +59,7 @@ class Program:
         sandbox, trajectory = self._sandbox, self._sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._commands.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
-        self._recorder.when_live(self._outlive)
+        self._recorder.replay.when_live(self._outlive)
         sandbox.survival.kept.append(sandbox.container.id)
         self._open_intakes()
         try:
@@ -118,7 +118,7 @@ class Program:
 
     def _outlive(self) -> None:
         """Once it is live, the sandbox is there for the next daemon, too."""
-        if self._recorder.settled:
+        if self._recorder.replay.settled:
             self._sandbox.outlive(
                 {
                     "trajectory": self._sandbox.trajectory.id,
@@ -168,7 +168,7 @@ class Program:
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
             sandbox.use.cut_off()
-        diverged = None if sandbox.closed else self._recorder.finish()
+        diverged = None if sandbox.closed else self._recorder.replay.finish()
         if diverged is not None:
             raise diverged
         with sandbox.lock:

@@ -274,7 +274,7 @@ class Sessions:
     def _replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
         recorder = self._recorder(trajectory)
-        return recorder is not None and (recorder.replaying or recorder.diverged is not None)
+        return recorder is not None and (recorder.replay.replaying or recorder.replay.diverged is not None)
 
     def _recorder(self, trajectory: Trajectory) -> Recorder | None:
         live = self._live.get(trajectory.id)
@@ -322,7 +322,7 @@ class Sessions:
     def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""
         recorder = self._recorder(sandbox.trajectory)
-        if recorder is not None and recorder.retraces:
+        if recorder is not None and recorder.replay.retraces:
             name = short(sandbox.trajectory.id)
             raise Conflict(
                 f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
