@@ -48,7 +48,9 @@ def cold(engine: LocalEngine) -> Snapshot:
     snapshot = agent.end(call)
     engine.flush()
     engine.stop(agent.id)
-    wait_until(lambda: engine._evict() == 0 and not engine._cold.is_hot(snapshot), "its layers are evicted")
+    wait_until(
+        lambda: engine._parts.disposal.evict() == 0 and not engine._cold.is_hot(snapshot), "its layers are evicted"
+    )
     return snapshot
 
 
@@ -208,7 +210,8 @@ def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: S
         wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
         engine.remove(fork, force=True)
         wait_until(
-            lambda: engine._evict() == 0 and engine._context.store.sized_bytes() == 0, "the layer is evicted again"
+            lambda: engine._parts.disposal.evict() == 0 and engine._context.store.sized_bytes() == 0,
+            "the layer is evicted again",
         )
     with engine._cold._lock:
         engine._cold._forget_evicted()

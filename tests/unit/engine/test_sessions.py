@@ -216,7 +216,9 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
     monkeypatch.setattr(world.catalog, "draw_fence", _full)
     forgotten: list[str] = []
     begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
-    engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _forget=forgotten.append)
+    disposal = SimpleNamespace(forget=forgotten.append)
+    parts = SimpleNamespace(disposal=disposal)
+    engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _parts=parts)
     with pytest.raises(OutOfSpace):
         LocalEngine.create(engine, SandboxRequest())
     assert world.made[0].ended
