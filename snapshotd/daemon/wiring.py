@@ -21,13 +21,35 @@ from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import host_mounts
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import EngineParts, LocalEngine
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.host.system_packages import CATATONIT
-from snapshotd.engine.mind.gateways import GatewayMaker
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.gateways import GatewayMaker, Gateways
+from snapshotd.engine.mind.keyvalue import KeyValueStore
+from snapshotd.engine.mind.webhook import Webhooks
+from snapshotd.engine.mind_verbs import Mind
 from snapshotd.engine.pins import Pins
+from snapshotd.engine.runs import recover
+from snapshotd.engine.runs.file_calls import FileCalls
+from snapshotd.engine.runs.forks import Forks
+from snapshotd.engine.runs.launch import Launcher
+from snapshotd.engine.runs.resume import Resumes
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.background import Background
+from snapshotd.engine.sandbox.root import LayerSources
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.engine.storing import rebuild, reserve
+from snapshotd.engine.storing.archive_queue import Archive
+from snapshotd.engine.storing.archiver import Archiver
+from snapshotd.engine.storing.browse import Browse
+from snapshotd.engine.storing.child import EngineChild
+from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storing.evict import Disposal
+from snapshotd.engine.storing.linkgroups import LinkGroups
+from snapshotd.engine.storing.merging import Merger
+from snapshotd.engine.storing.upkeep import Upkeep
+from snapshotd.engine.storing.worker import Worker
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, Upstream
@@ -107,10 +129,54 @@ def open_engine(config: Config) -> Engine:
             child=places.command,
         )
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None
-        return LocalEngine(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
+        survivors = recover.recover(context)
+        engine = _assemble(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
+        engine.start(survivors)
+        return engine
     except BaseException:
         layer_store.release(store)
         raise
+
+
+def _assemble(context: Context, lazy: LazyMount | None, gateway: GatewayMaker) -> LocalEngine:
+    """The engine over its parts. `lazy`: the mount that serves layers which are not there yet; None where there is no
+    FUSE. `gateway`: makes a model endpoint."""
+    worker = Worker(context.store.root, context.store.kind)
+    merger, links = Merger(context.store, worker), LinkGroups(worker)
+    archiver = Archiver(context.child("archive"))
+    archive = Archive(context, archiver)
+    rebuilder = EngineChild(context.child("cold"))
+    cold = Cold(context, merger.apply, rebuilder, lazy, archive.wait, archive.layer_came_back)
+    disposal = Disposal(context, merger, cold)
+    launcher = Launcher(context, cold.take, LayerSources(merger.apply, links.of, cold.server))
+    background = Background(context, merger, links, worker, archive)
+    webhooks = Webhooks()
+    gate, values = Gate(context, webhooks), KeyValueStore(context.catalog)
+    gateways = Gateways(context, gate, gateway)
+    sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
+    forks = Forks(context, sessions, disposal.forget)
+    steps = background.submit
+    return LocalEngine(
+        EngineParts(
+            context=context,
+            worker=worker,
+            merger=merger,
+            cold=cold,
+            archive=archive,
+            disposal=disposal,
+            launcher=launcher,
+            background=background,
+            webhooks=webhooks,
+            gate=gate,
+            sessions=sessions,
+            upkeep=Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict),
+            forks=forks,
+            resumes=Resumes(context, sessions),
+            files=FileCalls(context, sessions, steps),
+            mind=Mind(context, sessions, cold, gate, values, steps, fork=forks.once, forget=disposal.forget),
+            browse=Browse(context),
+        )
+    )
 
 
 def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuild.Report:

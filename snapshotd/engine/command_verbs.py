@@ -31,7 +31,7 @@ class LocalCommandVerbs(Engine):
     ) -> CommandInfo:
         sandbox = self._sessions.running(self._trajectory(ref))
         if idle_timeout_s is not None:
-            sandbox.idle_timeout_s = idle_timeout_s
+            sandbox.use.end_when_idle(idle_timeout_s)
         return self._sessions.exec_in_background(
             sandbox, argv, cwd=cwd, env=env, user=user, stdin=stdin, timeout_s=timeout_s
         )

@@ -16,7 +16,7 @@ from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
-from snapshotd.types import FOLDER, BlobID, Image, ImageID, OutputKind, SandboxSpec, Snapshot, short
+from snapshotd.types import FOLDER, BlobID, Image, ImageID, OutputKind, SandboxSpec, Snapshot, TrajectoryID, short
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,10 @@ class Context:
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
         return next((image for image in self.images.list() if image.id == image_id), None)
+
+    def command_logs(self, trajectory: TrajectoryID) -> Path:
+        """Folder of the logs of a trajectory's background commands (runs/commands.py). It need not exist."""
+        return self.state_dir / "commands" / trajectory
 
     def sandbox_spec(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec of a sandbox that begins at a snapshot of a trajectory with this one. Unsupported."""

@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,40 +42,37 @@ from snapshotd.engine.file_verbs import LocalFileVerbs
 from snapshotd.engine.folder_verbs import FolderVerbs
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
-from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
-from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
+from snapshotd.engine.mind.gateways import provider_env
+from snapshotd.engine.mind.keyvalue import tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.runs import inputs, ports, python_packages, recover
 from snapshotd.engine.runs.file_calls import FileCalls
-from snapshotd.engine.runs.forks import Forks, children
+from snapshotd.engine.runs.forks import Forks, check_name, children
 from snapshotd.engine.runs.launch import Launcher
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions, check_not_running, free_bytes
+from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.disk_watch import DiskWatch
 from snapshotd.engine.sandbox.idle import IdleWatch
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
-from snapshotd.engine.storing import evict, look, needed, reserve, retention
+from snapshotd.engine.storing import evict, look, reserve, retention
 from snapshotd.engine.storing.archive_queue import Archive
-from snapshotd.engine.storing.archiver import Archiver
 from snapshotd.engine.storing.browse import Browse
-from snapshotd.engine.storing.child import EngineChild
-from snapshotd.engine.storing.cold import Cold, LazyServer
-from snapshotd.engine.storing.linkgroups import LinkGroups
+from snapshotd.engine.storing.cold import Cold
+from snapshotd.engine.storing.evict import Disposal
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.engine.storing.worker import Worker
 from snapshotd.engine.transfer import bundle, imports
 from snapshotd.errors import SnapshotdError, UsageError
-from snapshotd.failpoints import hit
 from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.store import release
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import (
-    NAME_PATTERN,
     AgentSpec,
     Image,
     ImageID,
@@ -98,63 +95,53 @@ MAX_FORKS = 256
 _log = logging.getLogger(__name__)
 
 
-class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
-    """The real engine, on this machine's kernel and runtimes."""
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    """The parts of the engine, put together in daemon/wiring.py."""
 
-    def __init__(self, context: Context, lazy: LazyServer | None, gateway: GatewayMaker) -> None:
-        """`lazy`: the mount that serves layers which are not there yet; None where there is no FUSE. `gateway`: makes a
-        model endpoint."""
-        self._context = context
-        self._catalog = context.catalog
-        survivors = recover.recover(context)
-        self._worker = Worker(context.store.root, context.store.kind)
-        self._merger = Merger(context.store, self._worker)
-        self._cold = Cold(
-            context,
-            self._merger.apply,
-            EngineChild(context.child("cold")),
-            lazy,
-            lambda: self._archive.wait(),
-            lambda: self._archive.layer_came_back(),
-        )
-        links = LinkGroups(self._worker)
-        self._launcher = Launcher(context, self._cold.take, self._merger.apply, links.of, self._cold.server)
-        archiver = Archiver(context.child("archive"))
-        self._archive = Archive(context, archiver, self._evict)
-        self._background = Background(context, self._merger, links, self._worker, self._archive)
-        context.store.on_unneeded(lambda: self._background.later(self._sweep_what_was_held))
-        self._webhooks = Webhooks()
-        self._gate = Gate(context, self._webhooks)
-        self._values = KeyValueStore(context.catalog)
-        gateways = Gateways(context, self._gate, gateway)
-        self._sessions = Sessions(
-            context, self._launcher, self._background, self._cold, self._gate, self._values, gateways
-        )
-        self._upkeep = Upkeep(context, self._archive, archiver, self._cold, self._sessions.stood_on, self._evict)
-        self._forks = Forks(context, self._sessions, self._forget)
-        self._resumes = Resumes(context, self._sessions)
-        self._files = FileCalls(context, self._sessions, self._background.submit)
-        self._mind = Mind(
-            context,
-            self._sessions,
-            self._cold,
-            self._gate,
-            self._values,
-            self._background.submit,
-            fork=self._fork_once,
-            forget=self._forget,
-        )
-        self._browse = Browse(context)
+    context: Context
+    worker: Worker
+    merger: Merger
+    cold: Cold
+    archive: Archive
+    disposal: Disposal
+    launcher: Launcher
+    background: Background
+    webhooks: Webhooks
+    gate: Gate
+    sessions: Sessions
+    upkeep: Upkeep
+    forks: Forks
+    resumes: Resumes
+    files: FileCalls
+    mind: Mind
+    browse: Browse
+
+
+class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
+    """The real engine, on this machine's kernel and runtimes. `start` it before the first request."""
+
+    def __init__(self, parts: EngineParts) -> None:
+        self._parts = parts
+        self._context, self._catalog = parts.context, parts.context.catalog
+        self._cold, self._archive, self._background = parts.cold, parts.archive, parts.background
+        self._sessions, self._forks, self._resumes = parts.sessions, parts.forks, parts.resumes
+        self._upkeep, self._files, self._mind, self._browse = parts.upkeep, parts.files, parts.mind, parts.browse
+        self._watches: tuple[DiskWatch | IdleWatch, ...] = ()
+        self._closed = threading.Event()
+
+    def start(self, survivors: list[Survivor]) -> None:
+        """Begin to work, and go on with the sandboxes of an earlier daemon that recovery has found."""
+        sweep = self._parts.disposal.sweep_what_was_held
+        self._context.store.on_unneeded(lambda: self._background.later(sweep))
+        self._archive.start(self._parts.disposal.evict)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
         for snapshot in self._catalog.all_snapshots():
             if snapshot.files is None:
                 self._background.submit(snapshot)
-        self._closed = threading.Event()
-        self._disk_watch = DiskWatch(context, self._sessions.launched)
-        self._idle_watch = IdleWatch(
-            self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox)
-        )
+        idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
+        self._watches = (idle, DiskWatch(self._context, self._sessions.launched))
 
     def _store_what_has_no_layers(self) -> None:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
@@ -171,12 +158,12 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
         trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
-        sandbox.idle_timeout_s = request.idle_timeout_s
+        sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
         except BaseException:
             self._sessions.discard(sandbox)
-            self._forget(trajectory.id)
+            self._parts.disposal.forget(trajectory.id)
             raise
         self._background.submit(snapshot)
         return trajectory, snapshot
@@ -195,7 +182,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             self._sessions.start_agent(sandbox, trajectory.agent, first=snapshot)
         except BaseException:
             self._sessions.discard(sandbox)
-            self._forget(trajectory.id)
+            self._parts.disposal.forget(trajectory.id)
             raise
         return trajectory
 
@@ -203,7 +190,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self, request: SandboxRequest, agent_file: Path | None, agent: AgentSpec | None, requirements: tuple[str, ...]
     ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
-        _check_name(request.name)
+        check_name(request.name)
         runtime = self._context.runtime(request.runtime)
         image = self._context.images.ensure(request.image, lambda _: None)
         spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
@@ -263,7 +250,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                 said = result.call.error or b"".join(errors)[-2000:].decode(errors="replace").strip()
                 raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
             with sandbox.lock:
-                captured = sandbox.capture()
+                captured = sandbox.root.capture()
             if captured.method == "unchanged":
                 raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
             return python_packages.keep_packages_only(self._context, captured.stack.layers[0])
@@ -300,7 +287,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
         sandbox = self._sessions.running(trajectory)
         if idle_timeout_s is not None:
-            sandbox.idle_timeout_s = idle_timeout_s
+            sandbox.use.end_when_idle(idle_timeout_s)
         return self._sessions.exec(
             sandbox,
             argv,
@@ -364,13 +351,9 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
         forked = children(n, args, name, variants, part)
         for one in forked:
-            _check_name(one.name)
+            check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s, part=part)
-
-    def _fork_once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
-        _check_name(name)
-        return self._forks.fork(source, children(1, None, name, ()), announce=announce).trajectories[0]
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
@@ -388,7 +371,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self._catalog.check_removable(trajectory.id)  # before anything ends that would stay
         reserve.adjust(self._context.state_dir)
         self._sessions.stop(trajectory, keep=False)
-        self._forget(trajectory.id)
+        self._parts.disposal.forget(trajectory.id)
         reserve.adjust(self._context.state_dir)
 
     def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
@@ -406,28 +389,6 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                 f"{ref} is a snapshot of trajectory {short(trajectory.id)}, and goes only with all of it: {whole}"
             )
 
-    def _forget(self, trajectory: TrajectoryID) -> None:
-        layers = any(snapshot.own_layers for snapshot in self._catalog.snapshots(trajectory))
-        self._catalog.remove_trajectory(trajectory)
-        hit("engine.remove.recorded")
-        retention.set_policy(self._catalog, trajectory, None)
-        self._context.events.remove(trajectory)
-        self._sessions.commands.forget(trajectory)
-        self._context.secrecy.forget(trajectory)
-        if layers:  # a fork that changed nothing has no layers, and a sweep looks at everyone's
-            self._sweep()
-
-    def _sweep(self) -> None:
-        """Repeats while layers go: removed layers may free merged ones."""
-        while gone := self._context.store.sweep(lambda: needed.referenced_layers(self._context)):
-            self._merger.forget(gone)
-
-    def _sweep_what_was_held(self) -> None:
-        try:
-            self._sweep()
-        except (SnapshotdError, OSError) as exc:
-            _log.warning("layers that nothing needs are left for the next start: %s", exc)
-
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def trajectories(self) -> list[Trajectory]:
@@ -440,7 +401,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                 s.container.id,
                 s.container.pid,
                 s.started_at_ns,
-                s.agent_running,
+                s.use.agent_running,
             )
             for s in self._sessions.live()
             if not s.closed
@@ -490,12 +451,6 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self._archive.tags_changed()
 
     # -- durable storage -----------------------------------------------------------------------------------------------
-
-    def _evict(self) -> int:
-        freed = evict.evict(self._context, self._merger, evict.budget_bytes(self._context))
-        if freed:
-            self._cold.prepare()
-        return freed
 
     def usage(self) -> Usage:
         return self._upkeep.usage(evict.budget_bytes(self._context))
@@ -594,7 +549,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()),
             "sandboxes": len(self._sessions.live()),
-            "policy": str(self._gate.policy.path),
+            "policy": str(self._parts.gate.policy.path),
             "images": len(context.images.list()),
             "durability": self._archive.failure.message if self._archive.failure else "ok",
             "settings": context.config.shown(),
@@ -608,17 +563,17 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         if self._closed.is_set():
             return
         self._closed.set()
-        self._idle_watch.close()
-        self._disk_watch.close()
+        for watch in self._watches:
+            watch.close()
         self._mind.close()
-        self._webhooks.close()
+        self._parts.webhooks.close()
         self._browse.close()
         self._sessions.close()
-        self._launcher.close()
+        self._parts.launcher.close()
         self._background.close()
         self._archive.close()
         self._cold.close()
-        self._worker.close()
+        self._parts.worker.close()
         self._context.keeper.close()
         recover.mark_clean(self._context)
         self._context.secrecy.vault.close()
@@ -628,13 +583,6 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         release(self._context.store)
         for directory in (self._context.run_dir, self._context.share_dir):
             shutil.rmtree(directory, ignore_errors=True)  # files that stay do no harm: the next start makes it anew
-
-
-def _check_name(name: str | None) -> None:
-    if name is not None and not NAME_PATTERN.fullmatch(name):
-        raise UsageError(
-            f"name {name[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
-        )
 
 
 def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:

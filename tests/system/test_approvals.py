@@ -30,7 +30,7 @@ def engine(small_root: Path) -> Iterator[LocalEngine]:
 
 @pytest.fixture
 def agent(engine: LocalEngine) -> Agent:
-    engine._gate.policy.path.unlink(missing_ok=True)
+    engine._parts.gate.policy.path.unlink(missing_ok=True)
     return mind_rig.agent(engine)
 
 
@@ -41,7 +41,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def policy(agent: Agent, text: str) -> None:
-    agent.engine._gate.policy.path.write_text(text)
+    agent.engine._parts.gate.policy.path.write_text(text)
 
 
 def until(condition: Callable[[], Any]) -> Any:

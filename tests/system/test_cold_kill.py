@@ -48,7 +48,9 @@ def cold(engine: LocalEngine) -> Snapshot:
     snapshot = agent.end(call)
     engine.flush()
     engine.stop(agent.id)
-    wait_until(lambda: engine._evict() == 0 and not engine._cold.is_hot(snapshot), "its layers are evicted")
+    wait_until(
+        lambda: engine._parts.disposal.evict() == 0 and not engine._cold.is_hot(snapshot), "its layers are evicted"
+    )
     return snapshot
 
 
@@ -142,16 +144,16 @@ def test_the_next_command_finds_the_files_again(engine: LocalEngine, cold: Snaps
         assert _read(engine, agent.id, 0) == _content(0)
         _kill_lazy(engine)
         assert _read(engine, agent.id, 1) == _content(1)
-        assert not sandbox.changed
-        assert len(sandbox.own_layers) == 1, "an upper that held nothing is not kept"
+        assert not sandbox.root.changed
+        assert len(sandbox.root.own_layers) == 1, "an upper that held nothing is not kept"
         agent.sh("echo note > note")
         _kill_lazy(engine)
         assert _read(engine, agent.id, 2) == _content(2)
         assert agent.sh("cat note") == "note\n"
-    assert sandbox.lazy, "it still stands on what is served"
+    assert sandbox.root.lazy, "it still stands on what is served"
     _kill_lazy(engine)
     kept = agent.tool("look", {}, "cat data/3 > /dev/null; cat note")
-    assert not sandbox.lazy
+    assert not sandbox.root.lazy
     assert agent.sandbox is sandbox
     assert b"".join(engine.cat(kept.id, b"workspace/note")) == b"note\n"
     assert b"".join(engine.cat(kept.id, b"workspace/data/3")) == _content(3)
@@ -208,7 +210,8 @@ def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: S
         wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
         engine.remove(fork, force=True)
         wait_until(
-            lambda: engine._evict() == 0 and engine._context.store.sized_bytes() == 0, "the layer is evicted again"
+            lambda: engine._parts.disposal.evict() == 0 and engine._context.store.sized_bytes() == 0,
+            "the layer is evicted again",
         )
     with engine._cold._lock:
         engine._cold._forget_evicted()

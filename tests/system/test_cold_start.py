@@ -27,7 +27,7 @@ def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalE
 def make_cold(agent: Agent) -> None:
     agent.engine.stop(agent.id)
     agent.engine.flush()
-    agent.engine._evict()
+    agent.engine._parts.disposal.evict()
 
 
 def take_all(engine: LocalEngine, snapshot: Snapshot) -> None:

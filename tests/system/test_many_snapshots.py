@@ -128,7 +128,7 @@ def test_the_last_snapshots_are_the_work_that_the_first_were(small_root: Path) -
             report = f"{verb}: {before} with {FEW} snapshots, {after} with {MANY}"
             assert 0 < after.instructions <= 2 * before.instructions + 50, report
             assert 0 < after.calls <= 2 * before.calls, report
-        store, merged = engine._context.store, engine._merger._merged
+        store, merged = engine._context.store, engine._parts.merger._merged
         assert len(store._pins) - len(merged) < FEW, "what the catalog refers to is not remembered besides"
 
 
@@ -137,13 +137,13 @@ def test_merged_layers_may_be_forgotten(small_root: Path, monkeypatch: pytest.Mo
     with mind_rig.engine(small_root) as engine:
         agent = mind_rig.agent(engine)
         _write(agent, 0, 120)
-        assert len(engine._merger._merged) == 12
-        assert len(engine._merger._level) == 12
+        assert len(engine._parts.merger._merged) == 12
+        assert len(engine._parts.merger._level) == 12
         taken = engine.log(agent.id)
         assert max(len(snapshot.stack.layers) for snapshot in taken) <= merging.MAX_DEPTH
         (fork,) = engine.fork(taken[60].id, 1, args=None, name=None).trajectories
         engine.remove(fork.id, force=True)
-        engine._sweep()
+        engine._parts.disposal.sweep()
         for number in (0, 59, 60, 119):
             path = f"workspace/d{number % FOLDERS}/f{number}".encode()
             assert b"".join(engine.cat(taken[number + 1].id, path)) == f"step {number}\n".encode()

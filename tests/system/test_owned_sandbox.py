@@ -15,7 +15,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.past import editing, effects
-from snapshotd.engine.runs import sessions
+from snapshotd.engine.runs import commands
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, Snapshot, TrajectoryStatus
 from tests import mind_rig
@@ -55,7 +55,7 @@ def own(agent: Agent, done: ExecResult) -> bytes:
     return b"".join(agent.engine.cat(done.snapshot.id, b"workspace/own"))
 
 
-def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = sessions) -> None:
+def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = commands) -> None:
     """Have something done, by another thread, when a command has ended and is not captured yet."""
     commit = where.commit_step
 
@@ -110,7 +110,7 @@ def test_a_replay_waits_for_it(agent: Agent, monkeypatch: pytest.MonkeyPatch) ->
 
         def move() -> None:
             moved.append(pool.submit(places.go_to, sandbox, first))
-            wait_until(lambda: moved[0].done() or bool(sandbox.changing._waiters), "it goes there, or waits")  # type: ignore[attr-defined]
+            wait_until(lambda: moved[0].done() or bool(sandbox.use._changing._waiters), "it goes there, or waits")  # type: ignore[attr-defined]
 
         at_the_gap(monkeypatch, "exec", move)
         done = execute(agent, "echo mine > own")
@@ -222,7 +222,7 @@ def test_a_stop_waits_until_one_that_has_ended_is_recorded(agent: Agent, monkeyp
 
         def stop() -> None:
             stopping.append(pool.submit(agent.engine.stop, agent.id))
-            wait_until(lambda: stopping[0].done() or bool(sandbox.changing._waiters), "it has stopped, or waits")  # type: ignore[attr-defined]
+            wait_until(lambda: stopping[0].done() or bool(sandbox.use._changing._waiters), "it has stopped, or waits")  # type: ignore[attr-defined]
 
         at_the_gap(monkeypatch, "exec", stop)
         done = execute(agent, "echo mine > own")

@@ -34,7 +34,7 @@ def refuse(*_: object, **__: object) -> None:
 
 def _filled(engine: LocalEngine) -> list[str]:
     """The layers that a sweep leaves, but for those made ahead."""
-    engine._sweep()
+    engine._parts.disposal.sweep()
     return [
         name for name in engine._context.store.layers() if any((engine._context.store.root / name / "upper").iterdir())
     ]
@@ -52,7 +52,7 @@ def test_a_step_that_is_never_committed(engine: LocalEngine, script: str) -> Non
         for number in (1, 2):
             with pytest.raises(OutOfSpace):
                 agent.tool("write", {}, script.format(number))
-            engine._sweep()
+            engine._parts.disposal.sweep()
         held = sum(store._held.values()) - sum(before.values())
         assert held <= 2, "each uncommitted step is held once, as a part of what the sandbox stands on"
         engine.remove(agent.id, force=True)
@@ -72,7 +72,7 @@ def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
     last = agent.tool("write", {}, SEALED.format(3))
     assert last.method == "copy"
     engine._background.wait()
-    assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.upper}
+    assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.root.upper}
 
 
 def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: p
     agent.tool("write", {}, "echo 0 > file")
     engine.stop(agent.id)
     engine.flush()
-    engine._evict()
+    engine._parts.disposal.evict()
     stack = engine._cold.take(agent.head)
     engine._context.store.release(stack.layers)
     (layer,) = stack.layers

@@ -31,7 +31,7 @@ from snapshotd.engine.folders.comparing import compare
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.putting_back import put_back, relative
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
-from snapshotd.engine.sandbox.sandbox import Captured
+from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
 from snapshotd.engine.storing import look, retention
 from snapshotd.engine.storing.cold import Cold, gone

@@ -25,7 +25,7 @@ class AgentState:
 
     def values(self) -> dict[str, Any]:
         """The values, as the program knows them."""
-        values: dict[str, Any] = self._funnel.reveal(self._sandbox.state.get("values", {}))
+        values: dict[str, Any] = self._funnel.reveal(self._sandbox.mind.state.get("values", {}))
         return values
 
     def set_value(self, key: str, value: tuple[Any] | None) -> None:
@@ -45,17 +45,16 @@ class AgentState:
     ) -> dict[str, Any]:
         """Declare or change a subtask, at a snapshot, and return it. Errors: as `tasks.change`."""
         self.change(lambda state: tasks.change(state, name, status, depends or None, note, at))
-        return next(task for task in self._sandbox.state["tasks"] if task["name"] == name)
+        return next(task for task in self._sandbox.mind.state["tasks"] if task["name"] == name)
 
     def change(self, change: Callable[[State], State]) -> None:
         """Replace the state by the result of `change`. LimitExceeded."""
         with self._sandbox.lock:
-            state = change(self._sandbox.state)
+            state = change(self._sandbox.mind.state)
             size = len(json.dumps(state))
             if size > MAX_STATE_BYTES:
                 raise LimitExceeded(
                     f"the state would have {size} bytes, over the limit of {MAX_STATE_BYTES}; keep large values in files"
                 )
-            self._sandbox.state, self._sandbox.state_changed = state, True
-            if self._sandbox.live is not None:
-                self._sandbox.live.set_state(self._sandbox.head, state)
+            self._sandbox.mind.put(state, changed=True)
+            self._sandbox.survival.set_state(self._sandbox.head, state)

@@ -285,7 +285,7 @@ class Gate:
         """True if the sandbox holds the files that the approval is bound to. Takes a snapshot first if files have
         changed since the last one."""
         with sandbox.lock:
-            if not sandbox.closed and sandbox.changed:
+            if not sandbox.closed and sandbox.root.changed:
                 step(marker("approval", {"tool": approval.tool, "approval": approval.id}))
             head = sandbox.head
         return self._equal_files(approval.snapshot, head)

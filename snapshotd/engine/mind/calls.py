@@ -84,7 +84,7 @@ class AgentCalls:
     def hello(self, pid: int) -> Answer:
         self.open.wait()
         sandbox = self._bound()
-        replaying = self.recorder is not None and self.recorder.replaying
+        replaying = self.recorder is not None and self.recorder.replay.replaying
         return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head, "replaying": replaying}
 
     # -- agents that come back -----------------------------------------------------------------------------------------
@@ -118,9 +118,11 @@ class AgentCalls:
         if opened is not None:
             return self._begun(recorder, opened, intent)
         if intent.kind is EntryKind.TASK:
-            recorded = recorder.skipped_task(recorder.funnel.conceal_text(intent.name)) if intent.skippable else None
+            recorded = (
+                recorder.replay.skipped_task(recorder.funnel.conceal_text(intent.name)) if intent.skippable else None
+            )
         else:
-            recorded = recorder.replayed(intent.kind, intent.name, intent.arguments, intent.task)
+            recorded = recorder.replay.replayed(intent.kind, intent.name, intent.arguments, intent.task)
         if recorded is not None:
             if DENIED in recorded.entry.details:
                 raise Denied(recorded.entry.error or f"{intent.name} was not let run")
@@ -146,7 +148,7 @@ class AgentCalls:
                 answer["arguments"] = recorder.funnel.reveal(verdict.arguments)
                 intent = replace(intent, arguments=answer["arguments"])
         opened = recorder.begin(intent)
-        if recorder.take_live():
+        if recorder.replay.take_live():
             answer["live"] = True
         return {**answer, "key": recorder.funnel.reveal(opened.entry.key)}
 
@@ -229,7 +231,7 @@ class AgentCalls:
 
     def _end_task(self, recorder: Recorder, opened: Open, outcome: Outcome) -> str:
         entry = opened.entry
-        recorded = recorder.replayed(EntryKind.TASK, entry.name, entry.arguments)
+        recorded = recorder.replay.replayed(EntryKind.TASK, entry.name, entry.arguments)
         if recorded is not None:
             return recorded.entry.snapshot or recorder.sandbox.head
         call = ToolCall(
@@ -309,13 +311,13 @@ class AgentCalls:
         call = replace(marker("checkpoint", arguments), id=CallID(call_id))
         if within is not None:
             return {"snapshot": recorder.step(call).id}
-        recorded = recorder.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
+        recorded = recorder.replay.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
         if recorded is not None:
             return {"snapshot": recorded.entry.snapshot}
         taken = recorder.complete(
             EntryKind.CHECKPOINT, "checkpoint", arguments, call, began_at_ns=time.time_ns(), details={}
         )
-        return {"snapshot": taken.id, **({"live": True} if recorder.take_live() else {})}
+        return {"snapshot": taken.id, **({"live": True} if recorder.replay.take_live() else {})}
 
     def approve(
         self,
@@ -336,7 +338,7 @@ class AgentCalls:
         if known is not None:
             return {**recorder.funnel.reveal(known.result), "live": True}
         arguments = recorder.funnel.conceal({"question": question, "details": details})
-        recorded = recorder.replayed(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
+        recorded = recorder.replay.replayed(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
         if recorded is not None:
             return dict(recorded.entry.result)
         began = time.time_ns()
@@ -355,7 +357,7 @@ class AgentCalls:
         if within is not None:
             return {**recorder.funnel.reveal(answer)}
         recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
-        return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.take_live() else {})}
+        return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.replay.take_live() else {})}
 
     # -- conversation, state, store ------------------------------------------------------------------------------------
 
@@ -394,7 +396,7 @@ class AgentCalls:
 
     def tasks(self) -> list[dict[str, Any]]:
         sandbox = self._bound()
-        found = list(sandbox.state.get("tasks", ()))
+        found = list(sandbox.mind.state.get("tasks", ()))
         return found if self.recorder is None else list(self.recorder.funnel.reveal(found))
 
     def store(

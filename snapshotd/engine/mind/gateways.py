@@ -75,18 +75,18 @@ class Gateways:
         if not upstreams:
             return
         listener = self._listener(sandbox)
-        if recorder.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
-            recorder.before_live = _cut_off(sandbox)
+        if recorder.replay.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
+            recorder.replay.before_live(_cut_off(sandbox))
         calls = ModelCalls(self._context, recorder, self._gate)
         if record is not None:
             calls.restore(record)
-        sandbox.gateway = self._make(listener, calls, upstreams)
+        sandbox.reach_models(self._make(listener, calls, upstreams))
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
         """The socket on which the sandbox's gateway listens: it outlives the daemon, so that clients wait for the next
         one and are not refused."""
         key = f"{sandbox.container.id}{_LISTENER}"
-        sandbox.kept.append(key)
+        sandbox.survival.kept.append(key)
         held = self._context.keeper.held(key)
         if held is not None:
             return socket.socket(fileno=held)

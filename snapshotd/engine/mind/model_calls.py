@@ -70,10 +70,10 @@ class ModelCalls:
     def turn(self, request: TurnRequest) -> RecordedReply | None:
         """See `GatewayHandler.turn`."""
         lane, known = self._lane(request)
-        replaying = self._recorder.replaying
+        replaying = self._recorder.replay.replaying
         results = [result for result in self._results(request, lane, known) if not self._replayed_result(lane, result)]
         outline = wire_records.outline(request)
-        replayed = self._recorder.replayed_on_wire(
+        replayed = self._recorder.replay.replayed_on_wire(
             EntryKind.MODEL,
             request.model[:200],
             outline,
@@ -225,13 +225,13 @@ class ModelCalls:
         """True if the journal records the tool's end. The files are then as they were."""
         with self._lock:
             met = self._tools.get(result.id)
-        if not self._recorder.replaying or met is None:
+        if not self._recorder.replay.replaying or met is None:
             return False
         name, arguments = met.entry.name, met.entry.arguments
         number = lane.number if lane.recorded else None
-        if not self._recorder.has_left(number):
+        if not self._recorder.replay.has_left(number):
             return False
-        if self._recorder.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None:
+        if self._recorder.replay.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None:
             return False
         with self._lock:
             self._tools.pop(result.id, None)
@@ -255,8 +255,8 @@ class ModelCalls:
         asked = {call["id"]: call["arguments"] for call in entry.result["calls"]}
         self._lanes.called(lane, asked)
         if asked:
-            self._recorder.meets_calls(lane.number, list(asked))
-        live = self._recorder.live_if_exhausted()
+            self._recorder.replay.meets_calls(lane.number, list(asked))
+        live = self._recorder.replay.live_if_exhausted()
         for call in entry.result["calls"]:
             if live:
                 self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry, lane)
@@ -306,8 +306,7 @@ class ModelCalls:
 
     def _note(self, fields: dict[str, Any]) -> None:
         """Something that the gateway of another daemon has to know."""
-        if self._recorder.sandbox.live is not None:
-            self._recorder.sandbox.live.wire(fields)
+        self._recorder.sandbox.survival.wire(fields)
 
     def restore(self, record: LiveRecord) -> None:
         """Go on where the gateway of an earlier daemon was killed. A request that was being forwarded is repeated by
@@ -357,7 +356,7 @@ class ModelCalls:
         differ."""
         if lane.side:
             return ""
-        reader, recorded = request.reader, self._recorder.to_be_told(len(request.items))
+        reader, recorded = request.reader, self._recorder.replay.to_be_told(len(request.items))
         for number, (item, old) in enumerate(zip(request.items, recorded, strict=False)):
             digest = request.memo.of(request.api.value, reader.item(old), reader.normal)
             if digest != request.digests[number] and not any(True for _ in reader.results(item)):
@@ -390,11 +389,11 @@ def _past(recorder: Recorder) -> tuple[Lanes, set[str]]:
             number, caller=entry.details.get(CALLER), side=_is_side(entry.details), recorded=True
         )
         lanes.add(lane)
-        if not recorder.replaying and isinstance(entry.result, dict):
+        if not recorder.replay.replaying and isinstance(entry.result, dict):
             asked = {call["id"]: call["arguments"] for call in entry.result.get("calls", ())}
             lanes.called(lane, asked)
             finished.update(asked)
-    return (Lanes(lanes.next_number), finished) if recorder.replaying else (lanes, finished)
+    return (Lanes(lanes.next_number), finished) if recorder.replay.replaying else (lanes, finished)
 
 
 def _is_side(details: dict[str, Any]) -> bool:

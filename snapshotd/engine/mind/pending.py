@@ -58,7 +58,7 @@ class Pending:
         self._requests: deque[str] = deque(maxlen=_REMEMBERED)
         self.unclaimed: set[str] = set()
         """Open calls that an earlier daemon recorded, and whose process has not come back yet."""
-        sandbox.residue = self._residue
+        sandbox.survival.noting(self._residue)
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -156,7 +156,7 @@ class Pending:
             if rid is not None and rid in self._requests:
                 return
             size = len(message.role) + len(json.dumps(message.content))
-            if sandbox.pending_bytes + size > MAX_PENDING_BYTES:
+            if sandbox.mind.bytes + size > MAX_PENDING_BYTES:
                 raise LimitExceeded(
                     f"the messages since the last snapshot exceed {MAX_PENDING_BYTES} bytes; take one with a tool call or `checkpoint`"
                 )
@@ -164,8 +164,7 @@ class Pending:
             self._said(message, size, within, rid)
 
     def _said(self, message: Message, size: int, within: str | None, rid: str | None) -> None:
-        self._sandbox.pending_bytes += size
-        self._sandbox.pending.append(message)
+        self._sandbox.mind.say(message, size)
         opened = None if within is None else self._open.get(within)
         if opened is not None:
             opened.said += 1
@@ -175,8 +174,7 @@ class Pending:
     # -- from daemon to daemon -----------------------------------------------------------------------------------------
 
     def _note(self, fields: dict[str, Any]) -> None:
-        if self._sandbox.live is not None:
-            self._sandbox.live.note(self._sandbox.head, fields)
+        self._sandbox.survival.note(self._sandbox.head, fields)
 
     def _residue(self) -> dict[str, Any]:
         """The pending records that the snapshot just taken does not bind."""
@@ -204,7 +202,7 @@ class Pending:
             self.unclaimed = set(self._open)
             state = live.state(record.directory, head)
             if state is not None:
-                self._sandbox.state, self._sandbox.state_changed = state, True
+                self._sandbox.mind.put(state, changed=True)
 
     def _redo(self, line: dict[str, Any], known: Callable[[str], bool]) -> None:
         if "message" in line:

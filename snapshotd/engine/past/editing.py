@@ -107,8 +107,8 @@ class Editing:
                 self._catalog.set_began(trajectory.id, began)
             with self._rewinding.quiet(sandbox, "edit"):
                 self._replace(sandbox, source, request.files)
-                sandbox.pending[:] = added
-                sandbox.state, sandbox.state_changed = state, True
+                sandbox.mind.messages[:] = added
+                sandbox.mind.put(state, changed=True)
                 other = follows if entries is not None or kept < source.messages else None
                 commit_step(
                     self._catalog,
@@ -211,7 +211,7 @@ class Editing:
         whole = (*((name, value) for name, value in trajectory.env if name not in names), *changed)
         self._catalog.set_env(trajectory.id, whole)
         secrecy.changed(trajectory.id)
-        sandbox.trajectory = replace(trajectory, env=whole)
+        sandbox.renew(replace(trajectory, env=whole))
 
     # -- files ---------------------------------------------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ class Effects:
             cancelled=threading.Event(),
         )
         self._sessions.check_place(sandbox)
-        with sandbox.command():
+        with sandbox.use.command():
             self._make_up(sandbox, entry, argv, arguments)
 
     def _make_up(self, sandbox: Sandbox, entry: JournalEntry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:

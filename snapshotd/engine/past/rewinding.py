@@ -114,11 +114,11 @@ class Rewinding:
         """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
         something lives. With `end`, commands in the background are ended for that."""
         with sandbox.lock:
-            if end and not sandbox.agent_running:
+            if end and not sandbox.use.agent_running:
                 end_background(sandbox)
-            if sandbox.agent_running:
+            if sandbox.use.agent_running:
                 reason: str | None = "its program is running"
-            elif sandbox.commands:
+            elif sandbox.use.commands:
                 reason = "a command in it has not ended"
             else:
                 reason = _blocker(sandbox)
@@ -133,7 +133,7 @@ class Rewinding:
         """Capture the changes since the head. With `mind`, calls whose end can no longer come get an unknown outcome,
         so that the line that is left behind remembers them."""
         entries = self._cut_off(sandbox) if mind else []
-        if sandbox.changed or (mind and (entries or sandbox.pending or sandbox.state_changed)):
+        if sandbox.root.changed or (mind and (entries or sandbox.mind.messages or sandbox.mind.changed)):
             commit_step(self._catalog, sandbox, marker("checkpoint", {"name": "before rewind"}), self._listener)
 
     def _cut_off(self, sandbox: Sandbox) -> list[JournalEntry]:
@@ -141,7 +141,7 @@ class Rewinding:
         for entry in unbound:
             if entry.status is None:
                 ended = Ended(entry.id, CallStatus.UNKNOWN, time.time_ns(), error="it was cut off")
-                self._catalog.end_entry(sandbox.trajectory.id, ended, fence=sandbox.fence)
+                self._catalog.end_entry(sandbox.trajectory.id, ended, fence=sandbox.writer.fence)
         return unbound
 
     def switch(
@@ -163,11 +163,12 @@ class Rewinding:
 
         Caller holds the lock and has made sure that no process lives. On an error everything is as before.
         """
-        head, old_state = sandbox.head, (sandbox.state, sandbox.state_changed)
+        head, old, old_changed = sandbox.head, sandbox.mind.state, sandbox.mind.changed
         cleanup = None if files is None else self.replace_files(sandbox, files, change)
         if state is not None:
-            sandbox.state, sandbox.state_changed = state, True
-        pending, sandbox.pending[:] = list(sandbox.pending), [*sandbox.pending, *messages]
+            sandbox.mind.put(state, changed=True)
+        pending = list(sandbox.mind.messages)
+        sandbox.mind.messages.extend(messages)
         try:
             return commit_step(
                 self._catalog,
@@ -179,8 +180,8 @@ class Rewinding:
                 entries=entries,
             )
         except BaseException:
-            sandbox.state, sandbox.state_changed = old_state
-            sandbox.pending[:] = pending
+            sandbox.mind.put(old, changed=old_changed)
+            sandbox.mind.messages[:] = pending
             if cleanup is not None:
                 cleanup()
                 self.replace_files(sandbox, self._catalog.get_snapshot(head))()
@@ -197,10 +198,10 @@ class Rewinding:
 
     def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
         """Replace a sandbox's files by a snapshot's. `change`: makes one more layer over them. Conditions as for
-        `switch`; returns the clean-up that remains, as `Sandbox.replace_root` does."""
+        `switch`; returns the clean-up that remains, as `SandboxRoot.replace` does."""
         stack = self._cold.take(files)
         if change is None:
-            return sandbox.replace_root(stack, files.id)
+            return sandbox.root.replace(stack, files.id)
         try:
             layer = change(stack)
         except BaseException:
@@ -208,13 +209,10 @@ class Rewinding:
             raise
         self._context.store.hold([layer])
         try:
-            cleanup = sandbox.replace_root(stack.push(layer), files.id)
+            return sandbox.root.replace(stack.push(layer), files.id, made=layer)
         except BaseException:
             self._context.store.remove(layer)
             raise
-        sandbox.own_layers.append(layer)
-        sandbox.fresh = 1
-        return cleanup
 
     def check_files(self, trajectory: Trajectory, to: Snapshot) -> None:
         """Raises if the snapshot's files cannot be put into the trajectory's sandbox. DataLoss, Conflict."""
@@ -284,8 +282,8 @@ class Rewinding:
         if sandbox is not None and not sandbox.closed:
             with sandbox.lock:
                 alone = not sandbox.closed and _blocker(sandbox) is None
-                if alone and sandbox.changed:
-                    with self._context.store.view(sandbox.stack.push(sandbox.upper)) as view:
+                if alone and sandbox.root.changed:
+                    with self._context.store.view(sandbox.root.stack.push(sandbox.root.upper)) as view:
                         yield view
                     return
         with look.open_view(self._context, head) as view:
@@ -297,7 +295,7 @@ class Rewinding:
         pending: tuple[Message, ...] = ()
         if sandbox is not None:
             with sandbox.lock:
-                pending = tuple(sandbox.pending)
+                pending = tuple(sandbox.mind.messages)
         return (*self._catalog.conversation(head.id, self.common_messages(head, to)), *pending)
 
     def _kept(self, snapshot: Snapshot, kept: int) -> int:
@@ -322,4 +320,4 @@ def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Calla
 
 def _blocker(sandbox: Sandbox) -> str | None:
     """Reason why a sandbox cannot get another root unnoticed: a parked process would notice, too."""
-    return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.target).root_id, set())
+    return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.root.target).root_id, set())

@@ -20,7 +20,6 @@ import json
 import logging
 import os
 import select
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -65,10 +64,6 @@ _WRITE_S = 5.0
 _END_BYTES = 16 << 10
 """A log's last event, if it is the end, is within its last bytes."""
 _log = logging.getLogger(__name__)
-
-
-def _directory(context: Context, trajectory: TrajectoryID) -> Path:
-    return context.state_dir / "commands" / trajectory
 
 
 @dataclass(eq=False, slots=True)
@@ -131,17 +126,17 @@ class Commands:
         )
         key = _key(sandbox.container.id, info.id)
         with contextlib.ExitStack() as scope:
-            command = scope.enter_context(sandbox.command(background=True))
+            command = scope.enter_context(sandbox.use.command(background=True))
             timeout = Timeout(sandbox, command, timeout_s)
             self._outlive(sandbox)
-            _directory(self._context, trajectory.id).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._context.command_logs(trajectory.id).mkdir(mode=0o700, parents=True, exist_ok=True)
             log = self._logs.begin(_name(info))
             scope.callback(self._logs.let_go, _name(info))
             log.append(_started(info))
             hit("engine.command.begun")
-            sandbox.kept.append(key)
+            sandbox.survival.kept.append(key)
             try:
-                intakes = open_intakes(self._context.keeper, key, sandbox.kept)
+                intakes = open_intakes(self._context.keeper, key, sandbox.survival.kept)
                 try:
                     before = hits(sandbox.container.pid)
                     process = self._start(sandbox, spec, command, key)
@@ -178,15 +173,15 @@ class Commands:
 
     def _go_on_with(self, sandbox: Sandbox, info: CommandInfo, process: Process) -> None:
         key = _key(sandbox.container.id, info.id)
-        sandbox.kept.append(key)
+        sandbox.survival.kept.append(key)
         with contextlib.ExitStack() as scope:
-            command = scope.enter_context(sandbox.command(background=True))
+            command = scope.enter_context(sandbox.use.command(background=True))
             command.process = process
             left_s = None if info.timeout_s is None else info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9
             timeout = Timeout(sandbox, command, None if left_s is None else max(0.001, left_s))
             log = self._logs.begin(_name(info))
             scope.callback(self._logs.let_go, _name(info))
-            intakes = open_intakes(self._context.keeper, key, sandbox.kept)
+            intakes = open_intakes(self._context.keeper, key, sandbox.survival.kept)
             live = _Live(info, sandbox, command, process, key, log, hits(sandbox.container.pid))
             self._follow_in_thread(live, timeout, intakes, printed(log.follow(wait=False)), scope.pop_all())
         _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
@@ -194,15 +189,16 @@ class Commands:
     def _outlive(self, sandbox: Sandbox) -> None:
         """The next daemon can go on with the sandbox. One with a program does that by itself."""
         with sandbox.lock:
-            if sandbox.agent_running or (sandbox.live is not None and sandbox.live.kept):
+            if sandbox.use.agent_running or sandbox.survival.is_kept:
                 return
-            if sandbox.live is None:
-                sandbox.live = record_of(self._context, sandbox.container.id)
-                sandbox.live.open()
+            if not sandbox.survival.has_record:
+                record = record_of(self._context, sandbox.container.id)
+                record.open()
+                sandbox.survival.use(record)
             facts = {
                 "trajectory": sandbox.trajectory.id,
                 "started_at_ns": sandbox.started_at_ns,
-                "idle_timeout_s": sandbox.idle_timeout_s,
+                "idle_timeout_s": sandbox.use.idle_timeout_s,
             }
             sandbox.outlive(facts)
 
@@ -218,7 +214,7 @@ class Commands:
     ) -> None:
         if live.info.stdin:
             live.stdin_fd = self._context.keeper.held(live.key + STDIN)
-            live.sandbox.kept.append(live.key + STDIN)
+            live.sandbox.survival.kept.append(live.key + STDIN)
         if live.stdin_fd is not None:
             os.set_blocking(live.stdin_fd, False)
         thread = threading.Thread(target=self._follow, args=(live, timeout, intakes, earlier, scope), name="command")
@@ -302,7 +298,7 @@ class Commands:
         for name in (key, f"{key}.stdout", f"{key}.stderr", key + STDIN):
             self._context.keeper.drop(name)
             with contextlib.suppress(ValueError):
-                sandbox.kept.remove(name)
+                sandbox.survival.kept.remove(name)
 
     def _forget_oldest(self, trajectory: TrajectoryID) -> None:
         ended = [info for info in listed(self._context, trajectory) if not info.running]
@@ -396,10 +392,6 @@ class Commands:
             raise _ended_already(info)
         return live
 
-    def forget(self, trajectory: TrajectoryID) -> None:
-        """The trajectory is removed. Not an error when it has no commands."""
-        shutil.rmtree(_directory(self._context, trajectory), ignore_errors=True)
-
     def close(self) -> None:
         """All sandboxes have ended: return when all is recorded."""
         with self._lock:
@@ -428,7 +420,7 @@ def listed(context: Context, trajectory: TrajectoryID) -> list[CommandInfo]:
     """The commands of a trajectory that are not forgotten, in the order in which they began."""
     found = []
     with contextlib.suppress(FileNotFoundError):
-        for path in _directory(context, trajectory).iterdir():
+        for path in context.command_logs(trajectory).iterdir():
             with contextlib.suppress(FileNotFoundError, ValueError, KeyError, IndexError):
                 found.append(_read(path))
     return sorted(found, key=lambda info: info.began_at_ns)

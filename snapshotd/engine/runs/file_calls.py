@@ -21,6 +21,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.runs.launch import alive
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox import placing, users
+from snapshotd.engine.sandbox.root import frozen
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.sandbox.unpacking import Unpacked, Unpacker
@@ -59,7 +60,7 @@ class _Call:
     """Bytes and files left of the sandbox's disk limit. Where there are quotas, the kernel sees to it, too."""
 
     def __post_init__(self) -> None:
-        self.room = self.sandbox.room()
+        self.room = self.sandbox.root.room()
 
     def take(self, size: int, files: int = 0) -> None:
         """So much more is about to be written. Conflict: as `check`; OutOfSpace."""
@@ -83,8 +84,8 @@ class _Call:
         """The live root, under the sandbox's lock, so that it stays the root."""
         with self.sandbox.lock:
             self.check()
-            self.sandbox.revive()
-            fd = self.sandbox.target.open_root()
+            self.sandbox.root.revive()
+            fd = self.sandbox.root.target.open_root()
             try:
                 yield fd
             finally:
@@ -159,15 +160,15 @@ class FileCalls:
         with sandbox.lock:
             if not alive(sandbox):
                 return None
-            sandbox.revive()
-            store, layers = sandbox.store, (sandbox.upper, *sandbox.stack.layers)
+            sandbox.root.revive()
+            store, layers = sandbox.root.store, (sandbox.root.upper, *sandbox.root.stack.layers)
             if not store.hold(layers):
                 raise DataLoss(
                     f"a layer of the sandbox of {short(trajectory)} is missing in {store.root}; read its files at its head, by the "
                     f"snapshot's id {short(sandbox.head)}"
                 )
             try:
-                root = sandbox.target.open_root()
+                root = sandbox.root.target.open_root()
                 try:
                     return LiveView(root, sandbox.container.id_map, closed=lambda: store.release(layers))
                 finally:
@@ -236,7 +237,7 @@ class FileCalls:
 
         def receive(call: _Call) -> Place:
             def place(root: int) -> None:
-                with call.sandbox.frozen():  # else a process could add to a tree for ever
+                with frozen(call.sandbox.cgroup):  # else a process could add to a tree for ever
                     placing.remove(root, path)
 
             return place
@@ -263,18 +264,18 @@ class FileCalls:
             )
         sandbox = self._sessions.running(trajectory)
         self._sessions.check_place(sandbox)
-        with sandbox.command() as command, contextlib.ExitStack() as opened:
+        with sandbox.use.command() as command, contextlib.ExitStack() as opened:
             call = _Call(sandbox, command, name, arguments, opened)
             try:
                 with placing.told(name.replace("_", " "), path):
                     place = receive(call)
                     with sandbox.lock, turns.first():
                         with call.root() as root:
-                            before = sandbox.changed
+                            before = sandbox.root.changed
                             try:
                                 place(root)
                             except BaseException:
-                                call.changed |= sandbox.changed and not before
+                                call.changed |= sandbox.root.changed and not before
                                 raise
                         return self._commit(call)
             except BaseException as exc:

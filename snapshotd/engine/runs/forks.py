@@ -16,7 +16,16 @@ from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, for
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
-from snapshotd.types import ExperimentID, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus, new_id, short
+from snapshotd.types import (
+    NAME_PATTERN,
+    ExperimentID,
+    Snapshot,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    new_id,
+    short,
+)
 
 _PLACE = re.compile(r"\{(index|variant)\}")
 
@@ -76,6 +85,11 @@ class Forks:
         )
         self._sessions, self._forget = sessions, forget
 
+    def once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
+        """One fork. UsageError: a malformed name; the others as `fork`."""
+        check_name(name)
+        return self.fork(source, children(1, None, name, ()), announce=announce).trajectories[0]
+
     def fork(
         self,
         source: Snapshot,
@@ -116,7 +130,7 @@ class Forks:
             raise
         try:
             for (sandbox, calls), fork, one in zip(launched, forks, forked, strict=True):
-                sandbox.idle_timeout_s = self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s
+                sandbox.use.end_when_idle(self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s)
                 self._sessions.adopt(sandbox, calls, resumption)
                 if fork.agent is not None and (one.args is not None or resume):
                     self._sessions.start_agent(sandbox, fork.agent)
@@ -157,4 +171,12 @@ class Forks:
             experiment=part.experiment,
             env=tuple(env.items()),
             began=None if one.args is None else source.id,
+        )
+
+
+def check_name(name: str | None) -> None:
+    """UsageError: a malformed name."""
+    if name is not None and not NAME_PATTERN.fullmatch(name):
+        raise UsageError(
+            f"name {name[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
         )

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +18,14 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.attach import Survivor
-from snapshotd.engine.sandbox.sandbox import Sandbox, enter
+from snapshotd.engine.sandbox.live import Survival
+from snapshotd.engine.sandbox.root import LayerSources, RootParts, SandboxRoot, enter, lazy_server
+from snapshotd.engine.sandbox.sandbox import Sandbox, SandboxUse
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel import files
-from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
@@ -56,17 +58,10 @@ class Prepared:
 class Launcher:
     """Prepares, hands out and destroys containers. Thread-safe. `close` destroys the spares."""
 
-    def __init__(
-        self,
-        context: Context,
-        take: Callable[[Snapshot], Stack],
-        merged: Callable[[Stack], Stack],
-        links: Callable[[Stack], Iterable[Group]],
-        server_of_lazy: Callable[[], object | None],
-    ) -> None:
-        """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py). The others: see `Sandbox`."""
+    def __init__(self, context: Context, take: Callable[[Snapshot], Stack], sources: LayerSources) -> None:
+        """`take`: a snapshot's files as a stack that can be mounted now, held (cold.py)."""
         self._context = context
-        self._take, self._merged, self._links, self._server_of_lazy = take, merged, links, server_of_lazy
+        self._take, self._sources = take, sources
         self._spares: OrderedDict[SandboxSpec, deque[Prepared]] = OrderedDict()
         self._lock = threading.Lock()
         self._closed = False
@@ -83,7 +78,7 @@ class Launcher:
         stack = self._take(snapshot)
         try:
             prepared = self.take(trajectory.spec)
-            lazy, lazy_by = self._context.store.any_lazy(stack), self._server_of_lazy()
+            lazy_by = lazy_server(self._context.store, stack, self._sources)
             try:
                 upper = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
             except BaseException:
@@ -93,27 +88,19 @@ class Launcher:
             self._context.store.release(stack.layers)
             raise
         head = head or snapshot
+        writer, survival = TrajectoryWriter(head.id, head.seq, head.messages), Survival()
+        parts = self._parts(trajectory, prepared.container, prepared.target, prepared.cgroup, prepared.server)
         sandbox = Sandbox(
             trajectory=trajectory,
             runtime=prepared.runtime,
             container=prepared.container,
-            target=prepared.target,
             cgroup=prepared.cgroup,
             server=prepared.server,
-            store=self._context.store,
-            stack=stack,
-            upper=upper,
-            head=head.id,
-            base=snapshot.id,
-            seq=head.seq,
-            message_count=head.messages,
             started_at_ns=time.time_ns(),
-            merged=self._merged,
-            links=self._links,
-            server_of_lazy=self._server_of_lazy,
-            lazy=lazy,
-            lazy_by=lazy_by,
-            own_layers=[upper],
+            root=SandboxRoot(parts, writer, survival, stack, upper, snapshot.id, lazy_by=lazy_by),
+            writer=writer,
+            survival=survival,
+            use=SandboxUse(trajectory.id),
         )
         return sandbox, prepared.calls
 
@@ -234,35 +221,45 @@ class Launcher:
         server = _serve(
             self._context.run_dir / "c" / survivor.container.id, calls, [cgroups.path_of(survivor.container.pid)]
         )
+        trajectory, container, target = survivor.trajectory, survivor.container, survivor.target
+        writer, survival = (
+            TrajectoryWriter(head.id, head.seq, head.messages),
+            Survival([] if survivor.process is None else [container.id]),
+        )
+        parts = self._parts(trajectory, container, target, survivor.cgroup, server)
         sandbox = Sandbox(
-            trajectory=survivor.trajectory,
+            trajectory=trajectory,
             runtime=survivor.runtime,
-            container=survivor.container,
-            target=survivor.target,
+            container=container,
             cgroup=survivor.cgroup,
             server=server,
-            store=self._context.store,
-            stack=root.stack,
-            upper=root.upper,
-            head=head.id,
-            base=base,
-            seq=head.seq,
-            message_count=head.messages,
             started_at_ns=survivor.facts["started_at_ns"],
-            merged=self._merged,
-            links=self._links,
-            server_of_lazy=self._server_of_lazy,
-            fresh=fresh,
-            own_layers=[root.upper],
-            agent_running=survivor.process is not None,
-            kept=[] if survivor.process is None else [survivor.container.id],
+            root=SandboxRoot(parts, writer, survival, root.stack, root.upper, base, fresh=fresh),
+            writer=writer,
+            survival=survival,
+            use=SandboxUse(trajectory.id, agent_running=survivor.process is not None),
         )
         return sandbox, calls
+
+    def _parts(
+        self, trajectory: Trajectory, container: Container, target: Target, cgroup: cgroups.Cgroup, server: AgentServer
+    ) -> RootParts:
+        disk_bytes = trajectory.spec.limits.disk_bytes
+        return RootParts(
+            trajectory.id,
+            self._context.store,
+            target,
+            cgroup,
+            container.pid,
+            server.parked_pids,
+            disk_bytes,
+            self._sources,
+        )
 
     def end(self, sandbox: Sandbox) -> None:
         """Close a sandbox and remove its run directory. Idempotent."""
         sandbox.close()
-        for key in sandbox.kept:
+        for key in sandbox.survival.kept:
             self._context.keeper.drop(key)
         self.remove_run_dir(sandbox.container.id)
 

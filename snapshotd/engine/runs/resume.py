@@ -82,7 +82,7 @@ class Resumes:
                 f"trajectory {name} has no program that could be resumed; run commands in it with `snapshotd exec {name}`"
             )
         sandbox = self._sessions.find(trajectory.id)
-        if sandbox is not None and sandbox.agent_running and not sandbox.closed:
+        if sandbox is not None and sandbox.use.agent_running and not sandbox.closed:
             raise Conflict(f"the program of {name} is running; `snapshotd attach {name}` follows it")
         if trajectory.status is TrajectoryStatus.FINISHED:
             raise Conflict(

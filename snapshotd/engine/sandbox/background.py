@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.sandbox.sandbox import Captured
+from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.linkgroups import LinkGroups
 from snapshotd.engine.storing.look import shared_stacks

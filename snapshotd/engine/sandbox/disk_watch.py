@@ -55,13 +55,13 @@ class DiskWatch:
                 self._free = st.f_bfree, st.f_ffree
                 for sandbox in sandboxes:
                     self._look(sandbox)
-                self._seen = {s.upper: self._seen[s.upper] for s in sandboxes if s.upper in self._seen}
+                self._seen = {s.root.upper: self._seen[s.root.upper] for s in sandboxes if s.root.upper in self._seen}
             rest = max(_EVERY_S, _REST * (time.monotonic() - began))
 
     def _look(self, sandbox: Sandbox) -> None:
         """A sandbox at its limit may go on as long as it takes no more than at the last look: it may be removing
         things."""
-        upper, room = sandbox.upper, sandbox.room()
+        upper, room = sandbox.root.upper, sandbox.root.room()
         before = self._seen.get(upper, Used(0, 0))
         try:
             fd = self._context.store.read_upper(upper)
@@ -81,7 +81,7 @@ class DiskWatch:
 
     def _end(self, sandbox: Sandbox, upper: LayerID, room: Used) -> None:
         with sandbox.lock:
-            if sandbox.closed or sandbox.upper != upper:
+            if sandbox.closed or sandbox.root.upper != upper:
                 return
             sentence = (
                 f"what ran in the sandbox of {short(sandbox.trajectory.id)} was ended: it had written more than the {room.bytes} bytes or "
@@ -89,7 +89,7 @@ class DiskWatch:
             )
 
             def every(pids: list[int]) -> list[int]:
-                sandbox.ended_for.append(sentence)
+                sandbox.use.ended_for.append(sentence)
                 return pids
 
             sandbox.kill(every)

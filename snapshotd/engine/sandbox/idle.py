@@ -42,10 +42,10 @@ class IdleWatch:
             self._last = {}
             for sandbox in self._live():
                 head, since = last.get(sandbox.container.id, (None, now))
-                if sandbox.commands or sandbox.agent_running or sandbox.head != head:
+                if sandbox.use.commands or sandbox.use.agent_running or sandbox.head != head:
                     since = now
                 self._last[sandbox.container.id] = (sandbox.head, since)
-                if 0 < sandbox.idle_timeout_s <= now - since:
+                if 0 < sandbox.use.idle_timeout_s <= now - since:
                     self._end(sandbox)
 
     def _end(self, sandbox: Sandbox) -> None:

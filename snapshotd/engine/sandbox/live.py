@@ -17,7 +17,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,7 +36,7 @@ _REWRITE_BYTES = 1 << 20
 @dataclass(frozen=True, slots=True)
 class Root:
     """A root that a sandbox has, or is about to get. `head`: the trajectory's, when it got it; the others as in
-    `Sandbox`."""
+    `SandboxRoot`."""
 
     mount_id: int
     upper: LayerID
@@ -154,6 +154,99 @@ class LiveRecord:
     def _give_up(self, exc: OSError) -> None:
         _log.warning("if this daemon dies, the sandbox of %s ends with it: %s", self.directory.name, exc)
         self.remove()
+
+
+class Survival:
+    """The survival of a sandbox beyond the daemon: what the next one needs to go on with it. Only a sandbox with a
+    program, or with a command in the background, has a record; for any other, nothing is written. The sandbox's lock
+    guards it, but for `wire`."""
+
+    def __init__(self, kept: Sequence[str] = ()) -> None:
+        self.kept = list(kept)
+        """Names of the descriptors that the keeper holds for the sandbox."""
+        self.residue: Callable[[], dict[str, Any]] = dict
+        """Returns the records that stay pending beyond a snapshot that was just taken (engine/mind/pending.py)."""
+        self._record: LiveRecord | None = None
+        self._facts: dict[str, Any] | None = None
+        self._roots: tuple[Root, ...] = ()
+        """The roots in the record: the present root last, or the one that it is about to become."""
+
+    @property
+    def has_record(self) -> bool:
+        """True from `use` on."""
+        return self._record is not None
+
+    @property
+    def is_kept(self) -> bool:
+        """True if the next daemon could go on with the sandbox now."""
+        return self._record is not None and self._record.kept
+
+    def use(self, record: LiveRecord) -> None:
+        """Write to this record, which is open, from now on."""
+        self._record = record
+
+    def noting(self, residue: Callable[[], dict[str, Any]]) -> None:
+        """Ask `residue` for the records that stay pending."""
+        self.residue = residue
+
+    def note(self, head: SnapshotID, fields: dict[str, Any]) -> None:
+        """See `LiveRecord.note`."""
+        if self._record is not None:
+            self._record.note(head, fields)
+
+    def set_state(self, head: SnapshotID, state: dict[str, Any]) -> None:
+        """See `LiveRecord.set_state`."""
+        if self._record is not None:
+            self._record.set_state(head, state)
+
+    def wire(self, fields: dict[str, Any]) -> None:
+        """See `LiveRecord.wire`."""
+        if self._record is not None:
+            self._record.wire(fields)
+
+    def outlive(self, facts: dict[str, Any], present: Root) -> None:
+        """From now on the next daemon can go on with the sandbox, if this one dies. `facts`: as `LiveRecord.keep`."""
+        self._facts = facts
+        self._keep((present,))
+
+    def announce(self, root: Root) -> None:
+        """The root is about to become this one: after a crash, the next daemon sees by the mount which of the two it
+        is."""
+        if self._record is not None and self._record.kept:
+            self._keep((*self._roots[:1], root))
+
+    def arrived(self) -> None:
+        """The root is the announced one."""
+        self._roots = self._roots[-1:]
+
+    def forget(self) -> None:
+        """Drops the live record: the files match no snapshot from here on, so no daemon can go on with the sandbox
+        until the next snapshot."""
+        if self._record is not None:
+            self._record.forget()
+
+    def committing(self, snapshot: SnapshotID) -> None:
+        """This snapshot is about to become the head: records that it does not bind are noted for it first."""
+        residue = self.residue() if self._record is not None else None
+        if residue:
+            self.note(snapshot, residue)
+
+    def committed(self, head: SnapshotID, present: Callable[[], Root]) -> None:
+        """This snapshot is the head."""
+        if self._record is not None:
+            self._record.bound(head, self.residue())
+            if self._facts is not None and not self._record.kept:
+                self._keep((present(),))
+
+    def remove(self) -> None:
+        """The sandbox ends. Idempotent."""
+        if self._record is not None:
+            self._record.remove()
+
+    def _keep(self, roots: tuple[Root, ...]) -> None:
+        if self._record is not None and self._facts is not None:
+            self._roots = roots
+            self._record.keep(self._facts, roots)
 
 
 def read(directory: Path) -> tuple[dict[str, Any], list[Root]] | None:

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.sandbox.root import frozen
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing.cold import gone
 from snapshotd.engine.storing.look import open_view
@@ -52,32 +53,36 @@ class Places:
             )
             return
         with sandbox.lock:
-            sandbox.wait_for_commands()
+            sandbox.use.wait_for_commands()
             if sandbox.closed:
                 raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended")
             if self._is_there(sandbox, snapshot):
                 return
-            reason = sandbox.blocker()
+            reason = sandbox.root.blocker()
             if reason is None:
-                sandbox.replace_root(self._take(snapshot), snapshot.id)()
+                sandbox.root.replace(self._take(snapshot), snapshot.id)()
             else:
                 self._rewrite(sandbox, snapshot, reason)
 
     def _is_there(self, sandbox: Sandbox, snapshot: Snapshot) -> bool:
-        if sandbox.changed:
+        if sandbox.root.changed:
             return False
-        return sandbox.base == snapshot.id or self._context.catalog.get_snapshot(sandbox.base).stack == snapshot.stack
+        base = sandbox.root.base
+        return base == snapshot.id or self._context.catalog.get_snapshot(base).stack == snapshot.stack
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
         """Writes the differing files over the present ones while the sandbox stands still, so that its live upper can
         be read as if it were sealed."""
         _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
         store = self._context.store
-        sandbox.between_states()
-        with sandbox.frozen():
+        sandbox.survival.forget()
+        with frozen(sandbox.cgroup):
             root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
             try:
-                with store.view(sandbox.stack.push(sandbox.upper)) as now, open_view(self._context, snapshot) as wanted:
+                with (
+                    store.view(sandbox.root.stack.push(sandbox.root.upper)) as now,
+                    open_view(self._context, snapshot) as wanted,
+                ):
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
                     changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
                     apply.apply(root, changes, wanted, shift=shift)

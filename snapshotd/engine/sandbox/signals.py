@@ -35,12 +35,12 @@ def wait_until_gone(killed: Iterable[int]) -> None:
 
 def end_background(sandbox: Sandbox) -> None:
     """The sandbox is about to get another past, which its background commands do not outlive: they are killed with all
-    that they started. Returns as `Sandbox.cut_off`. Nothing happens while other commands run. Caller holds the
+    that they started. Returns as `SandboxUse.cut_off`. Nothing happens while other commands run. Caller holds the
     sandbox's lock, which others have meanwhile."""
-    if not all(command.background for command in sandbox.commands):
+    if not all(command.background for command in sandbox.use.commands):
         return
-    for command in sandbox.commands:
+    for command in sandbox.use.commands:
         command.cut_off = True
         if command.process is not None:
             wait_until_gone(_send(sandbox, command.process, signal.SIGKILL))
-    sandbox.changing.wait_for(lambda: not sandbox.commands or sandbox.closed, CUT_OFF_DEADLINE_S)
+    sandbox.use.wait_for_commands(CUT_OFF_DEADLINE_S)

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.sandbox.sandbox import Captured, Sandbox
+from snapshotd.engine.sandbox.root import Captured
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import NO_ROOM, OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.kernel import turns
@@ -61,23 +62,23 @@ def commit_step(
     """
     hit("engine.step.begin")
     with sandbox.lock, turns.first():
-        if follows is not None and not sandbox.state_changed:
-            sandbox.state = catalog.state(follows.id)
+        if follows is not None and not sandbox.mind.changed:
+            sandbox.mind.put(catalog.state(follows.id), changed=False)
         if sandbox.closed:
             raise SandboxFailed(
                 f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}"
             )
         captured = _capture(sandbox)
         hit("engine.step.sealed")
-        messages = tuple(sandbox.pending)
-        kept = sandbox.message_count
+        messages = tuple(sandbox.mind.messages)
+        kept = sandbox.writer.messages
         if follows is not None:
             kept = follows.messages if keep_messages is None else keep_messages
         snapshot = Snapshot(
             id=SnapshotID(new_id()),
             parent=sandbox.head,
             trajectory=sandbox.trajectory.id,
-            seq=sandbox.seq + 1,
+            seq=sandbox.writer.seq + 1,
             stack=captured.stack,
             call=call,
             messages=kept + len(messages),
@@ -90,31 +91,30 @@ def commit_step(
             follows=None if follows is None else follows.id,
         )
         try:
-            sandbox.committing(snapshot.id)
+            sandbox.survival.committing(snapshot.id)
             catalog.commit_snapshot(
                 snapshot,
                 messages,
                 expected_head=sandbox.head,
                 entries=entries,
                 ended=ended,
-                fence=sandbox.fence,
-                state=sandbox.state if sandbox.state_changed else None,
+                fence=sandbox.writer.fence,
+                state=sandbox.mind.state if sandbox.mind.changed else None,
             )
         except BaseException:
-            sandbox.uncommitted(captured)
+            sandbox.root.uncommitted(captured)
             raise
         hit("engine.step.committed")
-        sandbox.head, sandbox.seq, sandbox.message_count = snapshot.id, snapshot.seq, snapshot.messages
-        sandbox.committed(captured, snapshot.id)
-        del sandbox.pending[: len(messages)]
-        sandbox.pending_bytes, sandbox.state_changed = 0, False
+        sandbox.writer.moved(snapshot)
+        sandbox.root.committed(captured, snapshot.id)
+        sandbox.mind.saved(len(messages))
     listener(snapshot, captured)
     return snapshot
 
 
 def _capture(sandbox: Sandbox) -> Captured:
     try:
-        return sandbox.capture()
+        return sandbox.root.capture()
     except OSError as exc:
         if exc.errno in NO_ROOM:
             raise OutOfSpace(
@@ -123,7 +123,7 @@ def _capture(sandbox: Sandbox) -> Captured:
             ) from exc
         if exc.errno not in (errno.EIO, errno.EROFS):
             raise
-        sandbox.store.fail()
+        sandbox.root.store.fail()
         raise OutOfSpace(
             f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of its layers reports an error ({exc.strerror}), "
             "as it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"

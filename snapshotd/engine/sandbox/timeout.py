@@ -63,7 +63,7 @@ class Timeout:
 
     def _started(self, command: int, pids: list[int]) -> set[int]:
         """The processes among `pids` that the command started, and the command itself."""
-        if self._empty and self._command.alone and not self._sandbox.agent_running:
+        if self._empty and self._command.alone and not self._sandbox.use.agent_running:
             return set(pids)
         return started_by(command, pids)
 

@@ -55,8 +55,9 @@ class _Done:
 class Archive:
     """See the module's text. Thread-safe."""
 
-    def __init__(self, context: Context, archiver: Archiver, after_batch: Callable[[], object]) -> None:
-        self._catalog, self._batches, self._after_batch = context.catalog, _Batches(context, archiver), after_batch
+    def __init__(self, context: Context, archiver: Archiver) -> None:
+        self._catalog, self._batches = context.catalog, _Batches(context, archiver)
+        self._after_batch: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
         self._due_at: float | None = None
         self._tags_changed = False
@@ -72,6 +73,10 @@ class Archive:
         if self._backlog:
             self._due_at = time.monotonic()
         self._thread = threading.Thread(target=self._work, name="archive")
+
+    def start(self, after_batch: Callable[[], object]) -> None:
+        """Begin to store. `after_batch` is called after each batch."""
+        self._after_batch = after_batch
         self._thread.start()
 
     def kick(self) -> None:

@@ -9,17 +9,60 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.storing import retention
+from snapshotd.engine.storing.cold import Cold
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.needed import cached_layers, referenced_layers
-from snapshotd.types import LayerID
+from snapshotd.errors import SnapshotdError
+from snapshotd.failpoints import hit
+from snapshotd.types import LayerID, TrajectoryID
 
 BUDGET_SHARE = 0.5
 """Part of the layers' file system that they may take, unless the settings name a number of bytes."""
 ROOM_SHARE = 0.1
 """Share of the budget that an eviction frees beyond the excess."""
 _log = logging.getLogger(__name__)
+
+
+class Disposal:
+    """Removes what nothing needs. Thread-safe."""
+
+    def __init__(self, context: Context, merger: Merger, cold: Cold) -> None:
+        self._context, self._merger, self._cold = context, merger, cold
+
+    def evict(self) -> int:
+        """Bring the layers within their budget. Returns the bytes given up."""
+        freed = evict(self._context, self._merger, budget_bytes(self._context))
+        if freed:
+            self._cold.prepare()
+        return freed
+
+    def forget(self, trajectory: TrajectoryID) -> None:
+        """Remove an ended trajectory, with the layers that nothing else needs. Errors: as `Catalog.remove_trajectory`."""
+        layers = any(snapshot.own_layers for snapshot in self._context.catalog.snapshots(trajectory))
+        self._context.catalog.remove_trajectory(trajectory)
+        hit("engine.remove.recorded")
+        retention.set_policy(self._context.catalog, trajectory, None)
+        self._context.events.remove(trajectory)
+        shutil.rmtree(self._context.command_logs(trajectory), ignore_errors=True)
+        self._context.secrecy.forget(trajectory)
+        if layers:  # a fork that changed nothing has no layers, and a sweep looks at everyone's
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Remove layers that nothing needs. Repeats while layers go: removed layers may free merged ones."""
+        while gone := self._context.store.sweep(lambda: referenced_layers(self._context)):
+            self._merger.forget(gone)
+
+    def sweep_what_was_held(self) -> None:
+        """Remove layers that a reader has let go of. Logs its errors."""
+        try:
+            self.sweep()
+        except (SnapshotdError, OSError) as exc:
+            _log.warning("layers that nothing needs are left for the next start: %s", exc)
 
 
 def budget_bytes(context: Context) -> int:

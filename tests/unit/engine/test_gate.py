@@ -44,9 +44,7 @@ class Rig:
             head=self.head.id,
             closed=False,
             lock=threading.RLock(),
-            upper=None,
-            stack=None,
-            changed=False,
+            root=SimpleNamespace(changed=False),
         )
 
     def _told(self, _: str, event: dict[str, Any]) -> None:

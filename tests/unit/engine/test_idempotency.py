@@ -17,7 +17,10 @@ from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
-from snapshotd.engine.sandbox.live import LiveRecord
+from snapshotd.engine.sandbox.live import LiveRecord, Survival
+from snapshotd.engine.sandbox.mind import UnsavedMind
+from snapshotd.engine.sandbox.sandbox import SandboxUse
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.types import CallStatus, Ended, SideEffect, Snapshot, Trajectory, TrajectoryStatus, new_id
 from tests.records import committed, fork, started
 
@@ -51,12 +54,10 @@ class Rig:
             trajectory=self.trajectory,
             head=self.head.id,
             lock=threading.RLock(),
-            live=None,
-            fence=None,
-            pending=[],
-            pending_bytes=0,
-            state={},
-            state_changed=False,
+            survival=Survival(),
+            writer=TrajectoryWriter(self.head.id, 0, 0),
+            mind=UnsavedMind(),
+            use=SandboxUse(self.trajectory.id),
             outlive=lambda _: None,
         )
 
@@ -82,8 +83,7 @@ class Rig:
         parts: list[Any] = [MagicMock() for _ in range(6)]
         parts[0].attach.return_value = (sandbox, calls)
         sessions = Sessions(self.context, *parts)
-        monkeypatch.setattr(sessions, "_follow_in_thread", lambda *_: None)
-        monkeypatch.setattr(sessions, "_intakes", lambda _: {})
+        monkeypatch.setattr(sessions, "_program", MagicMock())
         survivor: Any = MagicMock(
             trajectory=self.trajectory, record=LiveRecord(self.directory / new_id()), facts={"began_at_ns": 1}
         )

@@ -11,7 +11,8 @@ import pytest
 
 from snapshotd.engine.mind.pending import Pending
 from snapshotd.engine.sandbox import live
-from snapshotd.engine.sandbox.live import LiveRecord, Root
+from snapshotd.engine.sandbox.live import LiveRecord, Root, Survival
+from snapshotd.engine.sandbox.mind import UnsavedMind
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
 from snapshotd.types import (
@@ -43,16 +44,9 @@ def _root(mount_id: int, *, lazy: bool = False) -> Root:
 
 
 def _sandbox(record: LiveRecord, head: SnapshotID = HEAD) -> Any:
-    return SimpleNamespace(
-        lock=threading.RLock(),
-        live=record,
-        head=head,
-        pending=[],
-        pending_bytes=0,
-        state={},
-        state_changed=False,
-        residue=dict,
-    )
+    survival = Survival()
+    survival.use(record)
+    return SimpleNamespace(lock=threading.RLock(), survival=survival, head=head, mind=UnsavedMind())
 
 
 def _pending(sandbox: Any) -> Pending:
@@ -120,13 +114,13 @@ def test_messages_and_state(record: LiveRecord) -> None:
     pending.message(Message("assistant", "once"), rid="1" * 16)
     record.set_state(HEAD, {"values": {"k": 1}})
     sandbox, restored = _restored(record, HEAD)
-    assert sandbox.pending == [Message("user", {"a": "ä\udc80"}), Message("assistant", "once")]
-    assert sandbox.pending_bytes > 0
-    assert (sandbox.state, sandbox.state_changed) == ({"values": {"k": 1}}, True)
+    assert sandbox.mind.messages == [Message("user", {"a": "ä\udc80"}), Message("assistant", "once")]
+    assert sandbox.mind.bytes > 0
+    assert (sandbox.mind.state, sandbox.mind.changed) == ({"values": {"k": 1}}, True)
     restored.message(Message("assistant", "once"), rid="1" * 16)
-    assert len(sandbox.pending) == 2, "sent again to the next daemon"
+    assert len(sandbox.mind.messages) == 2, "sent again to the next daemon"
     sandbox, _ = _restored(record, NEXT)
-    assert (sandbox.pending, sandbox.state_changed) == ([], False), "a snapshot has bound it"
+    assert (sandbox.mind.messages, sandbox.mind.changed) == ([], False), "a snapshot has bound it"
 
 
 def test_values_go_with_the_next_entry_alone(record: LiveRecord) -> None:
@@ -204,13 +198,13 @@ def test_what_a_snapshot_does_not_bind(record: LiveRecord) -> None:
     pending.begin(call, lambda _: None)
     pending.message(Message("assistant", "bound"), within=call.id, rid="3" * 16)
     pending.fact("now", 5, "4" * 16)
-    record.note(NEXT, sandbox.residue())  # before the commit
-    record.bound(NEXT, sandbox.residue())
+    record.note(NEXT, sandbox.survival.residue())  # before the commit
+    record.bound(NEXT, sandbox.survival.residue())
     restored_sandbox, restored = _restored(record, NEXT, (call,))
-    assert restored_sandbox.pending == []
+    assert restored_sandbox.mind.messages == []
     assert restored.answered("4" * 16) == (5,)
     restored.message(Message("assistant", "bound"), rid="3" * 16)
-    assert restored_sandbox.pending == []
+    assert restored_sandbox.mind.messages == []
     assert restored.take(call.id).said == 1
     assert restored.take(task.id).entry.name == "build"
 
@@ -221,11 +215,10 @@ def test_the_notes_do_not_grow(record: LiveRecord) -> None:
     pending.begin(_entry("build", EntryKind.TASK), lambda _: None)
     for number in range(64):
         pending.message(Message("assistant", "x" * 50_000))
-        sandbox.pending.clear()
-        sandbox.pending_bytes = 0
+        sandbox.mind.saved(1)
         sandbox.head = SnapshotID(f"{number:032x}")
-        record.note(sandbox.head, sandbox.residue())
-        record.bound(sandbox.head, sandbox.residue())
+        record.note(sandbox.head, sandbox.survival.residue())
+        record.bound(sandbox.head, sandbox.survival.residue())
     assert (record.directory / "pending.ndjson").stat().st_size < 2 << 20
     _, restored = _restored(record, sandbox.head)
     assert len(restored.unclaimed) == 1

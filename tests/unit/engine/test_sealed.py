@@ -20,10 +20,13 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.sessions import Sessions
-from snapshotd.engine.sandbox import sandbox as sandboxes
+from snapshotd.engine.sandbox import root as roots
+from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.places import Places
-from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.root import LayerSources, RootParts, SandboxRoot
+from snapshotd.engine.sandbox.sandbox import Sandbox, SandboxUse
 from snapshotd.engine.sandbox.step import commit_step, marker
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
@@ -51,25 +54,22 @@ class World:
         part: Any = SimpleNamespace(
             id="container", pid=1, close=lambda: None, destroy=lambda _: None, bury=lambda: None, parked_pids=set
         )
+        writer, survival = TrajectoryWriter(head.id, 0, 0), Survival()
+        sources = LayerSources(lambda s: s, lambda _: ())
+        parts = RootParts(trajectory.id, self.store, part, part, 1, set, 0, sources)
         made = Sandbox(
             trajectory=trajectory,
             runtime=part,
             container=part,
-            target=part,
             cgroup=part,
             server=part,
-            store=self.store,
-            stack=head.stack,
-            upper=upper,
-            head=head.id,
-            base=head.id,
-            seq=0,
-            message_count=0,
             started_at_ns=0,
-            merged=lambda s: s,
-            links=lambda _: (),
+            root=SandboxRoot(parts, writer, survival, head.stack, upper, head.id),
+            writer=writer,
+            survival=survival,
+            use=SandboxUse(trajectory.id),
         )
-        made.fence = self.catalog.draw_fence(trajectory.id)
+        made.writer.own(self.catalog.draw_fence(trajectory.id))
         return made
 
     def step(self, call: ToolCall) -> Snapshot:
@@ -77,12 +77,12 @@ class World:
 
     def seal_in_vain(self) -> None:
         """A step that leaves a file is sealed, and the catalog's disk is full."""
-        (self.directory / self.sandbox.upper / "upper" / "result").write_text("an hour of work")
+        (self.directory / self.sandbox.root.upper / "upper" / "result").write_text("an hour of work")
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(self.catalog, "commit_snapshot", _full)
             with pytest.raises(OutOfSpace):
                 self.step(marker("exec", {}))
-        assert self.store.unchanged(self.sandbox.upper, self.sandbox.stack)
+        assert self.store.unchanged(self.sandbox.root.upper, self.sandbox.root.stack)
 
     def newest(self) -> Snapshot:
         return self.catalog.get_snapshot(self.catalog.get_trajectory(self.trajectory.id).head)
@@ -96,7 +96,7 @@ class World:
         launcher: Any = SimpleNamespace(end=lambda sandbox: sandbox.close())
         rest: Any = SimpleNamespace(submit=lambda *_: None, take=None)
         made = Sessions(self.context, launcher, rest, rest, rest, rest, rest)
-        made._live[self.trajectory.id] = self.sandbox
+        made._register(self.sandbox, cast(Any, None))
         return made
 
     def rewinding(self) -> Rewinding:
@@ -110,9 +110,9 @@ def _full(*_: Any, **__: Any) -> None:
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    monkeypatch.setattr(sandboxes, "layout_of", lambda _: SimpleNamespace(root_id=1))
-    monkeypatch.setattr(sandboxes, "blocker", lambda *_: None)
-    monkeypatch.setattr(sandboxes, "pivot", lambda *_, **__: None)
+    monkeypatch.setattr(roots, "layout_of", lambda _: SimpleNamespace(root_id=1))
+    monkeypatch.setattr(roots, "blocker", lambda *_: None)
+    monkeypatch.setattr(roots, "pivot", lambda *_, **__: None)
     monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
     made = World(tmp_path)
     yield made
@@ -123,8 +123,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def test_a_layer_that_was_taken_away_is_said(world: World) -> None:
     for number in range(3):
         if number == 2:
-            shutil.rmtree(world.directory / world.sandbox.stack.layers[1])
-        (world.directory / world.sandbox.upper / "upper" / "result").write_text(str(number))
+            shutil.rmtree(world.directory / world.sandbox.root.stack.layers[1])
+        (world.directory / world.sandbox.root.upper / "upper" / "result").write_text(str(number))
         with pytest.raises(DataLoss, match="is missing in") if number == 2 else contextlib.nullcontext():
             world.step(marker("exec", {}))
     assert world.newest().seq == 2
@@ -198,7 +198,7 @@ def test_a_step_goes_first(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_nothing_new_takes_no_snapshot(world: World) -> None:
     """Neither in a first sandbox nor in that of a fork."""
     forked = replace(world.trajectory, forked_from=world.first.id)
-    world.sandbox.trajectory = forked
+    world.sandbox.renew(forked)
     world.rewinding().settle(world.sandbox, mind=True)
     world.sessions().stop(forked)
     assert world.catalog.count_snapshots(world.trajectory.id) == 1

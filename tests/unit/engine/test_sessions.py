@@ -17,11 +17,21 @@ from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.live import Survival
+from snapshotd.engine.sandbox.mind import UnsavedMind
+from snapshotd.engine.sandbox.sandbox import SandboxUse
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.types import AgentSpec, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 from tests.records import begin, make_image
 
 LOG: Any = SimpleNamespace(append=lambda _: None)
+
+
+class FakeSandbox(SimpleNamespace):
+    @property
+    def closed(self) -> bool:
+        return bool(self.use.closed)
 
 
 class World:
@@ -50,29 +60,26 @@ class World:
         self.sessions = Sessions(context, cast(Any, self), rest, rest, rest, rest, rest)
 
     def launch(self, trajectory: Trajectory, head: Snapshot, _: Snapshot | None = None) -> tuple[Any, Any]:
-        sandbox = SimpleNamespace(
+        use: Any = SandboxUse(trajectory.id)
+        sandbox = FakeSandbox(
             trajectory=trajectory,
             head=head.id,
-            closed=False,
             ended=False,
-            changed=False,
-            lock=threading.RLock(),
-            seq=0,
-            fence=None,
-            state={},
+            root=SimpleNamespace(changed=False, base=head.id),
+            lock=use.lock,
+            writer=TrajectoryWriter(head.id, 0, 0),
+            mind=UnsavedMind(),
             container=SimpleNamespace(id="container"),
-            live=None,
-            residue=dict,
-            pending=[],
-            message_count=0,
-            commands=[],
-            cut_off=lambda: None,
+            survival=Survival(),
+            use=use,
         )
         self.made.append(sandbox)
         return sandbox, SimpleNamespace(bind=lambda *_: None)
 
     def end(self, sandbox: Any) -> None:
-        first, sandbox.closed, sandbox.ended = not sandbox.closed or not sandbox.ended, True, True
+        first, sandbox.ended = not sandbox.ended, True
+        with sandbox.lock:
+            sandbox.use.no_more_steps()
         if first:
             self.ending()
 
@@ -103,11 +110,10 @@ def _is_known(world: World, sandbox: Any) -> None:
     trajectory = world.trajectory.id
     assert world.sessions.live() == [sandbox]
     assert not sandbox.ended
-    assert trajectory in world.sessions._recorders
+    assert world.sessions._live[trajectory].recorder.sandbox is sandbox
     world.sessions.close()
     assert sandbox.ended
     assert not world.sessions.live()
-    assert not world.sessions._recorders
 
 
 def test_a_sandbox_that_begins_while_one_is_stopped_stays_known(world: World) -> None:
@@ -161,17 +167,17 @@ def test_a_stop_waits_for_its_own_run(world: World) -> None:
     joined: list[str] = []
 
     def run(name: str) -> Any:
-        return SimpleNamespace(thread=SimpleNamespace(join=lambda: joined.append(name)))
+        return SimpleNamespace(join=lambda: joined.append(name))
 
     def meanwhile() -> None:
         world.meanwhile()
-        world.sessions._runs[world.trajectory.id] = run("second")
+        world.sessions._live[world.trajectory.id].program = run("second")
 
-    world.sessions._runs[world.trajectory.id] = run("first")
+    world.sessions._live[world.trajectory.id].program = run("first")
     world.ending = meanwhile
     world.sessions.stop(world.trajectory)
     assert joined == ["first"]
-    assert world.trajectory.id in world.sessions._runs
+    assert world.sessions._live[world.trajectory.id].program is not None
 
 
 def test_a_run_that_ends_on_a_full_disk_leaves_no_container(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +190,7 @@ def test_a_run_that_ends_on_a_full_disk_leaves_no_container(world: World, monkey
 
 def test_closing_goes_on_whatever_one_sandbox_raises(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     trajectory, first = begin(make_image())
-    world.sessions._live = {trajectory.id: world.launch(trajectory, first)[0]}
+    world.sessions._register(world.launch(trajectory, first)[0], cast(Any, None))
     last = world.started()
     stop = world.sessions.stop
 
@@ -215,7 +221,9 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
     monkeypatch.setattr(world.catalog, "draw_fence", _full)
     forgotten: list[str] = []
     begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
-    engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _forget=forgotten.append)
+    disposal = SimpleNamespace(forget=forgotten.append)
+    parts = SimpleNamespace(disposal=disposal)
+    engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _parts=parts)
     with pytest.raises(OutOfSpace):
         LocalEngine.create(engine, SandboxRequest())
     assert world.made[0].ended
@@ -255,13 +263,13 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
     monkeypatch.setattr(world.sessions, "starting", asks)
     with starting(name):
         sandbox, _ = world.launch(world.trajectory, world.first)
-        sandbox.agent_running = False
-        world.sessions._live[name] = sandbox
+        sandbox.use.agent_running = False
+        world.sessions._register(sandbox, cast(Any, None))
         second = threading.Thread(target=resume)
         second.start()
         assert asked.wait(60)
         assert not sandbox.ended
-        sandbox.agent_running = True
+        sandbox.use.agent_running = True
     second.join(60)
     assert len(refused) == 1
     assert not sandbox.ended

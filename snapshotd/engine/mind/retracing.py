@@ -1,0 +1,452 @@
+"""The replay of a program that was started again.
+
+Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the same
+files. Where the journal ends, the program goes live on the newest files of the trajectory. A program that leaves the
+recorded path is refused (a resume), or goes live right there, as a branch (a fork).
+
+    replay.py       the recorded calls, matched
+    retelling.py    the recorded conversation, matched
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind import tasks
+from snapshotd.engine.mind.agent_state import AgentState
+from snapshotd.engine.mind.replay import Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
+from snapshotd.engine.mind.retelling import OtherWords, Retelling
+from snapshotd.engine.sandbox.places import Places
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
+from snapshotd.errors import Diverged
+from snapshotd.secrets.redactor import Funnel
+from snapshotd.types import CallID, EntryKind, JournalEntry, Message, Snapshot, SnapshotID, new_id, short
+
+SAID = "said"
+"""Detail of an entry: messages that were appended from within it."""
+_OTHERS_S = 60.0
+"""How long a conversation that has met everything recorded waits for the next step of another one."""
+_CHANGED_BY_PEOPLE = ("edit", "retry")
+"""Markers with a state that no program has made."""
+
+
+class Live:
+    """A program that has nothing recorded to meet. Thread-safe."""
+
+    replaying = False
+    diverged: Diverged | None = None
+    """Set once a resumed program has done something else; nothing of it is recorded any more."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.lock = threading.RLock()
+        """Guards the replay; taken before the sandbox's lock."""
+
+    @property
+    def retraces(self) -> bool:
+        """True if recorded calls are still to be met, each with another root."""
+        return False
+
+    @property
+    def settled(self) -> bool:
+        """True if the program is live and nothing of a replay is left: another daemon can go on with it."""
+        return True
+
+    def check(self) -> None:
+        """Diverged, if it has."""
+        if self.diverged is not None:
+            raise self.diverged
+
+    def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
+        """The recorded outcome of the call that begins now (in `task`), with the root switched to it; None: it has to
+        be run. Diverged."""
+        return None
+
+    def replayed_on_wire(
+        self,
+        kind: EntryKind,
+        name: str,
+        arguments: Any,
+        lane: int | None,
+        *,
+        called: bool,
+        difference: Callable[[], str] = str,
+    ) -> Recorded | None:
+        """As `replayed`, in a lane (replay.py, `match_on_wire`). A lane that has met all that is recorded of it waits
+        until the others have, too. `difference`: asked how the request differs from the recorded one, for a person."""
+        return None
+
+    def has_left(self, lane: int | None) -> bool:
+        """True if recorded entries of a lane are still to be met."""
+        return False
+
+    def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
+        """A replayed reply asks for calls. Where nothing that follows from them is recorded, they run for real, so
+        everything else has to be met before the program gets the reply. Diverged."""
+
+    def skipped_task(self, name: str) -> Recorded | None:
+        """The end of a task that has completed, with all that happened in it taken as met; None: it has to be run."""
+        return None
+
+    def before_live(self, call: Callable[[], None]) -> None:
+        """Have `call` called when the replay ends, before the program goes live."""
+
+    def when_live(self, call: Callable[[], None]) -> None:
+        """Call now, and when the program has gone live."""
+        call()
+
+    def take_live(self) -> bool:
+        """True if the answer in the making is the first one after a replay."""
+        return False
+
+    def live_if_exhausted(self) -> bool:
+        """Go live now, before the next call begins, if everything recorded has been met. Returns True if calls are live
+        from here on."""
+        return True
+
+    def finish(self) -> Diverged | None:
+        """The program has ended. Returns Diverged if recorded entries are left that it did not meet; the caller must
+        then record nothing of its end."""
+        return None
+
+    def fact(self, kind: str) -> tuple[Any] | None:
+        """The recorded value that comes next, as a one-element tuple; None where none is."""
+        return None
+
+    def meets(self, message: Message) -> bool:
+        """True if this message is the recorded one that comes next. A new message is allowed only after everything
+        recorded."""
+        return False
+
+    def untold(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """The program knows these messages: the ones among them that the conversation does not hold yet. Caller holds
+        the sandbox's lock."""
+        return messages
+
+    def known(self) -> int:
+        """Number of messages of the conversation that the program knows."""
+        return self.sandbox.writer.messages
+
+    def to_be_told(self, limit: int) -> list[Message]:
+        """The first messages that a program which is replayed has to send, as it knows them."""
+        return []
+
+    def at(self) -> SnapshotID:
+        """The program's place: the head, or the last replayed snapshot."""
+        return self.sandbox.head
+
+
+class _Way:
+    """The part of the recorded way that the program has come."""
+
+    def __init__(self, resumption: Resumption, retelling: Retelling) -> None:
+        self.retelling = retelling
+        self.reached = resumption.began
+        """The newest snapshot whose call has been replayed."""
+        self.models: list[JournalEntry] = []
+        """Model calls that were replayed since then."""
+        self._places = {entry.id: number for number, entry in enumerate(resumption.entries)}
+        self._place = -1
+
+    def leads_to(self, entry: JournalEntry) -> bool:
+        """True if the entry is not before the one that was reached."""
+        return self._places.get(entry.id, self._place) >= self._place
+
+    def reach(self, entry: JournalEntry, snapshot: Snapshot) -> None:
+        """The call of this entry, with its snapshot, is replayed."""
+        self.reached, self.models, self._place = snapshot, [], self._places.get(entry.id, self._place)
+
+
+class Retracing(Live):
+    """See the module's text. `state`: the agent's; `funnel`: as in `Recorder`."""
+
+    def __init__(
+        self,
+        context: Context,
+        sandbox: Sandbox,
+        listener: StepListener,
+        places: Places,
+        funnel: Funnel,
+        state: AgentState,
+        resumption: Resumption,
+    ) -> None:
+        super().__init__(sandbox)
+        self._context, self._listener, self._places = context, listener, places
+        self._funnel, self._state, self._resumption = funnel, state, resumption
+        self.replaying = True
+        self._moved = threading.Condition(self.lock)
+        """Told when the replay has come further, or ends."""
+        self._replay, self._kept = Replay(resumption.entries), Kept(resumption.entries)
+        self._way = _Way(resumption, Retelling(context.catalog, resumption.began, resumption.head))
+        self._went_live = False
+        """The next answer has to say so."""
+        self._before_live: Callable[[], None] = lambda: None
+        self._after_live: Callable[[], None] = lambda: None
+
+    @property
+    def retraces(self) -> bool:
+        return self.replaying and not self._replay.exhausted
+
+    @property
+    def settled(self) -> bool:
+        return not self.replaying and self._kept.empty and self.diverged is None
+
+    def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
+        with self.lock:
+            self.check()
+            if not self.replaying and self._kept.empty:
+                return None  # every call of a program that is live: nothing to look for
+            name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
+            kept = self._kept.take(kind, name, arguments, self._funnel.conceal(task))
+            if kept is not None:
+                return self._met_kept(kept)
+            if not self.replaying:
+                return None
+            try:
+                entry = self._replay.match(kind, name, arguments)
+            except Mismatch as mismatch:
+                self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
+                return None
+            if entry is None:
+                self._go_live()
+                return None
+            return self._met(entry)
+
+    def replayed_on_wire(
+        self,
+        kind: EntryKind,
+        name: str,
+        arguments: Any,
+        lane: int | None,
+        *,
+        called: bool,
+        difference: Callable[[], str] = str,
+    ) -> Recorded | None:
+        with self.lock:
+            self.check()
+            name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
+            actual = f"{kind} {name} with {shown(arguments)}"
+            while self.replaying:
+                try:
+                    entry = self._replay.match_on_wire(kind, name, arguments, lane, called=called)
+                except Mismatch as mismatch:
+                    self._other_than(mismatch.recorded, actual + self._funnel.conceal_text(difference()))
+                    return None
+                except Elsewhere:
+                    self._wait_for_others(actual)
+                    continue
+                if entry is not None:
+                    return self._met(entry)
+                self._go_live()
+            return None
+
+    def has_left(self, lane: int | None) -> bool:
+        with self.lock:
+            return self.replaying and self._replay.has_left(lane)
+
+    def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
+        with self.lock:
+            while self.replaying and not self._replay.exhausted and not self._replay.needs(lane, call_ids):
+                self._wait_for_others("nothing")
+
+    def _wait_for_others(self, actual: str) -> None:
+        """Wait until the replay has come further. Diverged: it does not."""
+        before = self._replay.matched
+        came = self._moved.wait_for(
+            lambda: self.diverged is not None or not self.replaying or self._replay.matched != before, _OTHERS_S
+        )
+        self.check()
+        if not came and self.replaying:
+            self._other_than(self._replay.next, actual)
+
+    def skipped_task(self, name: str) -> Recorded | None:
+        with self.lock:
+            self.check()
+            task = self._replay.skip_task(name) if self.replaying else None
+            if task is None:
+                kept = self._kept.skip_task(name)
+                return None if kept is None else self._met_kept(kept)
+            recorded = self._met(task)
+            if recorded.snapshot is not None:
+                self._way.retelling.reach(recorded.snapshot.messages)
+            return recorded
+
+    def _met(self, entry: JournalEntry) -> Recorded:
+        own = None
+        if entry.snapshot is not None:
+            snapshot = self._context.catalog.get_snapshot(entry.snapshot)
+            own = snapshot if snapshot.call.id == entry.id else None
+        if own is not None:
+            if self._way.leads_to(entry):  # calls that ran side by side come in any order: the files never go back
+                self._places.go_to(self.sandbox, own)
+                with self.sandbox.lock:
+                    self.sandbox.mind.put(self._context.catalog.state(own.id), changed=False)
+                self._way.reach(entry, own)
+            self.said(entry.details.get(SAID, 0))
+        else:
+            self._way.models.append(entry)
+        self._moved.notify_all()
+        self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
+        return Recorded(revealed(self._funnel, entry), own)
+
+    def _met_kept(self, entry: JournalEntry) -> Recorded:
+        """The answer for a task that stayed completed when another task was retried: its files and values are in the
+        sandbox already."""
+        if entry.kind is EntryKind.TASK and entry.snapshot is not None:
+            task = tasks.find(self._context.catalog.state(entry.snapshot), entry.name)
+            self._state.change(lambda state: tasks.keep(state, [task]))
+        self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
+        return Recorded(revealed(self._funnel, entry), None)
+
+    def _go_live(self) -> None:
+        """Everything recorded has been met: from here on, on the newest files, things happen."""
+        self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+        self._carry_over(self._resumption.head)
+        self._live()
+
+    def _carry_over(self, head: Snapshot) -> None:
+        """Apply to the state the changes that people made after everything that the program has met."""
+        changes, reached = [], self._way.reached
+        while head.id != reached.id and head.continues is not None:
+            before = self._context.catalog.get_snapshot(head.continues)
+            if head.call.name in _CHANGED_BY_PEOPLE:
+                changes.append((self._context.catalog.state(before.id), self._context.catalog.state(head.id)))
+            head = before
+        with self.sandbox.lock:
+            mind = self.sandbox.mind
+            for old, new in reversed(changes):
+                mind.put(tasks.carry(mind.state, old, new), changed=mind.changed)
+
+    def _live(self) -> None:
+        self._before_live()
+        with self.sandbox.lock:
+            state = self.sandbox.mind.state
+            self.sandbox.mind.put(state, changed=state != self._context.catalog.state(self.sandbox.head))
+        self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
+        self.replaying, self._went_live = False, True
+        self._moved.notify_all()
+        self._after_live()
+
+    def take_live(self) -> bool:
+        with self.lock:
+            went_live, self._went_live = self._went_live, False
+            return went_live
+
+    def _other_than(self, recorded: JournalEntry | None, actual: str) -> None:
+        """A fork goes live from the last snapshot that matched; a resume is refused."""
+        expected = (
+            "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {shown(recorded.arguments)}"
+        )
+        if self._resumption.branching:
+            self._branch(expected, actual)
+            return
+        last = short(self._way.reached.id)
+        self.diverged = Diverged(
+            f"the program does something else than what is recorded, after snapshot {last}: recorded is {expected}, but now comes "
+            f"{actual}; nothing was changed: resume with the program and inputs it had, or go another way from there: "
+            f"`snapshotd fork --resume {last}`"
+        )
+        self._moved.notify_all()
+        raise self.diverged
+
+    def _branch(self, expected: str, actual: str) -> None:
+        if self._way.reached.id != self.sandbox.head:
+            said = self._way.retelling.position
+            kept = min(said, self._way.reached.messages)
+            met = itertools.islice(self._context.catalog.conversation(self._resumption.head.id, kept), said - kept)
+            models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
+            with self.sandbox.lock:
+                self.sandbox.mind.messages[:0] = met
+                commit_step(
+                    self._context.catalog,
+                    self.sandbox,
+                    marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]}),
+                    self._listener,
+                    follows=self._way.reached,
+                    keep_messages=kept,
+                    entries=models,
+                )
+        self._live()
+
+    def finish(self) -> Diverged | None:
+        with self.lock:
+            if self.diverged is None and self.replaying:
+                try:
+                    if self._replay.exhausted:
+                        self._go_live()
+                    else:
+                        self._other_than(self._replay.next, "its end")
+                except Diverged:
+                    pass  # kept in `diverged`
+            return self.diverged
+
+    def live_if_exhausted(self) -> bool:
+        with self.lock:
+            if self.replaying and self._replay.exhausted:
+                self._go_live()
+            return not self.replaying
+
+    def said(self, count: int) -> None:
+        """A replayed program knows `count` more messages."""
+        with self.lock:
+            self._way.retelling.skip(count)
+
+    def meets(self, message: Message) -> bool:
+        if not self.replaying:
+            return False
+        try:
+            self._way.retelling.meet(message)
+            return True
+        except OtherWords as other:
+            if other.recorded is None and self._replay.loose:
+                return False
+            actual = f"the {message.role} message {shown(message.content)}"
+            if other.recorded is not None:
+                actual += f" where the {other.recorded.role} message {shown(other.recorded.content)} is recorded"
+            self._other_than(self._replay.next, actual)
+            return False
+
+    def before_live(self, call: Callable[[], None]) -> None:
+        self._before_live = call
+
+    def when_live(self, call: Callable[[], None]) -> None:
+        self._after_live = call
+        call()
+
+    def fact(self, kind: str) -> tuple[Any] | None:
+        return self._replay.fact(kind)
+
+    def untold(self, messages: Sequence[Message]) -> Sequence[Message]:
+        known = max(0, self.sandbox.writer.messages - self._way.retelling.position)
+        self.said(len(messages))
+        return messages[known:]
+
+    def known(self) -> int:
+        return self._way.retelling.position if self.replaying else super().known()
+
+    def to_be_told(self, limit: int) -> list[Message]:
+        began, head = self._resumption.began, self._resumption.head
+        return [
+            Message(message.role, self._funnel.reveal(message.content))
+            for message in itertools.islice(self._context.catalog.conversation(head.id, began.messages), limit)
+        ]
+
+    def at(self) -> SnapshotID:
+        return self._way.reached.id if self.replaying else super().at()
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        log = self._context.events.live(self.sandbox.trajectory.id)
+        if log is not None:
+            log.append(event)
+
+
+def revealed(funnel: Funnel, entry: JournalEntry) -> JournalEntry:
+    """An entry as the program knows it."""
+    error = None if entry.error is None else funnel.reveal_text(entry.error)
+    return replace(entry, result=funnel.reveal(entry.result), error=error)

@@ -1,0 +1,348 @@
+"""The root of a live sandbox: sealed layers under a live upper, and the ways to seal, copy and replace them.
+
+stack        sealed layers under the live upper; the parent of what comes next; held, so that none is evicted
+base, fresh  a snapshot whose tree, with the newest `fresh` layers of `stack` on it, is that of `stack`, however the rest was merged.
+             `fresh` is 0 unless a step was sealed and could not be committed
+upper        the live, writable layer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from snapshotd.engine.sandbox.live import Root, Survival
+from snapshotd.engine.sandbox.quiesce import blocker, writable_mappings
+from snapshotd.engine.sandbox.writer import TrajectoryWriter
+from snapshotd.errors import DataLoss
+from snapshotd.failpoints import hit
+from snapshotd.kernel import cgroup as cgroups
+from snapshotd.kernel.mounts import Layout
+from snapshotd.kernel.quota import Used
+from snapshotd.layers import capture as copying
+from snapshotd.layers import links
+from snapshotd.layers.links import Group
+from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
+from snapshotd.layers.store import LayerStore
+from snapshotd.types import LayerID, SnapshotID, Stack, TrajectoryID, short
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """The result of a capture: the stack of the new snapshot, the method, the reason if it was not a pivot, and the
+    time for which the sandbox stood still."""
+
+    stack: Stack
+    method: str
+    reason: str | None
+    pause_ns: int
+    base: SnapshotID
+    own_layers: int
+    """See `types.Snapshot`."""
+    cleanup: Callable[[], None] | None = None
+    """Clean-up that remains for when the sandbox goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSources:
+    """The engine's knowledge of layers."""
+
+    merged: Callable[[Stack], Stack]
+    """Swaps runs of layers for their merged form, where one is ready (engine/storing/merging.py)."""
+    links: Callable[[Stack], Iterable[Group]]
+    """The hard link groups that are known of a stack (engine/storing/linkgroups.py)."""
+    server_of_lazy: Callable[[], object | None] = lambda: None
+    """Returns the server of layers that are not on disk yet (engine/storing/cold.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RootParts:
+    """The parts of a sandbox that its root is made of."""
+
+    trajectory: TrajectoryID
+    store: LayerStore
+    target: Target
+    cgroup: cgroups.Cgroup
+    init_pid: int
+    parked: Callable[[], set[int]]
+    """Returns the processes that wait for the daemon."""
+    disk_bytes: int
+    """As in `Limits`."""
+    sources: LayerSources
+
+
+class SandboxRoot:
+    """See the module's text. The sandbox's lock guards it: the caller of every method holds it."""
+
+    def __init__(
+        self,
+        parts: RootParts,
+        writer: TrajectoryWriter,
+        survival: Survival,
+        stack: Stack,
+        upper: LayerID,
+        base: SnapshotID,
+        *,
+        fresh: int = 0,
+        lazy_by: tuple[object | None] | None = None,
+    ) -> None:
+        """`lazy_by`: the server of a layer that was not on disk yet when the root was made; None: all layers were."""
+        self._parts, self._writer, self._survival = parts, writer, survival
+        self.stack, self.upper, self.base, self.fresh = stack, upper, base, fresh
+        self._lazy_by = lazy_by
+        self._mirror: copying.FinishedCapture | None = None
+        """The last copy, while the next one may link unchanged files from it."""
+        self.own_layers: list[LayerID] = [upper]
+        """Layers pinned for it: the live upper, and layers made from it that no snapshot has yet."""
+
+    @property
+    def target(self) -> Target:
+        """The container's mount namespace."""
+        return self._parts.target
+
+    @property
+    def store(self) -> LayerStore:
+        """The layers that it is made of."""
+        return self._parts.store
+
+    @property
+    def lazy(self) -> bool:
+        """True if the root has a layer that was not on disk yet when the root was made."""
+        return self._lazy_by is not None
+
+    @property
+    def changed(self) -> bool:
+        """True if the sandbox holds files that no snapshot has."""
+        return self.fresh > 0 or not self._parts.store.unchanged(self.upper, self.stack)
+
+    def room(self, stack: Stack | None = None) -> Used:
+        """The space that the live upper may take: the sandbox's disk limit, less the layers of `stack` (None: of the
+        present stack)."""
+        return self._parts.store.room(stack or self.stack, self._parts.disk_bytes)
+
+    def capture(self) -> Captured:
+        """Seal or copy the live upper. On any error the sandbox goes on as before."""
+        start = time.perf_counter_ns()
+        if self._parts.store.unchanged(self.upper, self.stack):
+            self.revive()
+            return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start, self.base, self.fresh)
+        layout = layout_of(self._parts.target)
+        reason = self.blocker(layout)
+        if reason is None:
+            try:
+                retired = self._pivot_on(layout)
+                pause = time.perf_counter_ns() - start
+                return Captured(self.stack, "pivot", None, pause, self.base, self.fresh, lambda: self._bury(retired))
+            except Busy as busy:
+                reason = str(busy)
+        return self.capture_copy(reason)
+
+    def revive(self) -> None:
+        """If the process that served files of the root has died, go on on a root that is served again, or written. As
+        long as something is alive that is not parked, everything stays as it is. Errors as
+        `capture`."""
+        if self._lazy_by is None:
+            return
+        (served_by,) = self._lazy_by
+        if served_by is not None and served_by is self._parts.sources.server_of_lazy():
+            return
+        layout, old = layout_of(self._parts.target), self.upper
+        if self.blocker(layout) is not None:
+            return
+        changed = not self._parts.store.unchanged(old, self.stack)
+        try:
+            retired = self._pivot_on(layout, changed=changed)
+        except Busy:
+            return
+        self._bury(retired)
+        if not changed:
+            self._parts.store.remove(old)
+
+    def blocker(self, layout: Layout | None = None) -> str | None:
+        """Reason why the sandbox cannot be pivoted now, or None."""
+        root_id = (layout or layout_of(self._parts.target)).root_id
+        return blocker(self._parts.cgroup, self._parts.init_pid, root_id, self._parts.parked())
+
+    def _bury(self, retired: tuple[LayerID, ...]) -> None:
+        self._parts.target.bury()
+        self._parts.store.release(retired)
+
+    def _hold(self, stack: Stack) -> Stack:
+        """The stack with merged runs swapped in, held. A merged run may be evicted between the two: then its parts are
+        there."""
+        while True:
+            below = self._parts.sources.merged(stack)
+            if self._parts.store.hold(below.layers):
+                return below
+            if below == stack:  # no layer could have been evicted
+                head = short(self._writer.head)
+                raise DataLoss(
+                    f"a layer of the sandbox of {short(self._parts.trajectory)} is missing in {self.store.root}, so its next step cannot "
+                    f"be taken: go on from its head {head} (`snapshotd fork {head}`)"
+                )
+
+    def _pivot_on(self, layout: Layout, *, changed: bool = True) -> tuple[LayerID, ...]:
+        """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use
+        until it is buried. An upper that is not `changed` becomes no layer; the caller removes it when the old root is
+        buried.
+
+        No freeze is needed: every live process waits for the daemon, and a write between the seal and the switch would
+        fail with "read-only file system" and never reach the sealed layer.
+        """
+        sealed = self.stack.push(self.upper) if changed else self.stack
+        below = self._hold(sealed)
+        try:
+            upper = self._parts.store.create()
+        except BaseException:
+            self._parts.store.release(below.layers)
+            raise
+        try:
+            self._parts.store.limit(upper, self.room(sealed))
+            self._parts.store.dress(upper, sealed)
+            lazy_by = lazy_server(self._parts.store, below, self._parts.sources)
+            announce = functools.partial(self._announce, upper, below, lazy_by is not None, self.fresh + changed)
+            pivot(self._parts.target, self._parts.store, below, upper, layout, seal=True, announce=announce)
+        except BaseException:
+            self._parts.store.release(below.layers)
+            self._parts.store.remove(upper)
+            raise
+        if changed:
+            self._relink(self.upper, self.stack)
+        else:
+            self.own_layers.remove(self.upper)
+        self.own_layers.append(upper)
+        retired = (*self.stack.layers, *self._mirrored())
+        self.stack, self.upper, self._mirror = below, upper, None
+        self.fresh += changed
+        self._lazy_by = lazy_by
+        self._survival.arrived()
+        return retired
+
+    def _relink(self, sealed: LayerID, parent: Stack) -> None:
+        """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago, before any reader opens
+        it."""
+        fd = self._parts.store.read_upper(sealed)
+        try:
+            candidates = links.torn(fd, self._parts.sources.links(parent))
+            if candidates:
+                with self._parts.store.view(parent) as view:
+                    links.relink(fd, candidates, view)
+        finally:
+            os.close(fd)
+
+    def capture_copy(self, reason: str) -> Captured:
+        """Like `capture`, by copying changed files; `reason`: the obstacle to a pivot."""
+        pauses: list[int] = []
+
+        @contextlib.contextmanager
+        def stopped() -> Iterator[None]:
+            start = time.perf_counter_ns()
+            with frozen(self._parts.cgroup):
+                yield
+            pauses.append(time.perf_counter_ns() - start)
+
+        mirror = copying.capture(
+            self._parts.store, self.upper, self._mirror, stopped(), lambda: writable_mappings(self._parts.cgroup)
+        )
+        self._parts.store.hold([mirror.layer])  # the next copy links unchanged files from it
+        self._parts.store.release(self._mirrored())
+        self._mirror = mirror
+        self.own_layers.append(mirror.layer)
+        return Captured(self.stack.push(mirror.layer), "copy", reason, sum(pauses), self.base, self.fresh + 1)
+
+    def _mirrored(self) -> tuple[LayerID, ...]:
+        """The layer of the last copy, which is held as long as the next one may need it."""
+        return () if self._mirror is None else (self._mirror.layer,)
+
+    def replace(self, stack: Stack, base: SnapshotID, *, made: LayerID | None = None) -> Callable[[], None]:
+        """Throw the live upper away and go on from `stack` (held, taken over): the files of snapshot `base`, and the
+        layer `made` on top of them. The caller has made sure that no process but init lives. Returns the clean-up that
+        remains, to be called once from any thread: it releases the old root, which takes time in proportion to the
+        inodes touched there."""
+        parts = self._parts
+        self._survival.forget()
+        lazy_by = lazy_server(parts.store, stack, parts.sources)
+        try:
+            upper = enter(parts.target, parts.store, stack, parts.disk_bytes)
+        except BaseException:
+            parts.store.release(stack.layers)
+            raise
+        old, retired = self.upper, (*self.stack.layers, *self._mirrored())
+        self.upper, self.stack, self._mirror = upper, stack, None
+        self.base, self.fresh, self._lazy_by = base, int(made is not None), lazy_by
+        given_up, self.own_layers = self.own_layers, [upper] if made is None else [upper, made]
+
+        def cleanup() -> None:
+            self._bury(retired)
+            parts.store.unpin(given_up)
+            parts.store.remove(old)
+
+        return cleanup
+
+    def committed(self, captured: Captured, snapshot: SnapshotID) -> None:
+        """The capture became this snapshot, which is the head."""
+        sealed = captured.stack.layers[: captured.own_layers]
+        self._parts.store.unpin(sealed)  # the catalog refers to them now
+        self.own_layers = [layer for layer in self.own_layers if layer not in sealed]
+        if captured.method != "copy":  # a copy leaves the stack as it was
+            self.base, self.fresh = snapshot, 0
+        self._survival.committed(snapshot, self.present)
+
+    def uncommitted(self, captured: Captured) -> None:
+        """The capture became no snapshot. A sealed layer goes to the next snapshot as well; a copy is made again."""
+        if captured.cleanup is not None:
+            captured.cleanup()
+        if captured.method == "copy" and self._mirror is not None:
+            self.own_layers.remove(self._mirror.layer)
+            self._parts.store.unpin([self._mirror.layer])
+
+    def present(self) -> Root:
+        """The present root, for the next daemon."""
+        mount_id = layout_of(self._parts.target).root_id
+        return Root(mount_id, self.upper, self.stack, self.base, self.fresh, self._writer.head, self.lazy)
+
+    def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
+        """The root is about to become another one."""
+        self._survival.announce(Root(mount_id, upper, stack, self.base, fresh, self._writer.head, lazy))
+
+    def release(self) -> None:
+        """Let go of the layers: the container has ended. Files in the live upper are gone."""
+        store = self._parts.store
+        self._parts.target.close()
+        store.release((*self.stack.layers, *self._mirrored()))
+        store.unpin(self.own_layers)
+        store.remove(self.upper)  # last: on a full disk it may fail, and is then left to a sweep
+
+
+@contextlib.contextmanager
+def frozen(cgroup: cgroups.Cgroup) -> Iterator[None]:
+    """Every process of the sandbox stands still inside."""
+    cgroup.freeze()
+    try:
+        yield
+    finally:
+        cgroup.thaw()
+
+
+def lazy_server(store: LayerStore, stack: Stack, sources: LayerSources) -> tuple[object | None] | None:
+    """The present server of lazy layers, if the stack has one; else None."""
+    return (sources.server_of_lazy(),) if store.any_lazy(stack) else None
+
+
+def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> LayerID:
+    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error.
+    `disk_bytes`: as in `Limits`."""
+    upper = store.create()
+    try:
+        store.limit(upper, store.room(stack, disk_bytes))
+        store.dress(upper, stack)
+        pivot(target, store, stack, upper, layout_of(target), seal=False)
+        hit("engine.start.pivoted")
+    except BaseException:
+        store.remove(upper)
+        raise
+    return upper
