@@ -33,7 +33,6 @@ _EXPORT = (
 _HELP = "`snapshotd --help` lists the commands, `snapshotd run --help` explains one"
 _GC = "`snapshotd prune` frees what no policy keeps, `snapshotd rm NAME` forgets a trajectory"
 _DAEMON = "`snapshotd daemon` runs the daemon; the first command that needs it starts it, too"
-_NO_MERGE = "`snapshotd apply ID --to DIR` brings the changes to a folder of yours"
 
 HABITS: dict[str, str] = {
     "abort": _STOP,
@@ -80,7 +79,6 @@ HABITS: dict[str, str] = {
     "list": _LS,
     "load": "`snapshotd import FILE` takes in what was exported, `snapshotd image import FILE` what `docker save` wrote",
     "login": "there are no accounts: root of this machine may do everything",
-    "merge": _NO_MERGE,
     "messages": _CONVERSATION,
     "new": "`snapshotd create` makes a sandbox, `snapshotd run AGENT.py` runs an agent in one",
     "pause": _NO_PAUSE,

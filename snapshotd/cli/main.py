@@ -87,6 +87,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     "storage": {
         "restore": "Write a snapshot's files into a folder.",
         "apply": "Bring what a snapshot changed to a folder, and keep what the folder has changed.",
+        "merge": "Bring what one branch changed to another trajectory, and keep what that one has changed.",
         "export": "Write a snapshot, or a whole trajectory, as one file.",
         "import": "Take in what `snapshotd export` wrote.",
         "mount": "Show every stored snapshot as a folder.",

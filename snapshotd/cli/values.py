@@ -411,6 +411,14 @@ def complete_image(ctx: click.Context, _param: click.Parameter, incomplete: str)
     ]
 
 
+def complete_experiment(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    try:
+        found = connect(ctx, autostart=False).experiments()
+    except SnapshotdError:
+        return []
+    return [CompletionItem(item.name) for item in found if item.name.startswith(incomplete)]
+
+
 def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     try:
         found = connect(ctx, autostart=False).approvals("pending")

@@ -29,6 +29,7 @@ from snapshotd.client.results import (
     FileStatus,
     ForkInfo,
     ImageInfo,
+    MergeInfo,
     MessageInfo,
     Policy,
     Provider,
@@ -99,6 +100,13 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
         self._transport = Transport(self.socket_path, self._start if autostart and not elsewhere else None)
+
+    @classmethod
+    def _over(cls, transport: Transport) -> Snapshotd:
+        """A client of the daemon at the end of this transport."""
+        client = cls(socket=transport.socket_path, autostart=False)
+        client._transport = transport
+        return client
 
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon  # only then: subprocess costs 10 ms to import
@@ -523,6 +531,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         repeat: int = 1,
         parallel: int | None = None,
         on_run: Callable[[ScoreInfo, ScoredRun], object] = lambda _row, _run: None,
+        timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -536,12 +545,12 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run as it ends,
         with the row that it belongs to.
 
-        A run without a score carries its error, and the rest goes on. UsageError before anything runs.
+        A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError before anything runs.
         """
         from snapshotd.client.branching.scoring import SCORER_PATH, Scorer, score
 
         where = None if with_files is None else with_path or SCORER_PATH
-        scorer = Scorer(argv, number, junit, where, {"cwd": cwd, "env": env, "user": user})
+        scorer = Scorer(argv, number, junit, where, {"cwd": cwd, "env": env, "user": user, "timeout": timeout})
         return score(self, refs, scorer, each=each, folder=with_files, repeat=repeat, parallel=parallel, on_run=on_run)
 
     def cat(self, ref: str, path: str | bytes) -> Iterator[bytes]:
@@ -586,6 +595,21 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
         done = apply.apply(source, local_path(to), dry_run=dry_run, message=message)
         return dataclasses.replace(done, base=start, snapshot=info.id)
+
+    @on_this_machine
+    def merge(
+        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
+    ) -> MergeInfo:
+        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
+        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
+        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
+
+        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
+        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
+        Unsupported (there is no git, and texts are to be merged)."""
+        from snapshotd.client.apply.merging import merge
+
+        return merge(self, source, into, base=base, path=path, dry_run=dry_run)
 
     def tag(self, ref: str, name: str, *, move: bool = False) -> str:
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless

@@ -113,6 +113,10 @@ class Mind(Verbs):
             SnapshotInfo.of(self._transport.request("POST", self._line(ref, "promote"), body=body)), wait
         )
 
+    def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
+        """The request that `merge` ends with: change files of a trajectory in one step."""
+        return SnapshotInfo.of(self._transport.request("POST", self._line(ref, "merge"), body=request))
+
     def edit(
         self,
         ref: str,

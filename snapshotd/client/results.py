@@ -462,3 +462,20 @@ class ApplyInfo:
     same: int
     warnings: tuple[str, ...]
     commit: str | None
+
+
+@record(frozen=True)
+class MergeInfo:
+    """The effect of a merge, or with `dry_run` the effect that it would have. `source` and `head` are the snapshots that
+    were compared with `base`; `snapshot` is the new one, None where nothing was merged. The rest is as in
+    `ApplyInfo`."""
+
+    source: str
+    head: str
+    base: str
+    dry_run: bool
+    changes: tuple[AppliedInfo, ...]
+    conflicts: tuple[ConflictInfo, ...]
+    same: int
+    warnings: tuple[str, ...]
+    snapshot: SnapshotInfo | None

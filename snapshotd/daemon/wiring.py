@@ -219,7 +219,7 @@ def _share(share: Path) -> Path:
         elif not path.is_dir() and path.relative_to(share) not in wanted:
             path.unlink()
     for name, content in wanted.items():
-        mode = 0o755 if name.name in ("init", "snapshotd-agent") else 0o644
+        mode = 0o755 if name.name == "init" or name.parent.name == "bin" else 0o644
         if not _is_file(share / name, content, mode):
             temporary = share / name.with_name(f"{name.name}.new")
             temporary.write_bytes(content)

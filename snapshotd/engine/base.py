@@ -237,6 +237,25 @@ class FileEdit:
 
 
 @dataclass(frozen=True, slots=True)
+class MergeRequest:
+    """The changes to the head `head` of a trajectory. Paths of `take` become as they are in the merged snapshot, with all
+    metadata (a directory without its content); those of `delete` go with all that is in them; `edits` are files that get
+    a content, `modes` permissions. `base` is for the record."""
+
+    head: SnapshotID
+    base: SnapshotID
+    take: tuple[bytes, ...] = ()
+    delete: tuple[bytes, ...] = ()
+    edits: tuple[FileEdit, ...] = ()
+    modes: tuple[tuple[bytes, int], ...] = ()
+
+    @property
+    def paths(self) -> int:
+        """Number of paths that it changes."""
+        return len({*self.take, *self.delete, *(edit.path for edit in self.edits), *(path for path, _ in self.modes)})
+
+
+@dataclass(frozen=True, slots=True)
 class EditRequest:
     """The differences between the new snapshot and its source. `messages`: whole conversation in place of the old one
     (None: as it is); `drop_messages`: how many to leave out at its end; `add_messages`: to append. `result`: a
@@ -538,7 +557,8 @@ class Engine(ABC):
     @abstractmethod
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
         """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
-        `undo` takes it back. Changes since the head are captured first. With `compensate` the registered compensations
+        `undo` takes it back. Commands in the background are ended, as `interrupted`; changes since the head are captured
+        first. With `compensate` the registered compensations
         of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
         while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
         SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
@@ -561,6 +581,12 @@ class Engine(ABC):
         and environment stay its own; the fork stays as it is. Conflict: it is no fork of it, or took no step; something
         runs in either sandbox; the trajectory took steps since the fork, unless `leave_behind` or `compensate`, which
         runs compensations first, as `rewind` does. LimitExceeded: the mind is too large to be copied."""
+
+    @abstractmethod
+    def merge(self, ref: str, source: str, request: MergeRequest) -> Snapshot:
+        """Change files of a trajectory, in place, to what they are in the snapshot `source` or to what the request says;
+        all in one step, which is recorded as a new snapshot, and `undo` takes it back. The mind goes on. Conflict: the
+        trajectory's head is another than the request's, or as `rewind`; NotFound: a path is not in the snapshot."""
 
     @abstractmethod
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:

@@ -40,7 +40,6 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
 from snapshotd.engine.file_verbs import LocalFileVerbs
 from snapshotd.engine.folder_verbs import FolderVerbs
-from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
@@ -145,7 +144,6 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             fork=self._fork_once,
             forget=self._forget,
         )
-        self._folders = Folders(context, self._cold, self._background.submit)
         self._browse = Browse(context)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)

@@ -7,7 +7,6 @@ from typing import Any
 
 from snapshotd.engine.base import RewindMode, RewindPreview
 from snapshotd.engine.folders import events
-from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind_verbs import MindVerbs
 from snapshotd.errors import UsageError
 from snapshotd.kernel.identity import HostUser
@@ -15,21 +14,19 @@ from snapshotd.types import FOLDER, Snapshot, Trajectory
 
 
 class FolderVerbs(MindVerbs):
-    """The part of the engine that is about folders. A class that inherits it sets `_folders`."""
-
-    _folders: Folders
+    """The part of the engine that is about folders."""
 
     def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> Snapshot | None:
         if agent not in events.AGENTS:
             raise UsageError(f"no hooks of {agent[:40]!r} are known; choose {', '.join(events.AGENTS)}")
         event = events.read(agent, payload)
-        return None if event is None else self._folders.hook(user, folder, event)
+        return None if event is None else self._mind.folders.hook(user, folder, event)
 
     def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> Snapshot:
-        return self._folders.checkpoint(user, folder, name)
+        return self._mind.folders.checkpoint(user, folder, name)
 
     def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
-        return self._folders.trajectory(user, folder)
+        return self._mind.folders.trajectory(user, folder)
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
@@ -38,15 +35,15 @@ class FolderVerbs(MindVerbs):
         if trajectory.spec.runtime != FOLDER:
             return super().rewind(ref, to, mode=mode, compensate=compensate)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
-            return self._folders.rewind(trajectory, target, mode)
+            return self._mind.folders.rewind(trajectory, target, mode)
 
     def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
         trajectory = self._trajectory(ref)
         if trajectory.spec.runtime != FOLDER:
             return super().preview_rewind(ref, to, mode=mode, max_files=max_files)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
-            return self._folders.preview(trajectory, target, mode, max_files)
+            return self._mind.folders.preview(trajectory, target, mode, max_files)
 
     def undo(self, ref: str) -> Snapshot:
         trajectory = self._trajectory(ref)
-        return self._folders.undo(trajectory) if trajectory.spec.runtime == FOLDER else super().undo(ref)
+        return self._mind.folders.undo(trajectory) if trajectory.spec.runtime == FOLDER else super().undo(ref)

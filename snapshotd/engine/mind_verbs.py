@@ -1,7 +1,7 @@
 """The verbs of the agent's mind, each a line or two over the module that is about it. See `engine/base.py` for the
 contract.
 
-rewinding.py  promotion.py  effects.py  retry.py  editing.py  approvals.py  keyvalue.py  tasks.py
+rewinding.py  promotion.py  merging.py  effects.py  retry.py  editing.py  approvals.py  keyvalue.py  tasks.py
 """
 
 from __future__ import annotations
@@ -10,13 +10,25 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from snapshotd.engine.base import ApprovalView, EditRequest, Effect, Engine, Event, RewindMode, RewindPreview, Task
+from snapshotd.engine.base import (
+    ApprovalView,
+    EditRequest,
+    Effect,
+    Engine,
+    Event,
+    MergeRequest,
+    RewindMode,
+    RewindPreview,
+    Task,
+)
 from snapshotd.engine.context import Context
+from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.past.editing import Editing, Fork
 from snapshotd.engine.past.effects import Effects
+from snapshotd.engine.past.merging import Merging
 from snapshotd.engine.past.promotion import Promotion
 from snapshotd.engine.past.retry import Retry
 from snapshotd.engine.past.rewinding import Rewinding
@@ -61,6 +73,8 @@ class Mind:
         self.rewinding = Rewinding(context, sessions, cold, self.effects, listener)
         self.retry = Retry(context, sessions, self.rewinding, self.effects)
         self.promotion = Promotion(context, sessions, self.rewinding, self.effects)
+        self.merging = Merging(context, sessions, self.rewinding)
+        self.folders = Folders(context, cold, listener)
         self.editing = Editing(context, sessions, self.rewinding, fork, forget, listener)
 
         values.start_sweeping()
@@ -138,6 +152,10 @@ class MindVerbs(Engine):
         return self._mind.promotion.promote(
             self._trajectory(ref), target, leave_behind=leave_behind, compensate=compensate
         )
+
+    def merge(self, ref: str, source: str, request: MergeRequest) -> Snapshot:
+        with self._mind.context.pins.pinned(self._snapshot(source).id) as pinned:
+            return self._mind.merging.merge(self._trajectory(ref), pinned, request)
 
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
         with self._mind.context.pins.pinned(self._snapshot(ref).id) as source:

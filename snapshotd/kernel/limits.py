@@ -7,9 +7,10 @@ Source: Documentation/admin-guide/cgroup-v2.rst (`memory.events`, `pids.events`)
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-_ROOT = Path("/sys/fs/cgroup")
+from snapshotd.kernel.cgroup import path_of
+
+_ROOT = "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +28,24 @@ class Hits:
 def hits(pid: int) -> Hits:
     """The hits of the cgroup of `pid`. A counter that cannot be read (the process is gone, a controller is off) counts
     as none."""
-    try:
-        lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
-    except (FileNotFoundError, ProcessLookupError):
+    text = path_of(pid)
+    if text is None:
         return Hits()
-    found = {
-        controller: _ROOT / controller / path.lstrip("/")
-        for _, names, path in lines
-        for controller in names.split(",")
-        if controller
-    }
-    unified = next((_ROOT / path.lstrip("/") for _, names, path in lines if not names), _ROOT)
-    memory = found["memory"] / "memory.oom_control" if "memory" in found else unified / "memory.events"
-    return Hits(_count(memory, "oom_kill"), _count(found.get("pids", unified) / "pids.events", "max"))
+    found, unified = dict[str, str](), _ROOT
+    for line in text.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            unified = f"{_ROOT}{path}"
+        for controller in controllers.split(","):
+            found[controller] = f"{_ROOT}/{controller}{path}"
+    memory = f"{found['memory']}/memory.oom_control" if "memory" in found else f"{unified}/memory.events"
+    return Hits(_count(memory, "oom_kill"), _count(f"{found.get('pids', unified)}/pids.events", "max"))
 
 
-def _count(file: Path, key: str) -> int:
+def _count(file: str, key: str) -> int:
     try:
-        facts = dict(line.split() for line in file.read_text().splitlines())
+        with open(file) as f:
+            facts = dict(line.split() for line in f)
         return int(facts.get(key, 0))
     except (OSError, ValueError):
         return 0

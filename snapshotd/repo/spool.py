@@ -240,7 +240,7 @@ class FileSpool(Spool):
 
 
 class _Writer(BlobWriter):
-    """One file below tmp/. Not for several threads at once."""
+    """One file below tmp/, made with the first bytes that are written to it. Not for several threads at once."""
 
     def __init__(self, repository: FileSpool) -> None:
         self.size_bytes = 0
@@ -252,9 +252,8 @@ class _Writer(BlobWriter):
         self._short = bytearray()
         """All that was written, while it is short."""
         self._zstd: zstandard.ZstdCompressionObj | None = None
-        with self._space():
-            self._fd = os.open(self._name, _CREATE, 0o600, dir_fd=repository._tmp)
-            os.lseek(self._fd, HEADER_BYTES, os.SEEK_SET)
+        self._fd = -1
+        self._open = True
 
     def write(self, data: bytes) -> None:
         self._check_open()
@@ -276,6 +275,9 @@ class _Writer(BlobWriter):
         self._append(self._zstd.compress(piece))
 
     def _append(self, packed: bytes) -> None:
+        if self._fd < 0:
+            self._fd = os.open(self._name, _CREATE, 0o600, dir_fd=self._repository._tmp)
+            os.lseek(self._fd, HEADER_BYTES, os.SEEK_SET)
         self._frame.update(packed)
         self._frame_bytes += len(packed)
         _write_all(self._fd, packed)
@@ -288,7 +290,7 @@ class _Writer(BlobWriter):
             if os.pwrite(self._fd, header, 0) != len(header):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             blob_id = BlobID(self._plain.hexdigest())
-            fd, self._fd = self._fd, -1
+            fd, self._fd, self._open = self._fd, -1, False
             try:
                 self._repository._adopt(self._name, fd, blob_id)
             except OSError:
@@ -304,6 +306,7 @@ class _Writer(BlobWriter):
 
     def discard(self) -> None:
         self._let_go()
+        self._open = False
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -316,7 +319,7 @@ class _Writer(BlobWriter):
             pass
 
     def _check_open(self) -> None:
-        if self._fd < 0:
+        if not self._open:
             raise InternalError("a blob was written to after it was saved or discarded")
 
     @contextmanager
@@ -326,8 +329,7 @@ class _Writer(BlobWriter):
             with _disk(f"a blob in {self._repository.directory}"):
                 yield
         except BaseException:
-            if hasattr(self, "_fd"):
-                self.discard()
+            self.discard()
             raise
 
 

@@ -73,33 +73,14 @@ def start(
     if keep is not None and spec.terminal:
         raise Unsupported("a command that outlives the daemon cannot have a terminal from it")
     become_subreaper()
-    stem = f"exec-{secrets.token_hex(8)}"
-    request, pid_file, log = (directory / f"{stem}.{kind}" for kind in ("json", "pid", "log"))
-    console = directory / f"{stem}.tty"
-    pipes = _Pipes(container.id_map, spec) if spec.terminal is None else _Terminal(console)
+    stem = directory / f"exec-{secrets.token_hex(8)}"
+    pipes = _Pipes(container.id_map, spec) if spec.terminal is None else _Terminal(stem.with_suffix(".tty"))
     try:
+        process = None
         if starter is not None and keep is None:
-            started = _run_started(starter, container, known_as, spec, pipes)
-            if started is not None:
-                if not started.executes(_START_DEADLINE_S):
-                    raise _execve_failure(container, spec, started)
-                pipes.hand_over()
-                return started
-        request.write_text(json.dumps(_oci.process(spec)))
-        argv = known_as.command(
-            log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file)
-        )
-        with CHILDREN.starting():
-            if keep is None or keeper is None:
-                code, process = _run([*argv, *pipes.for_runc(), known_as.name], pid_file, pipes)
-            else:
-                assert isinstance(pipes, _Pipes)
-                code, process = _run_kept([*argv, known_as.name], pid_file, pipes, keeper, keep)
-            if process is not None:
-                CHILDREN.add(container.id, process)
+            process = _run_started(starter, container, known_as, spec, pipes)
         if process is None:
-            CHILDREN.sweep()
-            raise _refusal(container, known_as, spec, log, code)
+            process = _run_by_runc(container, known_as, stem, spec, keeper, keep, pipes)
         if not process.executes(_START_DEADLINE_S):
             if keeper is not None and keep is not None:
                 _drop(keeper, keep)
@@ -109,8 +90,6 @@ def start(
         raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
     finally:
         pipes.close()
-        for file in (request, pid_file, log, console):
-            file.unlink(missing_ok=True)
     return process
 
 
@@ -143,6 +122,39 @@ def _run_started(
     except SandboxFailed:
         CHILDREN.sweep()  # a helper that is killed leaves the process that was to become the command
         raise
+
+
+def _run_by_runc(
+    container: Container,
+    known_as: RuncContainer,
+    stem: Path,
+    spec: ExecSpec,
+    keeper: KeeperClient | None,
+    keep: str | None,
+    pipes: _Pipes | _Terminal,
+) -> RuncCommand:
+    """Have runc start the command. `stem`: path of short-lived files, to which a suffix is added."""
+    request, pid_file, log = (stem.with_suffix(suffix) for suffix in (".json", ".pid", ".log"))
+    try:
+        request.write_text(json.dumps(_oci.process(spec)))
+        argv = known_as.command(
+            log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file)
+        )
+        with CHILDREN.starting():
+            if keep is None or keeper is None:
+                code, process = _run([*argv, *pipes.for_runc(), known_as.name], pid_file, pipes)
+            else:
+                assert isinstance(pipes, _Pipes)
+                code, process = _run_kept([*argv, known_as.name], pid_file, pipes, keeper, keep)
+            if process is not None:
+                CHILDREN.add(container.id, process)
+        if process is None:
+            CHILDREN.sweep()
+            raise _refusal(container, known_as, spec, log, code)
+        return process
+    finally:
+        for file in (request, pid_file, log):
+            file.unlink(missing_ok=True)
 
 
 def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes | _Terminal) -> tuple[int | None, RuncCommand | None]:
@@ -318,3 +330,5 @@ class _Terminal:
         for connection in (self._here, self._there, self._listener):
             if connection is not None:
                 connection.close()
+        if self._listener is not None:
+            self._console.unlink(missing_ok=True)

@@ -80,7 +80,7 @@ def test_nobody_else_can_read_it(tmp_path: Path) -> None:
 
 def test_leftovers_of_a_crash_are_removed(tmp_path: Path) -> None:
     repository = FileSpool(tmp_path / "repo")
-    repository.writer().write(b"never saved")
+    repository.writer().write(os.urandom(1 << 18))  # never saved
     assert len(os.listdir(tmp_path / "repo" / "tmp")) == 1
     repository.close()
     FileSpool(tmp_path / "repo").close()
@@ -93,7 +93,11 @@ def test_a_closed_repository_touches_nothing(tmp_path: Path) -> None:
     repository.close()
     fd = os.open(tmp_path, os.O_RDONLY)  # likely gets a number that the repository had
     try:
-        for call in (repository.writer, lambda: repository.load_blob(blob_id), lambda: repository.remove(blob_id)):
+        for call in (
+            lambda: repository.save_blob(b"late"),
+            lambda: repository.load_blob(blob_id),
+            lambda: repository.remove(blob_id),
+        ):
             with pytest.raises(OSError, match="Bad file descriptor"):
                 call()
     finally:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from snapshotd import failpoints
-from snapshotd.engine.base import EditRequest, FileEdit
+from snapshotd.engine.base import EditRequest, FileEdit, MergeRequest
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.failpoints import EXIT_CODE
@@ -113,6 +113,42 @@ def test_an_edit_is_whole_or_not_there(first: LocalEngine, name: str) -> None:
         second.close()
 
 
+@pytest.mark.parametrize("what", ["promote", "merge"])
+@pytest.mark.parametrize("name", ["engine.step.sealed", "engine.step.committed"])
+def test_a_promotion_or_merge_is_whole_or_not_there(first: LocalEngine, name: str, what: str) -> None:
+    agent = mind_rig.agent(first)
+    agent.tool("write", {}, "echo x > x")
+    branch = first.fork(agent.id, 1, args=None, name="branch").trajectories[0].id
+    Agent(first, branch).tool("write", {}, "echo y > y; rm x")
+    before = [one.id for one in first.log(agent.id)]
+    state_dir = first._context.state_dir
+    first.close()
+    killed_at(name, state_dir, what, agent.id)
+    second = mind_rig.reopened(state_dir)
+    try:
+        log, again = second.log(agent.id), Agent(second, agent.id)
+        if name == "engine.step.sealed":
+            assert [one.id for one in log] == before
+            assert again.files() == {"x": "x\n"}
+            _change(second, what, agent.id)
+        else:
+            assert [one.call.name for one in log[len(before) :]] == [what]
+        assert again.files() == {"y": "y\n"}
+        second.undo(agent.id)
+        assert again.files() == {"x": "x\n"}
+    finally:
+        second.close()
+
+
+def _change(engine: LocalEngine, what: str, trajectory: str) -> None:
+    if what == "promote":
+        engine.promote("branch")
+        return
+    head = engine.trajectory(trajectory).head
+    request = MergeRequest(head, head, take=(b"workspace/y",), delete=(b"workspace/x",))
+    engine.merge(trajectory, engine.trajectory("branch").head, request)
+
+
 def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:
     with contextlib.suppress(Conflict):
         agent.begin("mail", {"to": "a"}, cancelled=gone, **more)
@@ -123,6 +159,9 @@ def _child(state_dir: Path, what: str, trajectory: str) -> None:
     agent = Agent(engine, trajectory)
     if what == "rewind":
         engine.rewind(trajectory, engine.log(trajectory)[1].id, compensate=True)
+        return
+    if what in ("promote", "merge"):
+        _change(engine, what, trajectory)
         return
     if what == "edit":
         engine.edit(engine.trajectory(trajectory).head, _EDIT, name="edited")

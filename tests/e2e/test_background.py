@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -316,4 +317,36 @@ def test_its_secrets_are_recorded_nowhere(snap: Snap) -> None:
             text = base64.b64decode(event["data_b64"]).decode() if event["event"] == "output" else line
             assert secret not in text
     assert secret not in json.dumps(sandbox.head().info.tool.arguments)
+    sandbox.remove(force=True)
+
+
+AGENT = """
+import pathlib, time
+print("on", flush=True)
+while not pathlib.Path("/tmp/go").exists():
+    time.sleep(0.02)
+print("off", flush=True)
+"""
+
+
+def test_one_beside_an_agent_goes_on_with_it_and_ends_with_it(own_snap: Snap, runtime: str, tmp_path: Path) -> None:
+    snap = own_snap
+    (tmp_path / "agent.py").write_text(AGENT)
+    snap("run", "--detach", "--runtime", runtime, "--name", f"both-{runtime}", tmp_path / "agent.py")
+    sandbox = Sandbox.connect(f"both-{runtime}", client=Snapshotd(snap.state_dir))
+    wait_until(lambda: snap("logs", sandbox.id).stdout == "on\n", "it runs")
+    command = sandbox.exec("echo begun; sleep 1000", background=True)
+    short = sandbox.exec("read go; echo $go", background=True, stdin=True)
+    wait_until(lambda: printed(command) == "begun\n", "it prints")
+    snap.kill_daemon()
+    snap("ls")
+    assert [one.info.status for one in sandbox.commands()] == ["running", "running"]
+    short.write("went\n")
+    assert (short.wait().exit_code, short.wait().stdout) == (0, "went\n")
+    sandbox.exec("touch /tmp/go")
+    assert snap("wait", sandbox.id).returncode == 0
+    assert command.wait().stdout == "begun\n"
+    assert (command.info.status, command.info.exit_code) == ("interrupted", 137)
+    log = [(one.info.tool.name, one.info.tool.status) for one in sandbox.snapshots()]
+    assert sorted(log[-2:]) == [("exec", "interrupted"), ("exit", "done")]
     sandbox.remove(force=True)

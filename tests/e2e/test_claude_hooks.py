@@ -146,3 +146,29 @@ def test_claude_works_on_when_the_daemon_is_gone(hook_snap: Snap, tmp_path: Path
             "right": "r\n",
             "half": "half\n",
         }
+
+
+def test_a_worktree_has_what_git_ignores(hook_snap: Snap, tmp_path: Path) -> None:
+    hook_snap("ls")
+    with provider(tmp_path, *STEPS, toolless=[{"text": "A title"}]) as at:
+        claude = RealClaude(hook_snap, at, tmp_path)
+        (claude.folder / "old").write_text("old\n")
+        (claude.folder / ".gitignore").write_text(".env\nnode_modules\n.claude\n")
+        for words in (
+            ["init", "-q"],
+            ["add", "-A"],
+            ["-c", "user.name=n", "-c", "user.email=e@x", "commit", "-qm", "x"],
+        ):
+            subprocess.run(["git", *words], cwd=claude.folder, check=True)
+        (claude.folder / ".env").write_text("KEY=1\n")
+        hook_snap("hooks", "install", "claude", "--worktrees", claude.folder)
+        claude("--worktree", "feature", "-p", "do it all")
+        there = claude.folder / ".claude" / "worktrees" / "feature"
+        assert (there / ".env").read_text() == "KEY=1\n"
+        assert (there / "left").read_text() == "l\n"
+        assert not (claude.folder / "left").exists()
+        branch = subprocess.run(
+            ["git", "branch", "--show-current"], cwd=there, capture_output=True, text=True, check=True
+        )
+        assert branch.stdout == "worktree-feature\n"
+    hook_snap.stop_daemon()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,12 @@ if way != "first":
     shell("echo 'answer = lambda n: %s' > /workspace/answer.py; touch /tmp/outside" % body)
     if way == "breaks":
         shell("rm /workspace/check.py")
+    if way.startswith("asks"):
+        from snapshotd.agent import model
+        count = 10 if way == "asks-much" else 1
+        reply = {"text": "yes", "usage": {"input_tokens": 100 * count, "output_tokens": 20 * count}}
+        model("test", {"ask": way}, call=lambda: reply)
+        shell("true")
     if way == "slow":
         time.sleep(600)
     if way == "many":
@@ -44,13 +53,14 @@ sys.exit(good < 4)
 
 
 @pytest.fixture(scope="module")
-def source(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> str:
+def source(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The snapshot after the agent's first step."""
     folder = tmp_path_factory.mktemp("source")
     (folder / "agent.py").write_text(PROGRAM)
     (folder / "check.py").write_text("# the agent's own tests\n")
     snap("run", "--quiet", "--runtime", "runc", "--name", "origin", "--workspace", folder, folder / "agent.py")
-    return next(str(one["id"]) for one in snap.json("log", "origin") if one["tool"]["name"] == "shell")
+    yield next(str(one["id"]) for one in snap.json("log", "origin") if one["tool"]["name"] == "shell")
+    snap("rm", "--force", "origin", code=None)
 
 
 @pytest.fixture
@@ -116,13 +126,48 @@ def test_variants_are_scored_ranked_promoted_and_removed(snap: Snap, described: 
 
 @pytest.mark.runc
 def test_errors_of_branches_are_not_those_of_the_experiment(snap: Snap, described: Callable[..., Path]) -> None:
-    file = described("parallel = 4\n[budget]\nseconds = 8\ncalls = 20", ways=("plus", "slow", "many", "times"))
-    info = snap.json("experiment", "run", file)
-    branches = by_label(info)
-    assert "budget of 8 seconds" in branches["slow.0"]["error"]
+    file = described("parallel = 3\n[budget]\ncalls = 20", ways=("plus", "many", "times"))
+    branches = by_label(snap.json("experiment", "run", file))
     assert "budget of 20 calls" in branches["many.0"]["error"]
     assert [branches[f"{way}.0"]["state"] for way in ("plus", "times")] == ["scored", "scored"]
-    snap("experiment", "rm", "--force", file.stem)
+    snap("experiment", "rm", file.stem)
+    file = described("[budget]\nseconds = 3", ways=("slow",))
+    (branch,) = snap.json("experiment", "run", file, code=1)["branches"]
+    assert "budget of 3 seconds" in branch["error"]
+    assert (branch["state"], branch["score"], branch["passed"]) == ("failed", None, False)
+    snap("experiment", "rm", file.stem)
+
+
+@pytest.mark.runc
+def test_tokens_and_their_cost_are_counted_and_limited(snap: Snap, described: Callable[..., Path]) -> None:
+    prices = "[prices]\ninput = 1000\noutput = 5000\n"
+    file = described(prices + "[budget]\ntokens = 500", ways=("asks", "asks-much"))
+    branches = by_label(snap.json("experiment", "run", file, code=1))
+    assert (branches["asks.0"]["tokens"], branches["asks.0"]["cost"]) == ([100, 20], 0.2)
+    assert branches["asks.0"]["state"] == "scored"
+    assert "budget of 500 tokens" in branches["asks-much.0"]["error"]
+    snap("experiment", "rm", file.stem)
+    file = described(prices + "[stop]\ncost = 0.1\n[budget]\ncost = 50", ways=("asks", "plus", "times"))
+    file.write_text("parallel = 1\n" + file.read_text())
+    info = snap.json("experiment", "run", file, code=1)
+    assert info["ended"] == "more than 0.1 of cost were used"
+    assert [one["state"] for one in info["branches"]] == ["scored", "skipped", "skipped"]
+    snap("experiment", "rm", file.stem)
+
+
+@pytest.mark.runc
+def test_a_terminal_shows_the_table_while_it_runs(snap: Snap, described: Callable[..., Path]) -> None:
+    file = described("parallel = 1")
+    words = [sys.executable, "-m", "snapshotd", "experiment", "run", str(file)]
+    shown = subprocess.run(
+        ["script", "-qec", shlex.join(words), "/dev/null"], env=snap.env, capture_output=True, text=True, timeout=120
+    )
+    assert shown.returncode == 0, shown.stdout
+    moving, _, last = shown.stdout.rpartition("RANK")
+    assert "0/1" in moving
+    assert "1/1" in last
+    assert "best: times.0" in last
+    snap("experiment", "rm", file.stem)
 
 
 @pytest.mark.runc

@@ -182,3 +182,11 @@ def test_a_tag_moves_only_where_the_command_passes(snap: Snap) -> None:
     assert snap.json("show", "passing")["id"] == head
     assert snap("exec", "--snapshot", first, "--", "test", "-e", "here", code=1).stdout == ""
     snap("tag", "--delete", "passing", "--if", "true", code=UsageError.exit_code)
+
+
+@pytest.mark.runc
+def test_a_run_that_takes_too_long_has_no_score(snap: Snap, tries: list[str]) -> None:
+    script = "grep -q 'n \\* n' answer.py || sleep 600"
+    found = snap.json("score", "--timeout", "2", tries[0], tries[2], "--", "sh", "-c", script, code=1)
+    assert [(row["ref"], row["score"]) for row in found] == [(tries[2], 1.0), (tries[0], None)]
+    assert "did not end within" in found[1]["error"]

@@ -69,6 +69,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "changes",
             "command",
             "documents",
+            "each",
             "follow",
             "forest",
             "github",

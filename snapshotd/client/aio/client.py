@@ -34,6 +34,7 @@ from snapshotd.client.results import (
     FileStatus,
     ForkInfo,
     ImageInfo,
+    MergeInfo,
     MessageInfo,
     Policy,
     PruneInfo,
@@ -103,6 +104,13 @@ class AsyncSnapshotd(
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and (not (state_dir or "state_dir" in config.given))
         self._transport = AsyncTransport(self.socket_path, self._start if autostart and (not elsewhere) else None)
+
+    @classmethod
+    def _over(cls, transport: AsyncTransport) -> AsyncSnapshotd:
+        """A client of the daemon at the end of this transport."""
+        client = cls(socket=transport.socket_path, autostart=False)
+        client._transport = transport
+        return client
 
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon
@@ -542,6 +550,7 @@ class AsyncSnapshotd(
         repeat: int = 1,
         parallel: int | None = None,
         on_run: Callable[[ScoreInfo, ScoredRun], object] = lambda _row, _run: None,
+        timeout: float | None = None,
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
         user: str | None = None,
@@ -555,7 +564,7 @@ class AsyncSnapshotd(
         anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run as it ends,
         with the row that it belongs to.
 
-        A run without a score carries its error, and the rest goes on. UsageError before anything runs.
+        A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError before anything runs.
         """
         return await whole_verb(
             self._transport.socket_path,
@@ -571,6 +580,7 @@ class AsyncSnapshotd(
             repeat=repeat,
             parallel=parallel,
             on_run=on_run,
+            timeout=timeout,
             cwd=cwd,
             env=env,
             user=user,
@@ -621,6 +631,27 @@ class AsyncSnapshotd(
             path,
             dry_run,
             commit=commit,
+        )
+
+    async def merge(
+        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
+    ) -> MergeInfo:
+        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
+        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
+        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
+
+        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
+        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
+        Unsupported (there is no git, and texts are to be merged)."""
+        return await whole_verb(
+            self._transport.socket_path,
+            self._transport.start,
+            SnapshotdOfThreads.merge,
+            source,
+            into,
+            base=base,
+            path=path,
+            dry_run=dry_run,
         )
 
     async def tag(self, ref: str, name: str, *, move: bool = False) -> str:

@@ -106,6 +106,10 @@ class AsyncMind(AsyncVerbs):
             SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "promote"), body=body)), wait
         )
 
+    async def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
+        """The request that `merge` ends with: change files of a trajectory in one step."""
+        return SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "merge"), body=request))
+
     async def edit(
         self,
         ref: str,

@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 
 from snapshotd.client.apply.git import merge_file
 from snapshotd.client.apply.host_change import STAGING
-from snapshotd.client.apply.host_tree import HostEntry, HostTree, InTheWay
+from snapshotd.client.apply.host_tree import HostEntry, InTheWay
 from snapshotd.client.results import ChangeInfo, ConflictInfo, EntryInfo
 from snapshotd.errors import LimitExceeded, UsageError
 
@@ -49,6 +49,16 @@ class TreeSource(Protocol):
         """Where a symbolic link leads."""
 
 
+class TargetTree(Protocol):
+    """The folder, or what stands for it, as `HostTree` has it."""
+
+    def look(self, path: bytes) -> HostEntry | None: ...
+
+    def names(self, path: bytes) -> list[bytes]: ...
+
+    def read(self, path: bytes) -> Iterator[bytes]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """One path that is to become something else. `host` is what the folder has there, `kind` what it then has (for a
@@ -64,6 +74,8 @@ class Item:
     target: bytes = b""
     merged: bytes | None = None
     size: int = 0
+    own_mode: bool = False
+    """The permissions are not the snapshot's."""
 
     @property
     def is_directory(self) -> bool:
@@ -76,11 +88,12 @@ class Unmergeable(Exception):  # noqa: N818 - a finding about one path
 
 
 class ApplyPlan:
-    """The changes to make, decided in the constructor. `items` in the order of the changes."""
+    """The changes to make, decided in the constructor. `items` in the order of the changes. `in_sandbox`: the tree is one
+    of a sandbox, which may have any link, permission and set-user-id bit."""
 
-    def __init__(self, source: TreeSource, tree: HostTree) -> None:
-        self._source, self._tree = source, tree
-        self._umask = _umask()
+    def __init__(self, source: TreeSource, tree: TargetTree, *, in_sandbox: bool = False) -> None:
+        self._source, self._tree, self._in_sandbox = source, tree, in_sandbox
+        self._umask = 0 if in_sandbox else _umask()
         self.items: list[Item] = []
         self.conflicts: list[ConflictInfo] = []
         self.warnings: list[str] = []
@@ -125,7 +138,11 @@ class ApplyPlan:
             refused = None
             if after.kind not in ("file", "directory", "symlink"):
                 refused = f"a {after.kind} is not brought"
-            elif after.kind == "symlink" and _leads_out(path, self._source.target("snapshot", path)):
+            elif (
+                after.kind == "symlink"
+                and not self._in_sandbox
+                and _leads_out(path, self._source.target("snapshot", path))
+            ):
                 refused = "a link that leads out of the folder is not brought"
             if refused is not None:
                 self.warnings.append(f"{_shown(path)}: {refused}")
@@ -250,11 +267,12 @@ class ApplyPlan:
         self, path: bytes, after: EntryInfo, host: HostEntry | None, permissions: int, merged: bytes | None = None
     ) -> None:
         target = self._source.target("snapshot", path) if after.kind == "symlink" else b""
-        if after.kind == "file" and int(after.mode, 8) & 0o6000:
+        if after.kind == "file" and int(after.mode, 8) & 0o6000 and not self._in_sandbox:
             self.warnings.append(f"{_shown(path)}: its set-user-id or set-group-id bit is not brought")
         self._parents(path)
         change: Literal["added", "changed"] = "added" if host is None else "changed"
-        self.items.append(Item(change, path, after.kind, host, True, permissions, target, merged, after.size))
+        own_mode = permissions != _mode(after)
+        self.items.append(Item(change, path, after.kind, host, True, permissions, target, merged, after.size, own_mode))
 
     def _parents(self, path: bytes) -> None:
         """Make the directories that lead to `path`, where they are missing: somebody has deleted them here."""

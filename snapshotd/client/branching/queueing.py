@@ -14,7 +14,7 @@ from snapshotd.client.branching.scoring import at_once
 from snapshotd.client.results import TrajectoryInfo
 from snapshotd.client.verbs import ForkPlace, check_variants
 from snapshotd.daemon.http.wire import QUEUE_MAX
-from snapshotd.errors import NotFound, SnapshotdError, UsageError
+from snapshotd.errors import SnapshotdError, UsageError
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
@@ -64,20 +64,21 @@ class _Queue:
     variants: Mapping[str, Mapping[str, Any]] | None
     keep_going: bool
     made: list[str] = field(default_factory=list)
-    broken: threading.Event = field(default_factory=threading.Event)
+    taken_back: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, index: int) -> QueuedFork:
         label = self.labels[index]
+        made: TrajectoryInfo | None = None
         try:
-            one = self._started(index, label)
+            made = self._started(index, label)
+            for _ in self.client.events(made.id):
+                pass
+            ended = self.client.trajectory(made.id)
         except SnapshotdError as exc:
             if not self.keep_going:
-                self.broken.set()
                 raise
-            return QueuedFork(index, label, None, exc.message)
-        for _ in self.client.events(one.id):
-            pass
-        ended = self.client.trajectory(one.id)
+            return QueuedFork(index, label, made, exc.message)
         whole = ended.status in ("finished", "failed")
         return QueuedFork(index, label, ended, None if whole else f"its program did not end by itself: {ended.status}")
 
@@ -85,14 +86,24 @@ class _Queue:
         one = None if self.variants is None else {label: self.variants[label]}
         part = ForkPlace(self.experiment, index, len(self.labels))
         (made,) = self.client.fork(self.snapshot, variants=one, part=part, **self.options).trajectories
-        self.made.append(made.id)
+        with self.lock:
+            self.made.append(made.id)
+            late = self.taken_back
+        if late:
+            self._remove(made.id)
         return made
 
     def take_back(self) -> None:
-        """Remove what was started, newest first."""
-        for identity in reversed(self.made):
-            with contextlib.suppress(NotFound):
-                self.client.remove(identity, force=True)
+        """Remove what was started, newest first, and what another thread starts meanwhile."""
+        with self.lock:
+            self.taken_back, made = True, self.made[::-1]
+        for identity in made:
+            self._remove(identity)
+
+    def _remove(self, identity: str) -> None:
+        """One that cannot be removed stays in the list of trajectories."""
+        with contextlib.suppress(SnapshotdError):
+            self.client.remove(identity, force=True)
 
 
 def fork_queue(

@@ -19,8 +19,9 @@ from snapshotd.config import passed_on
 from snapshotd.errors import Conflict, NotPermitted, UsageError
 
 PROGRAM = Path(snapshotd.__file__).parent / "hooks" / "send.py"
-_MARK = "hooks/send.py"
-"""A command with this in it is ours, of whatever installation."""
+WORKTREE = PROGRAM.with_name("worktree.py")
+_MARKS = ("hooks/send.py", "hooks/worktree.py")
+"""A command with one of these in it is ours, of whatever installation."""
 LONGEST_S = 60
 
 
@@ -36,6 +37,8 @@ class HookedAgent:
     directory: str
     events: tuple[tuple[str, bool], ...]
     timeout: int = LONGEST_S
+    worktrees: tuple[tuple[str, str], ...] = ()
+    """Events of worktrees, each with the word for our program."""
     note: str | None = None
 
 
@@ -51,6 +54,7 @@ AGENTS = {
             "CLAUDE_CONFIG_DIR",
             ".claude",
             (*_TALK, *_TOOLS, ("PostToolUseFailure", True), ("SessionEnd", False)),
+            worktrees=(("WorktreeCreate", "create"), ("WorktreeRemove", "remove")),
         ),
         HookedAgent(
             "codex",
@@ -89,6 +93,7 @@ class HookSettings:
     agent: HookedAgent
     socket: Path
     folder: Path | None
+    worktrees: bool = False
 
     @property
     def file(self) -> Path:
@@ -114,6 +119,9 @@ class HookSettings:
         for event, has_matcher in self.agent.events:
             entry = {"type": "command", "command": self.command, "timeout": self.agent.timeout}
             hooks.setdefault(event, []).append({**({"matcher": "*"} if has_matcher else {}), "hooks": [entry]})
+        for event, word in self.agent.worktrees if self.worktrees else ():
+            command = shlex.join([sys.executable, "-I", "-S", str(WORKTREE), word])
+            hooks.setdefault(event, []).append({"hooks": [{"type": "command", "command": command, "timeout": 600}]})
         changed = json.dumps(settings) != before
         if changed:
             self._write(self.file, json.dumps(settings, indent=2) + "\n")
@@ -209,8 +217,9 @@ class HookSettings:
             raise NotPermitted(f"{path} cannot be written: {exc.strerror}") from exc
 
 
-def settings_of(agent: str, socket: Path, folder: Path | None) -> HookSettings:
-    """UsageError: no such agent or folder, or a folder of another user, whose settings root must not write."""
+def settings_of(agent: str, socket: Path, folder: Path | None, *, worktrees: bool = False) -> HookSettings:
+    """UsageError: no such agent or folder, an agent without hooks for worktrees, or a folder of another user, whose settings
+    root must not write."""
     if agent not in AGENTS:
         raise UsageError(f"no hooks of {agent[:40]!r} are known; choose {', '.join(AGENTS)}")
     if folder is not None:
@@ -221,7 +230,9 @@ def settings_of(agent: str, socket: Path, folder: Path | None) -> HookSettings:
                 f"{folder} belongs to another user; run this command as that user, who needs no rights for it"
             )
         folder = folder.resolve()
-    return HookSettings(AGENTS[agent], socket, folder)
+    if worktrees and not AGENTS[agent].worktrees:
+        raise UsageError(f"{agent} has no hooks for worktrees; claude has")
+    return HookSettings(AGENTS[agent], socket, folder, worktrees)
 
 
 def _entries(groups: Any) -> list[dict[str, Any]]:
@@ -233,7 +244,7 @@ def _entries(groups: Any) -> list[dict[str, Any]]:
 
 
 def _ours(entry: dict[str, Any]) -> bool:
-    return _MARK in str(entry.get("command", ""))
+    return any(mark in str(entry.get("command", "")) for mark in _MARKS)
 
 
 def _take_out(hooks: dict[str, Any]) -> None:

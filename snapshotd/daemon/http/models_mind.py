@@ -14,6 +14,7 @@ from snapshotd import types as t
 from snapshotd.daemon.http.models import Answer, Message, Request, Trajectory, change_json, environment, iso_time
 from snapshotd.daemon.http.routes.shared import sandbox_path
 from snapshotd.engine import base
+from snapshotd.engine.base import MergeRequest
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.types import DEFAULT_TENANT
 
@@ -23,6 +24,7 @@ _VALUES_MAX = 200_000
 """The bounds of an agent's records (docs/agent-protocol.md), so that a person cannot make a record that no agent could
 read."""
 _ITEMS_MAX = 10_000
+_MERGED_MAX = 200_000
 _TTL_MAX_S = 100 * 366 * 86400
 _NAME_MAX = 1024
 
@@ -311,6 +313,44 @@ class FileFields(Request):
         except (binascii.Error, ValueError) as exc:
             raise UsageError(f"the content of {path!r} is not base64 ({exc}); encode the file's bytes") from exc
         return base.FileEdit(path, content, self.mode)
+
+
+class ModeFields(Request):
+    path_b64: str
+    mode: int = Field(ge=0, le=0o7777)
+
+
+class MergeFields(Request):
+    """Paths are relative to the sandbox's root, as base64 of their bytes."""
+
+    source: str = Field(description="The snapshot that files are taken from.")
+    base: str = Field(pattern="^[0-9a-f]{32}$", description="The snapshot that both were compared with.")
+    head: str = Field(pattern="^[0-9a-f]{32}$", description="The head that was compared; any other is a conflict.")
+    take_b64: list[str] = Field(
+        default_factory=list, max_length=_MERGED_MAX, description="To be as they are in `source`."
+    )
+    delete_b64: list[str] = Field(default_factory=list, max_length=_MERGED_MAX, description="To go, with all in them.")
+    edits: list[FileFields] = Field(
+        default_factory=list, max_length=_ITEMS_MAX, description="Files and their contents."
+    )
+    modes: list[ModeFields] = Field(default_factory=list, max_length=_MERGED_MAX, description="Permissions to set.")
+
+    def request(self) -> MergeRequest:
+        return MergeRequest(
+            t.SnapshotID(self.head),
+            t.SnapshotID(self.base),
+            tuple(map(_below_root, self.take_b64)),
+            tuple(map(_below_root, self.delete_b64)),
+            tuple(item.edit() for item in self.edits),
+            tuple((_below_root(item.path_b64), item.mode) for item in self.modes),
+        )
+
+
+def _below_root(path_b64: str) -> bytes:
+    path = sandbox_path(path_b64)
+    if not path or any(part in (b"", b".", b"..") for part in path.split(b"/")):
+        raise UsageError(f"{path[:200]!r} cannot be merged: it is no path below the root")
+    return path
 
 
 class EditRequest(Request):

@@ -19,7 +19,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,7 +31,8 @@ from snapshotd.engine.folders.comparing import compare
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.putting_back import put_back, relative
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
-from snapshotd.engine.sandbox.step import marker
+from snapshotd.engine.sandbox.sandbox import Captured
+from snapshotd.engine.sandbox.step import StepListener, marker
 from snapshotd.engine.storing import look, retention
 from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, NotFound, NotPermitted, UsageError
@@ -84,10 +85,10 @@ class _Folder:
 
 
 class Folders:
-    """See the module's text. Thread-safe. `submit`: told of every snapshot."""
+    """See the module's text. Thread-safe. `listener`: told of every snapshot."""
 
-    def __init__(self, context: Context, cold: Cold, submit: Callable[[Snapshot], None]) -> None:
-        self._context, self._catalog, self._cold, self._submit = context, context.catalog, cold, submit
+    def __init__(self, context: Context, cold: Cold, listener: StepListener) -> None:
+        self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
         self._folders: dict[tuple[int, str], _Folder] = {}
         self._lock = threading.Lock()
 
@@ -391,6 +392,13 @@ class Folders:
         self._submit(snapshot)
         return snapshot
 
+    def _submit(self, snapshot: Snapshot) -> None:
+        """Have it counted, merged and stored. No process writes to its layer, as after a pivot."""
+        taken = Captured(
+            snapshot.stack, "pivot", None, snapshot.pause_ns, snapshot.base or snapshot.id, snapshot.own_layers
+        )
+        self._listener(snapshot, taken)
+
     def _conversation(
         self, folder: _Folder, head: Snapshot, event: HookEvent
     ) -> tuple[Snapshot | None, dict[str, Any], list[Message]]:
@@ -436,10 +444,10 @@ class Folders:
     def _scan(self, folder: _Folder, root: int) -> FolderScan:
         with acting_as(folder.user):
             scan = folder.index.scan(root)
-        if folder.index.fresh:
+        if folder.index.knows_nothing():
             with look.open_view(self._context, self._head(folder)) as view:
                 scan = compare(view, root, folder.user, folder.index, scan)
-            folder.index.fresh = False
+            folder.index.compared()
         return scan
 
     # -- folders -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import pathspec
 
 ALWAYS = (
+    ".claude/worktrees/",
     "node_modules/",
     ".venv/",
     "venv/",

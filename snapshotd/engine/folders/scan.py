@@ -84,8 +84,7 @@ class FolderIndex:
 
     def __init__(self) -> None:
         self.known: dict[str, Mark] = {}
-        self.fresh = True
-        """Nothing is known yet: the first scan reports every file."""
+        self._fresh = True
         self._racy: dict[str, bytes] = {}
         """Files that were captured within `_RACY_NS` of their change, each with the hash of what was captured."""
         self._passed: set[str] = set()
@@ -94,6 +93,14 @@ class FolderIndex:
         """Paths that the last scan could not read, or left out for another reason."""
         self._rules: dict[str, tuple[Mark, pathspec.GitIgnoreSpec]] = {}
         """Path of a file with rules to its mark and its rules."""
+
+    def knows_nothing(self) -> bool:
+        """True until `compared`: a scan reports every file."""
+        return self._fresh
+
+    def compared(self) -> None:
+        """It has been told of every file that is as the last snapshot has it."""
+        self._fresh = False
 
     def ignored(self, path: str) -> bool:
         """True if the last scan passed the path over, or a directory above it."""

@@ -67,7 +67,7 @@ class Editing:
     def edit(self, source: Snapshot, request: EditRequest, name: str | None) -> Trajectory:
         """See `Engine.edit`, without the resumption. `source` is pinned. Nothing is left when it raises."""
         for item in request.files:
-            _check_file(item)
+            check_file(item)
         if request.result is not None or request.messages is not None or request.add_messages or request.drop_messages:
             self._check_is_heard(source)
         funnel = self._context.secrecy.of(self._catalog.get_trajectory(source.trajectory))
@@ -218,13 +218,14 @@ class Editing:
     def _replace(self, sandbox: Sandbox, source: Snapshot, edits: tuple[FileEdit, ...]) -> None:
         def write(root: int) -> None:
             for item in edits:
-                _write_file(root, item)
+                write_file(root, item)
 
         if edits:
             self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))()
 
 
-def _check_file(item: FileEdit) -> None:
+def check_file(item: FileEdit) -> None:
+    """UsageError for a path or a mode that no file can have."""
     parts = item.path.strip(b"/").split(b"/")
     if any(part in (b"", b".", b"..") or len(part) > 255 or b"\0" in part for part in parts):
         raise UsageError(f"{os.fsdecode(item.path)[:200]!r} cannot be edited: it is no path of a file")
@@ -234,7 +235,7 @@ def _check_file(item: FileEdit) -> None:
         )
 
 
-def _write_file(root: int, item: FileEdit) -> None:
+def write_file(root: int, item: FileEdit) -> None:
     """Into a tree that is an attacker's. UsageError, NotFound, naming the path."""
     *parents, name = item.path.strip(b"/").split(b"/")
     shown = "/" + os.fsdecode(item.path.strip(b"/"))

@@ -46,7 +46,7 @@ from snapshotd.types import (
 LayerMaker = Callable[[Stack], LayerID]
 """Makes a pinned layer for the top of a stack."""
 MODES = ("files", "conversation", "both")
-UNDOABLE = ("rewind", "undo", "retry", "promote")
+UNDOABLE = ("rewind", "undo", "retry", "promote", "merge")
 """Markers after which everything is as it was at another snapshot."""
 
 
@@ -79,7 +79,7 @@ class Rewinding:
     def undo(self, trajectory: Trajectory) -> Snapshot:
         """See `Engine.undo`."""
         sandbox = self._sessions.running(trajectory)
-        with self.quiet(sandbox, "undo"):
+        with self.quiet(sandbox, "undo", end=False):  # their snapshots would be what it finds
             last = self._catalog.get_snapshot(sandbox.head)
             if (
                 last.trajectory != trajectory.id
@@ -110,11 +110,11 @@ class Rewinding:
     # -- what other verbs do, too --------------------------------------------------------------------------------------
 
     @contextmanager
-    def quiet(self, sandbox: Sandbox, what: str) -> Iterator[None]:
+    def quiet(self, sandbox: Sandbox, what: str, *, end: bool = True) -> Iterator[None]:
         """The sandbox's lock, while nothing but init lives in it and it belongs to no command. Conflict: it does, or
-        something lives."""
+        something lives. With `end`, commands in the background are ended for that."""
         with sandbox.lock:
-            if not sandbox.agent_running:
+            if end and not sandbox.agent_running:
                 end_background(sandbox)
             if sandbox.agent_running:
                 reason: str | None = "its program is running"

@@ -160,24 +160,36 @@ class Commands:
 
     def go_on(self, sandbox: Sandbox, kept: Mapping[CallID, Process]) -> None:
         """Go on with the commands of an earlier daemon in a sandbox that it left."""
-        for info in listed(self._context, sandbox.trajectory.id):
-            process = kept.get(info.id)
-            if not info.running or process is None:
-                continue
-            key = _key(sandbox.container.id, info.id)
-            sandbox.kept.append(key)
-            with contextlib.ExitStack() as scope:
-                command = scope.enter_context(sandbox.command(background=True))
-                command.process = process
-                left_s = None if info.timeout_s is None else info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9
-                timeout = Timeout(sandbox, command, None if left_s is None else max(0.001, left_s))
-                log = self._logs.begin(_name(info))
-                scope.callback(self._logs.let_go, _name(info))
-                intakes = open_intakes(self._context.keeper, key, sandbox.kept)
-                live = _Live(info, sandbox, command, process, key, log, hits(sandbox.container.pid))
-                self._follow_in_thread(live, timeout, intakes, printed(log.follow(wait=False)), scope.pop_all())
-            _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
-        settle(self._context, sandbox.trajectory, spared=kept)
+        known = {info.id: info for info in listed(self._context, sandbox.trajectory.id) if info.running}
+        gone_on_with = set()
+        for command_id, process in kept.items():
+            try:
+                if command_id in known:
+                    self._go_on_with(sandbox, known[command_id], process)
+                    gone_on_with.add(command_id)
+                    continue
+            except (SnapshotdError, OSError):
+                _log.warning("command %s of %s is not gone on with", command_id, sandbox.trajectory.id, exc_info=True)
+                process.kill()
+            os.close(process.stdout_fd)
+            os.close(process.stderr_fd)
+            self._drop(sandbox, _key(sandbox.container.id, command_id))  # else its end was recorded just before
+        settle(self._context, sandbox.trajectory, spared=gone_on_with)
+
+    def _go_on_with(self, sandbox: Sandbox, info: CommandInfo, process: Process) -> None:
+        key = _key(sandbox.container.id, info.id)
+        sandbox.kept.append(key)
+        with contextlib.ExitStack() as scope:
+            command = scope.enter_context(sandbox.command(background=True))
+            command.process = process
+            left_s = None if info.timeout_s is None else info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9
+            timeout = Timeout(sandbox, command, None if left_s is None else max(0.001, left_s))
+            log = self._logs.begin(_name(info))
+            scope.callback(self._logs.let_go, _name(info))
+            intakes = open_intakes(self._context.keeper, key, sandbox.kept)
+            live = _Live(info, sandbox, command, process, key, log, hits(sandbox.container.pid))
+            self._follow_in_thread(live, timeout, intakes, printed(log.follow(wait=False)), scope.pop_all())
+        _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
 
     def _outlive(self, sandbox: Sandbox) -> None:
         """The next daemon can go on with the sandbox. One with a program does that by itself."""
@@ -278,13 +290,19 @@ class Commands:
         hit("engine.command.committed")
         if live.log.full:
             live.log.append({"event": "rest", "snapshot": taken.id})
+            live.log.left_out.update(outcome.lost_bytes)
+        for stream, count in (+live.log.left_out).items():
+            live.log.append(
+                {"event": "warning", "message": f"{count} bytes of its {stream} are not shown and not recorded"}
+            )
         return _as_taken(info, taken)
 
     def _drop(self, sandbox: Sandbox, key: str) -> None:
         """Have the keeper let go of all that belongs to a command."""
-        for name in [name for name in sandbox.kept if name == key or name.startswith(key + ".")]:
+        for name in (key, f"{key}.stdout", f"{key}.stderr", key + STDIN):
             self._context.keeper.drop(name)
-            sandbox.kept.remove(name)
+            with contextlib.suppress(ValueError):
+                sandbox.kept.remove(name)
 
     def _forget_oldest(self, trajectory: TrajectoryID) -> None:
         ended = [info for info in listed(self._context, trajectory) if not info.running]

@@ -25,7 +25,7 @@ from snapshotd.engine.mind.idempotency import Keys, cut_off
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
-from snapshotd.engine.runs.commands import Commands
+from snapshotd.engine.runs.commands import Commands, settle
 from snapshotd.engine.runs.launch import Launcher, alive
 from snapshotd.engine.sandbox import users
 from snapshotd.engine.sandbox.attach import Survivor, record_of
@@ -166,6 +166,7 @@ class Sessions:
             except (SnapshotdError, OSError):
                 _log.warning("the run of %s cannot be gone on with", survivor.trajectory.id, exc_info=True)
                 survivor.give_up(self._context)
+                settle(self._context, survivor.trajectory)
 
     def _attach(self, survivor: Survivor) -> None:
         catalog, trajectory = self._context.catalog, survivor.trajectory

@@ -49,7 +49,6 @@ TYPED = [
     "log",
     "logs",
     "ls",
-    "merge",
     "mount",
     "pause",
     "port",

@@ -58,6 +58,7 @@ ONLY_METHODS = {
     "list_files": "`exec BOX -- ls`",
     "read_file": "`cat` and `cp`",
     "lstat": "a part of `apply`",
+    "merge_files": "a part of `merge`",
     "flush": "`--wait stored` calls it",
 }
 """Methods without a command of their own."""

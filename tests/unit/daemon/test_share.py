@@ -71,7 +71,7 @@ def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:
     finally:
         os.umask(before)
     for path in (share.parent, share, *share.rglob("*")):
-        program = path.is_dir() or path.name in ("init", "snapshotd-agent")
+        program = path.is_dir() or path.name in ("init", "snapshotd-agent", "snapshotd-line")
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if program else 0o644), path
 
 

@@ -10,7 +10,7 @@ import click
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import print_json, printable, table
-from snapshotd.cli.values import Count, Variable, complete_snapshot
+from snapshotd.cli.values import Count, Seconds, Variable, complete_snapshot
 from snapshotd.client.branching.junit import JUnitCounts
 from snapshotd.client.branching.scoring import SCORER_PATH, ScoredRun, ScoreInfo
 from snapshotd.terms import short
@@ -37,6 +37,9 @@ _EXAMPLES = [
 )
 @click.option("--repeat", metavar="K", type=Count(1), default=1, help="Runs of each.  [default: 1]")
 @click.option("--parallel", metavar="N", type=Count(1), help="Runs at once.  [default: number of processors]")
+@click.option(
+    "--timeout", metavar="SECONDS", type=Seconds(), help="A run that takes longer has no score (90, 1.5, 10m)."
+)
 @click.option("-w", "--cwd", metavar="DIR", help="Working directory in the sandbox.")
 @click.option(
     "-e", "--env", metavar="K=V", type=Variable(), multiple=True, help="Environment variable; K alone passes it on."

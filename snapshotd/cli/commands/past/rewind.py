@@ -65,9 +65,8 @@ def command(
 
     Files, conversation, journal and state, or one of the two. In a few milliseconds, and recorded as a new snapshot:
     nothing is lost, and `snapshotd undo` takes it back. Where irreversible calls would be left behind, asks on a
-    terminal, and elsewhere refuses without
-    --compensate or --yes. Refused while processes live in the sandbox. With --json: the new snapshot as `log --json`
-    has it; with
+    terminal, and elsewhere refuses without --compensate or --yes. Background commands (`exec --detach`) are ended before.
+    Refused while other processes live in the sandbox. With --json: the new snapshot as `log --json` has it; with
     --preview, {"head","target","mode","files","file_count","messages","effects"}.
     """
     client = connect(ctx)

@@ -219,7 +219,7 @@ def command(
         elif tty:
             done = in_terminal(client, trajectory, snapshot, argv, options, quiet)
         else:
-            done = _to_terminal(client, trajectory, snapshot, argv, options, quiet)
+            done = in_pipes(client, trajectory, snapshot, argv, options, quiet)
         if github is not None:
             _tell(github, done, argv, junit)
         return done.exit_code
@@ -289,9 +289,10 @@ def in_terminal(
     return _told(client, done, options, quiet)
 
 
-def _to_terminal(
+def in_pipes(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
+    """The command's output goes to ours."""
     return _told(client, _call(client, trajectory, snapshot, argv, RawOutput().write, options), options, quiet)
 
 

@@ -17,6 +17,7 @@ from snapshotd.cli.commands.looking.compare import show_comparison
 from snapshotd.cli.follow import note
 from snapshotd.cli.taken import report_taken
 from snapshotd.cli.text import ago, print_json, printable, table
+from snapshotd.cli.values import complete_experiment
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.branching.experiment_records import FINAL, ExperimentBranch, ExperimentInfo, VariantInfo
 
@@ -87,7 +88,7 @@ def ls(ctx: click.Context, as_json: bool) -> int:
 @declare("status", examples=["snapshotd experiment status parser", "snapshotd experiment status --branches parser"])
 @click.option("--branches", is_flag=True, help="A line for each branch in place of each variant.")
 @json_option
-@click.argument("name")
+@click.argument("name", shell_complete=complete_experiment)
 @click.pass_context
 def status(ctx: click.Context, name: str, branches: bool, as_json: bool) -> int:
     """Show how an experiment stands.
@@ -100,7 +101,7 @@ def status(ctx: click.Context, name: str, branches: bool, as_json: bool) -> int:
 
 @declare("compare", examples=["snapshotd experiment compare parser"])
 @json_option
-@click.argument("name")
+@click.argument("name", shell_complete=complete_experiment)
 @click.pass_context
 def compare(ctx: click.Context, name: str, as_json: bool) -> int:
     """Compare the best branch of each variant, call by call.
@@ -115,7 +116,7 @@ def compare(ctx: click.Context, name: str, as_json: bool) -> int:
 @click.option("-y", "--yes", is_flag=True, help="Leave behind what the trajectory did since the experiment began.")
 @wait_option
 @json_option
-@click.argument("name")
+@click.argument("name", shell_complete=complete_experiment)
 @click.argument("branch", required=False, metavar="[VARIANT.RUN]")
 @click.pass_context
 def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: Wait | None, as_json: bool) -> int:
@@ -132,7 +133,7 @@ def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: 
 
 @declare("stop", examples=["snapshotd experiment stop parser"])
 @json_option
-@click.argument("name")
+@click.argument("name", shell_complete=complete_experiment)
 @click.pass_context
 def stop(ctx: click.Context, name: str, as_json: bool) -> int:
     """Stop the branches that run, and begin no other.
@@ -146,7 +147,7 @@ def stop(ctx: click.Context, name: str, as_json: bool) -> int:
 @declare("rm", examples=["snapshotd experiment rm parser", "snapshotd experiment rm --force parser"])
 @click.option("-f", "--force", is_flag=True, help="Stop branches that run first.")
 @json_option
-@click.argument("names", metavar="NAME...", nargs=-1, required=True)
+@click.argument("names", metavar="NAME...", nargs=-1, required=True, shell_complete=complete_experiment)
 @click.pass_context
 def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -> int:
     """Forget experiments with their branches.

@@ -31,17 +31,19 @@ def command() -> None:
 
 @declare("install", examples=["snapshotd hooks install claude", "snapshotd hooks install codex --user"])
 @_user
+@click.option("--worktrees", is_flag=True, help="Worktrees that the agent asks for have all files of the folder.")
 @json_option
 @_agent
 @_folder
 @click.pass_context
-def install(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, as_json: bool) -> int:
+def install(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, worktrees: bool, as_json: bool) -> int:
     """Write the hooks into an agent's settings.
 
     FOLDER is the one in which the agent works; else the working directory. Other settings stay as they are. Run it as
-    the user who runs the agent. With --json: {"agent","file","changed","note"}.
+    the user who runs the agent. With --worktrees, each worktree is a copy of the folder as it is, files that git ignores
+    included, which shares its data where the file system can. With --json: {"agent","file","changed","note"}.
     """
-    settings = _settings(ctx, agent, folder, for_user)
+    settings = _settings(ctx, agent, folder, for_user, worktrees)
     changed = settings.install()
     if as_json:
         print_json({**_json(settings), "changed": changed, "note": settings.agent.note})
@@ -98,9 +100,13 @@ for one in (install, remove, status):
     command.add_command(one)
 
 
-def _settings(ctx: click.Context, agent: str, folder: Path | None, for_user: bool) -> HookSettings:
+def _settings(
+    ctx: click.Context, agent: str, folder: Path | None, for_user: bool, worktrees: bool = False
+) -> HookSettings:
     socket_path = hook_socket_of(connect(ctx, autostart=False).state_dir)
-    return hook_settings.settings_of(agent, socket_path, None if for_user else folder or Path.cwd())
+    return hook_settings.settings_of(
+        agent, socket_path, None if for_user else folder or Path.cwd(), worktrees=worktrees
+    )
 
 
 def _json(settings: HookSettings) -> dict[str, Any]:

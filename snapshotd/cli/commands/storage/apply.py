@@ -12,7 +12,7 @@ from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import print_json, printable, shown_id
 from snapshotd.cli.values import complete_snapshot
-from snapshotd.client.results import AppliedInfo, ApplyInfo
+from snapshotd.client.results import AppliedInfo, ApplyInfo, MergeInfo
 from snapshotd.errors import Conflict
 
 _LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
@@ -76,7 +76,8 @@ def command(
     return Conflict.exit_code if done.conflicts else 0
 
 
-def _print(done: ApplyInfo, to: str) -> None:
+def print_changes(done: ApplyInfo | MergeInfo) -> None:
+    """One line for each change and conflict; warnings on standard error."""
     for item in done.changes:
         letter, colour = _LETTERS[item.change]
         click.echo(click.style(f"{letter} {_shown(item)}", fg=colour) + ("  (merged)" if item.merged else ""))
@@ -85,6 +86,10 @@ def _print(done: ApplyInfo, to: str) -> None:
         click.echo(click.style(line, fg="red", bold=True))
     for warning in done.warnings:
         note(f"warning: {printable(warning)}")
+
+
+def _print(done: ApplyInfo, to: str) -> None:
+    print_changes(done)
     same = f"; {done.same} are there already" if done.same else ""
     if done.conflicts:
         note(
@@ -107,6 +112,14 @@ def _json(done: ApplyInfo) -> dict[str, Any]:
         "base": done.base,
         "dry_run": done.dry_run,
         "applied": not done.dry_run and not done.conflicts,
+        **changes_json(done),
+        "commit": done.commit,
+    }
+
+
+def changes_json(done: ApplyInfo | MergeInfo) -> dict[str, Any]:
+    """`changes`, `conflicts`, `same` and `warnings`."""
+    return {
         "changes": [
             {"change": item.change, **_path(item.path), "kind": item.kind, "merged": item.merged}
             for item in done.changes
@@ -114,7 +127,6 @@ def _json(done: ApplyInfo) -> dict[str, Any]:
         "conflicts": [{**_path(item.path), "reason": printable(item.reason)} for item in done.conflicts],
         "same": done.same,
         "warnings": [printable(warning) for warning in done.warnings],
-        "commit": done.commit,
     }
 
 

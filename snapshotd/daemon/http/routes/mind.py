@@ -95,6 +95,13 @@ def promote(ref: Ref, body: mind.PromoteRequest, service: ServiceDep) -> models.
     )
 
 
+@router.post("/trajectories/{ref}/merge")
+def merge(ref: Ref, body: mind.MergeFields, service: ServiceDep) -> models.Snapshot:
+    """Change files of a trajectory to what they are in another snapshot, or to given contents, in one step; recorded as a
+    new snapshot, and `undo` takes it back. The client decides which; `Conflict` if the head is another one by now."""
+    return models.Snapshot.of(service.engine.merge(ref, check_ref(body.source), body.request()))
+
+
 @router.post("/trajectories/{ref}/retry")
 def retry(ref: Ref, body: mind.RetryRequest, service: ServiceDep) -> models.Snapshot:
     """Go back to before a task began, compensate its irreversible calls, and let the program go on from there."""
