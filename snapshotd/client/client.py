@@ -101,6 +101,13 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
         self._transport = Transport(self.socket_path, self._start if autostart and not elsewhere else None)
 
+    @classmethod
+    def _over(cls, transport: Transport) -> Snapshotd:
+        """A client of the daemon at the end of this transport."""
+        client = cls(socket=transport.socket_path, autostart=False)
+        client._transport = transport
+        return client
+
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon  # only then: subprocess costs 10 ms to import
 

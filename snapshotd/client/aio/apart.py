@@ -56,10 +56,9 @@ async def whole_verb(
 ) -> Result:
     """A verb of the client for threads, in a thread. When the caller is cancelled, its requests are broken off, and the
     verb ends as it does when the daemon goes away."""
-    client = Snapshotd(socket=socket_path, autostart=False)
-    transport = client._transport = _Breakable(socket_path, start)
+    transport = _Breakable(socket_path, start)
     try:
-        return await apart(verb, client, *args, **kwargs)
+        return await apart(verb, Snapshotd._over(transport), *args, **kwargs)
     except asyncio.CancelledError:
         transport.break_off()
         raise

@@ -105,6 +105,13 @@ class AsyncSnapshotd(
         elsewhere = bool(named) and (not (state_dir or "state_dir" in config.given))
         self._transport = AsyncTransport(self.socket_path, self._start if autostart and (not elsewhere) else None)
 
+    @classmethod
+    def _over(cls, transport: AsyncTransport) -> AsyncSnapshotd:
+        """A client of the daemon at the end of this transport."""
+        client = cls(socket=transport.socket_path, autostart=False)
+        client._transport = transport
+        return client
+
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon
 
