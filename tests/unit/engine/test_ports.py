@@ -28,7 +28,7 @@ class Box:
         self.closed = False
         self._lives, self._closes = lives, closes
 
-    def processes(self) -> list[int]:
+    def members(self) -> list[int]:
         self._lives -= 1
         self.closed = self._closes and self._lives == 0
         return [self.container.pid] if self._lives >= 0 else []
