@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from snapshotd.client import Snapshotd
-from snapshotd.errors import NotFound
-from snapshotd.types import new_id
 from tests import long
 from tests.any_request import Operation, ask_anything, operations
 from tests.e2e.support import Snap
@@ -39,13 +36,16 @@ def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: d
 
 @pytest.mark.parametrize("operation", operations(WITHOUT), ids=" ".join)
 def test_no_request_makes_the_daemon_fail(operation: Operation, snap: Snap) -> None:
-    client, name = Snapshotd(snap.state_dir, autostart=False), f"box-{new_id()[:8]}"
-    _, snapshot = client.create(name=name)
-    command = client.exec_in_background(name, ["cat"], stdin=True)
-    client.tag(snapshot.id, f"tag-{name}")
+    client = Snapshotd(snap.state_dir, autostart=False)
     pid = client.version().pid
-    known = {"ref": name, "name": f"tag-{name}", "command": command.id, "which": "stdout", "port": "8000"}
-    ask_anything(client.socket_path, operation, known, long.size(3, 100))
+    ask_anything(client.socket_path, operation, _known(client), long.size(3, 100))
     assert client.version().pid == pid
-    with contextlib.suppress(NotFound):  # it may have been asked for
-        client.remove(name, force=True)
+
+
+def _known(client: Snapshotd) -> dict[str, str]:
+    """A sandbox with a command in the background. Requests may have ended the one that was there."""
+    running = [one.trajectory.id for one in client.sandboxes() if client.commands(one.trajectory.id)]
+    ref = running[0] if running else client.create()[0].id
+    commands = client.commands(ref) or [client.exec_in_background(ref, ["cat"], stdin=True)]
+    client.tag(ref, "known", move=True)
+    return {"ref": ref, "name": "known", "command": commands[-1].id, "which": "stdout", "port": "8000"}

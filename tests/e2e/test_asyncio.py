@@ -106,6 +106,28 @@ def test_a_cancelled_task_ends_its_throw_away_command(snap: Snap, client: AsyncS
     wait_until(lambda: snap.json("ps") == before, "the throw-away fork has ended")
 
 
+def test_a_cancelled_task_leaves_its_command_to_the_daemon(client: AsyncSnapshotd, runtime: str) -> None:
+    async def work() -> None:
+        box = await AsyncSandbox.create(runtime=runtime, client=client)
+        started = asyncio.Event()
+        command = box.exec("echo on; read x < /tmp/pipe; echo $x > got", on_stdout=lambda _: started.set())
+        await box.exec("mkfifo /tmp/pipe", check=True)
+        task = asyncio.create_task(command)
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await box.exec("echo later > /tmp/pipe", check=True, timeout=60)
+        while not await box.files.exists("got") or (await box.head()).info.tool.arguments["argv"][2].startswith(
+            "echo later"
+        ):
+            await asyncio.sleep(0.05)
+        assert await box.files.read_text("got") == "later\n"
+        await box.remove(force=True)
+
+    run(work)
+
+
 def test_input_and_a_terminal(client: AsyncSnapshotd, runtime: str) -> None:
     async def work() -> None:
         box = await AsyncSandbox.create(runtime=runtime, client=client)

@@ -168,7 +168,7 @@ def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapsho
 
 
 @pytest.mark.runc
-@pytest.mark.parametrize("name", ["files", "background"])
+@pytest.mark.parametrize("name", ["files", "background", "best_of_8", "tree_search", "fifty", "follow"])
 def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name: str) -> None:
     page = (DOCS / "client.md").read_text()
     env = {**snap.env, "PYTHONPATH": str(DOCS.parent)}
@@ -179,6 +179,17 @@ def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name
     assert (DOCS / f"examples/client/{name}.py").read_text() in page
     if name == "files":
         assert (tmp_path / "copy/app.sh").read_text() == "echo one > out.txt\n"
+
+
+@pytest.mark.runc
+def test_the_program_beside_those_of_other_services_runs(snap: Snap, tmp_path: Path) -> None:
+    env = {**snap.env, "PYTHONPATH": str(DOCS.parent)}
+    example = DOCS / "examples/client/hello.py"
+    done = subprocess.run(
+        [sys.executable, str(example)], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=snap.timeout_s
+    )
+    assert (done.stdout, done.stderr) == ("hello\n" + "print('hello')\n" * 2, "")
+    assert example.read_text() in (DOCS / "client.md").read_text()
 
 
 @pytest.mark.runc

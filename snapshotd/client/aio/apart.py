@@ -58,18 +58,10 @@ async def whole_verb(
     verb ends as it does when the daemon goes away."""
     transport = _Breakable(socket_path, start)
     try:
-        return await apart(verb, _Client(transport), *args, **kwargs)
+        return await apart(verb, Snapshotd._over(transport), *args, **kwargs)
     except asyncio.CancelledError:
         transport.break_off()
         raise
-
-
-class _Client(Snapshotd):
-    """A client over this connection to the daemon."""
-
-    def __init__(self, transport: Transport) -> None:
-        super().__init__(socket=transport.socket_path, autostart=False)
-        self._transport = transport
 
 
 class _Breakable(Transport):

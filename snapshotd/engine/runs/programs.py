@@ -1,190 +1,78 @@
-"""A running program of a trajectory: its start, its output, and its end."""
+"""A program that is no part of the image or the workspace: a folder of this machine, taken in once as a layer.
+
+The layer holds it at `PLACE`, and is cached by the names, sizes and times of the folder's files, as the layers of Python
+packages are.
+"""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Callable, Iterable
+import hashlib
+import json
+import os
+from pathlib import Path
 
-from snapshotd.engine.base import Stream, output_event
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
-from snapshotd.engine.sandbox.intake import Intake, open_intakes
-from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, printed, pump
-from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
-from snapshotd.errors import SandboxFailed, SnapshotdError
-from snapshotd.kernel.limits import Hits
-from snapshotd.runtime.base import Process
-from snapshotd.types import AgentSpec, TrajectoryStatus
+from snapshotd.engine.runs.inputs import open_seen
+from snapshotd.engine.storing.needed import CACHE_KEY, cached_layers
+from snapshotd.errors import NotFound, UsageError
+from snapshotd.formats.ingest import ingest_folder
+from snapshotd.kernel import files
+from snapshotd.types import LayerID, Stack
 
-_log = logging.getLogger(__name__)
-_LEFT_OUT = {
-    "stdout": "{} bytes of the program's standard output are not shown and not recorded",
-    "stderr": "{} bytes of the program's standard error are not shown and not recorded",
-    "calls": "{} bytes that tool calls printed are not shown; `snapshotd show --output` has them, call by call",
-}
-
-Finish = Callable[[Sandbox, EventLog, int | None, TrajectoryStatus], None]
-"""Called at the end of a program, with its exit code and status: ends the sandbox."""
+PLACE = b"opt/agent-program"
+MOST_FILES = 200_000
 
 
-class Program:
-    """The program of one sandbox. `start` or `attach` it, then `follow` it: a thread records its output and its end."""
-
-    def __init__(
-        self,
-        context: Context,
-        execution: Execution,
-        listener: StepListener,
-        finish: Finish,
-        sandbox: Sandbox,
-        recorder: Recorder,
-        began_at_ns: int,
-    ) -> None:
-        self._context, self._execution, self._listener, self._finish = context, execution, listener, finish
-        self._sandbox, self._recorder, self._began_at_ns = sandbox, recorder, began_at_ns
-        self._intakes: dict[Stream, Intake] = {}
-        self._printed: Iterable[Printed] = ()
-        self._process: Process
-        self._log: EventLog
-        self._thread = threading.Thread(target=self._follow, name="run")
-
-    def start(self, agent: AgentSpec) -> None:
-        """Start it from the top. Errors: as `Sessions.start_agent`."""
-        sandbox, trajectory = self._sandbox, self._sandbox.trajectory
-        argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
-        spec = self._execution.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
-        self._recorder.replay.when_live(self._outlive)
-        sandbox.survival.kept.append(sandbox.container.id)
-        self._open_intakes()
+def layer_for(context: Context, below: Stack, folder: Path, namespace_pid: int) -> LayerID:
+    """The layer with the folder's content: the cached one, or a new one. NotFound, UsageError."""
+    key = _key(folder, namespace_pid)
+    cached = cached_layers(context)
+    if key in cached and cached[key] in context.store.layers():
+        return cached[key]
+    layer = context.store.create()
+    try:
+        context.store.dress(layer, below)
+        root = context.store.read_upper(layer)
         try:
-            self._process, _ = self._execution.start(sandbox, spec, keep=sandbox.container.id)
-        except BaseException:
-            self.let_go()
-            raise
-        sandbox.use.program_started()
-        self._log = self._context.events.begin(trajectory.id, afresh=True)
-        image = self._context.image(trajectory.spec.image)
-        self._log.append(
-            {
-                "event": "started",
-                "trajectory": trajectory.id,
-                "snapshot": sandbox.head,
-                "runtime": trajectory.spec.runtime,
-                "image": image.name if image else trajectory.spec.image,
-            }
-        )
-
-    def attach(self, process: Process, log: EventLog) -> None:
-        """It was started by an earlier daemon. SandboxFailed."""
-        self._process, self._log = process, log
-        self._open_intakes()
-        self._printed = printed(log.follow(wait=False))
-
-    def follow(self) -> None:
-        """Follow it in a thread, to its end."""
-        self._thread.start()
-
-    def join(self) -> None:
-        """Return when it has ended and is recorded; at once in its own thread."""
-        if self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def let_go(self) -> None:
-        """Close its intakes; the keeper still holds them."""
-        for intake in self._intakes.values():
-            intake.close()
-
-    def _open_intakes(self) -> None:
-        """Open the intakes of its streams: the earlier daemon's if the keeper holds them, new ones otherwise.
-        SandboxFailed."""
-        container, kept = self._sandbox.container.id, self._sandbox.survival.kept
-        self._intakes = open_intakes(self._context.keeper, container, kept)
-
-    def _outlive(self) -> None:
-        """Once it is live, the sandbox is there for the next daemon, too."""
-        if self._recorder.replay.settled:
-            self._sandbox.outlive(
-                {
-                    "trajectory": self._sandbox.trajectory.id,
-                    "started_at_ns": self._sandbox.started_at_ns,
-                    "began_at_ns": self._began_at_ns,
-                }
-            )
-
-    def _follow(self) -> None:
-        sandbox, log = self._sandbox, self._log
-        trajectory = sandbox.trajectory
-
-        def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
-            log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
-
-        exit_code: int | None = None
-        status = TrajectoryStatus.INTERRUPTED
-        try:
-            funnel = self._context.secrecy.of(trajectory)
-            outcome = pump(
-                self._process,
-                funnel,
-                self._execution.logging(sandbox, show),
-                spool=self._context.spool,
-                max_bytes=self._context.config.output_bytes,
-                intakes=self._intakes,
-                earlier=self._printed,
-            )
-            exit_code = outcome.exit_code
-            reached = reached_limit(sandbox, Hits()) if exit_code == KILLED else None  # the sandbox is this program's
-            if reached is not None:
-                log.append({"event": "warning", "message": reached})
-            status = self._ended(outcome, reached)
-        except SnapshotdError as exc:
-            if not sandbox.closed:
-                log.append({"event": "warning", "message": exc.message, "code": exc.code})
+            place = files.make_dirs(root, PLACE)
+            try:
+                ingest_folder(folder, place, namespace_pid)
+            finally:
+                os.close(place)
         finally:
-            self.let_go()
-            for source, count in (+log.left_out).items():
-                log.append({"event": "warning", "message": _LEFT_OUT[source].format(count), "left_out_bytes": count})
-            self._finish(sandbox, log, exit_code, status)
-        _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
+            os.close(root)
+        context.store.drop_work(layer)
+        context.catalog.set_meta(CACHE_KEY, json.dumps({**cached_layers(context), key: layer}))
+    except BaseException:
+        context.store.remove(layer)
+        raise
+    context.store.unpin([layer])
+    return layer
 
-    def _ended(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
-        """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
-        message about a limit that was reached."""
-        sandbox, log = self._sandbox, self._log
-        with sandbox.lock:
-            sandbox.use.cut_off()
-        diverged = None if sandbox.closed else self._recorder.replay.finish()
-        if diverged is not None:
-            raise diverged
-        with sandbox.lock:
-            if sandbox.closed:
-                return TrajectoryStatus.STOPPED
-            agent = sandbox.trajectory.agent
-            call = marker(
-                "exit",
-                {"argv": list(agent.argv if agent is not None else ())},
-                status=status_of(outcome),
-                exit_code=outcome.exit_code,
-                stdout=outcome.stdout,
-                stderr=outcome.stderr,
-                started_at_ns=self._began_at_ns,
-                error=reached,
-            )
-            last = self._context.catalog.get_snapshot(sandbox.head).call
-            if (last.name, last.started_at_ns) != (
-                call.name,
-                self._began_at_ns,
-            ):  # else an earlier daemon died just after this
-                commit_step(self._context.catalog, sandbox, call, self._listener)
-            if log.full:
-                log.append({"event": "rest", "snapshot": sandbox.head})
-                log.left_out.update(outcome.lost_bytes)
-        if outcome.exit_code is None:
-            raise SandboxFailed(
-                "its program has ended and its exit code is lost, because the keeper was killed; its output and files "
-                "are with the last snapshot"
-            )
-        return TrajectoryStatus.FINISHED if outcome.exit_code == 0 else TrajectoryStatus.FAILED
+
+def _key(folder: Path, namespace_pid: int) -> str:
+    """Names, sizes and times of the folder's files, without a look at their content."""
+    try:
+        fd = open_seen(folder, namespace_pid)
+    except FileNotFoundError as exc:
+        raise NotFound(f"the program's folder {folder} does not exist; install it, or name another") from exc
+    except OSError as exc:
+        raise UsageError(f"the program's folder {folder} cannot be read: {exc.strerror}") from exc
+    found = hashlib.sha256(b"program:" + os.fsencode(folder))
+    count = 0
+    try:
+        for parent, directories, names, at in os.fwalk(".", dir_fd=fd):
+            directories.sort()
+            for name in sorted(names):
+                st = os.stat(name, dir_fd=at, follow_symlinks=False)
+                found.update(
+                    f"{parent}/{name}\0{st.st_size}\0{st.st_mtime_ns}\0{st.st_mode}\n".encode(errors="surrogateescape")
+                )
+                count += 1
+            if count > MOST_FILES:
+                raise UsageError(f"the program's folder {folder} has more than {MOST_FILES} files; name a smaller one")
+    except NotADirectoryError as exc:
+        raise UsageError(f"{folder} is no folder; name the one that holds the program") from exc
+    finally:
+        os.close(fd)
+    return found.hexdigest()

@@ -26,7 +26,7 @@ from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution, ended_as
 from snapshotd.engine.runs.launch import Launcher, alive
-from snapshotd.engine.runs.programs import Program
+from snapshotd.engine.runs.running_program import Program
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
@@ -90,7 +90,9 @@ class Sessions:
         self._launched: list[Sandbox] = []
         self._throw_aways: dict[ContainerID, Sandbox] = {}
         self._closed = False
-        self._lock = threading.Condition()  # over a lock that its thread may take again; told of ended throw-away sandboxes
+        self._lock = (
+            threading.Condition()
+        )  # over a lock that its thread may take again; told of ended throw-away sandboxes
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
         """Each lock exists as long as a thread holds or awaits it."""
 

@@ -1,0 +1,190 @@
+"""A running program of a trajectory: its start, its output, and its end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+
+from snapshotd.engine.base import Stream, output_event
+from snapshotd.engine.context import Context
+from snapshotd.engine.events import EventLog
+from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
+from snapshotd.engine.sandbox.intake import Intake, open_intakes
+from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, printed, pump
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
+from snapshotd.errors import SandboxFailed, SnapshotdError
+from snapshotd.kernel.limits import Hits
+from snapshotd.runtime.base import Process
+from snapshotd.types import AgentSpec, TrajectoryStatus
+
+_log = logging.getLogger(__name__)
+_LEFT_OUT = {
+    "stdout": "{} bytes of the program's standard output are not shown and not recorded",
+    "stderr": "{} bytes of the program's standard error are not shown and not recorded",
+    "calls": "{} bytes that tool calls printed are not shown; `snapshotd show --output` has them, call by call",
+}
+
+Finish = Callable[[Sandbox, EventLog, int | None, TrajectoryStatus], None]
+"""Called at the end of a program, with its exit code and status: ends the sandbox."""
+
+
+class Program:
+    """The program of one sandbox. `start` or `attach` it, then `follow` it: a thread records its output and its end."""
+
+    def __init__(
+        self,
+        context: Context,
+        execution: Execution,
+        listener: StepListener,
+        finish: Finish,
+        sandbox: Sandbox,
+        recorder: Recorder,
+        began_at_ns: int,
+    ) -> None:
+        self._context, self._execution, self._listener, self._finish = context, execution, listener, finish
+        self._sandbox, self._recorder, self._began_at_ns = sandbox, recorder, began_at_ns
+        self._intakes: dict[Stream, Intake] = {}
+        self._printed: Iterable[Printed] = ()
+        self._process: Process
+        self._log: EventLog
+        self._thread = threading.Thread(target=self._follow, name="run")
+
+    def start(self, agent: AgentSpec) -> None:
+        """Start it from the top. Errors: as `Sessions.start_agent`."""
+        sandbox, trajectory = self._sandbox, self._sandbox.trajectory
+        argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
+        spec = self._execution.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
+        self._recorder.replay.when_live(self._outlive)
+        sandbox.survival.kept.append(sandbox.container.id)
+        self._open_intakes()
+        try:
+            self._process, _ = self._execution.start(sandbox, spec, keep=sandbox.container.id)
+        except BaseException:
+            self.let_go()
+            raise
+        sandbox.use.program_started()
+        self._log = self._context.events.begin(trajectory.id, afresh=True)
+        image = self._context.image(trajectory.spec.image)
+        self._log.append(
+            {
+                "event": "started",
+                "trajectory": trajectory.id,
+                "snapshot": sandbox.head,
+                "runtime": trajectory.spec.runtime,
+                "image": image.name if image else trajectory.spec.image,
+            }
+        )
+
+    def attach(self, process: Process, log: EventLog) -> None:
+        """It was started by an earlier daemon. SandboxFailed."""
+        self._process, self._log = process, log
+        self._open_intakes()
+        self._printed = printed(log.follow(wait=False))
+
+    def follow(self) -> None:
+        """Follow it in a thread, to its end."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Return when it has ended and is recorded; at once in its own thread."""
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def let_go(self) -> None:
+        """Close its intakes; the keeper still holds them."""
+        for intake in self._intakes.values():
+            intake.close()
+
+    def _open_intakes(self) -> None:
+        """Open the intakes of its streams: the earlier daemon's if the keeper holds them, new ones otherwise.
+        SandboxFailed."""
+        container, kept = self._sandbox.container.id, self._sandbox.survival.kept
+        self._intakes = open_intakes(self._context.keeper, container, kept)
+
+    def _outlive(self) -> None:
+        """Once it is live, the sandbox is there for the next daemon, too."""
+        if self._recorder.replay.settled:
+            self._sandbox.outlive(
+                {
+                    "trajectory": self._sandbox.trajectory.id,
+                    "started_at_ns": self._sandbox.started_at_ns,
+                    "began_at_ns": self._began_at_ns,
+                }
+            )
+
+    def _follow(self) -> None:
+        sandbox, log = self._sandbox, self._log
+        trajectory = sandbox.trajectory
+
+        def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
+            log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
+
+        exit_code: int | None = None
+        status = TrajectoryStatus.INTERRUPTED
+        try:
+            funnel = self._context.secrecy.of(trajectory)
+            outcome = pump(
+                self._process,
+                funnel,
+                self._execution.logging(sandbox, show),
+                spool=self._context.spool,
+                max_bytes=self._context.config.output_bytes,
+                intakes=self._intakes,
+                earlier=self._printed,
+            )
+            exit_code = outcome.exit_code
+            reached = reached_limit(sandbox, Hits()) if exit_code == KILLED else None  # the sandbox is this program's
+            if reached is not None:
+                log.append({"event": "warning", "message": reached})
+            status = self._ended(outcome, reached)
+        except SnapshotdError as exc:
+            if not sandbox.closed:
+                log.append({"event": "warning", "message": exc.message, "code": exc.code})
+        finally:
+            self.let_go()
+            for source, count in (+log.left_out).items():
+                log.append({"event": "warning", "message": _LEFT_OUT[source].format(count), "left_out_bytes": count})
+            self._finish(sandbox, log, exit_code, status)
+        _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
+
+    def _ended(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
+        """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
+        message about a limit that was reached."""
+        sandbox, log = self._sandbox, self._log
+        with sandbox.lock:
+            sandbox.use.cut_off()
+        diverged = None if sandbox.closed else self._recorder.replay.finish()
+        if diverged is not None:
+            raise diverged
+        with sandbox.lock:
+            if sandbox.closed:
+                return TrajectoryStatus.STOPPED
+            agent = sandbox.trajectory.agent
+            call = marker(
+                "exit",
+                {"argv": list(agent.argv if agent is not None else ())},
+                status=status_of(outcome),
+                exit_code=outcome.exit_code,
+                stdout=outcome.stdout,
+                stderr=outcome.stderr,
+                started_at_ns=self._began_at_ns,
+                error=reached,
+            )
+            last = self._context.catalog.get_snapshot(sandbox.head).call
+            if (last.name, last.started_at_ns) != (
+                call.name,
+                self._began_at_ns,
+            ):  # else an earlier daemon died just after this
+                commit_step(self._context.catalog, sandbox, call, self._listener)
+            if log.full:
+                log.append({"event": "rest", "snapshot": sandbox.head})
+                log.left_out.update(outcome.lost_bytes)
+        if outcome.exit_code is None:
+            raise SandboxFailed(
+                "its program has ended and its exit code is lost, because the keeper was killed; its output and files "
+                "are with the last snapshot"
+            )
+        return TrajectoryStatus.FINISHED if outcome.exit_code == 0 else TrajectoryStatus.FAILED
