@@ -43,6 +43,7 @@ _STATE_NAMES = {
     "layers",
     "layers.img",
     "repo",
+    "commands",
     "runs",
     "lock",
     "reserve",

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.text import print_json, snapshot_line
+from snapshotd.cli.text import print_json, printable, snapshot_line
 from snapshotd.cli.waiting import Wait
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
@@ -44,6 +44,19 @@ def report_taken(client: Snapshotd, taken: SnapshotInfo, wait: Wait | None, *, a
         ),
         err=True,
     )
+    _report_folder(taken)
+
+
+def _report_folder(taken: SnapshotInfo) -> None:
+    """After a rewind in a user's own folder: what had to stay, and on standard output the command that goes on with the
+    agent's session."""
+    told = taken.tool.arguments
+    if taken.tool.name not in ("rewind", "undo") or not isinstance(told, dict):
+        return
+    for sentence in told.get("left", ()):
+        click.echo(printable(sentence), err=True)
+    if "resume" in told:
+        click.echo(printable(told["resume"]))
 
 
 def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:

@@ -117,6 +117,8 @@ class RunRequest:
     requirements: Path | None = None
     user: str | None = None
     """The user that runs it in the sandbox, as `USER[:GROUP]`; None: root."""
+    program: Path | None = None
+    """Host folder with the agent's program, which the sandbox has at /opt/agent-program, below the workspace's layer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from snapshotd.engine.mind.gateways import GatewayMaker, Gateways, provider_env
 from snapshotd.engine.mind.keyvalue import KeyValueStore, tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
-from snapshotd.engine.runs import inputs, ports, python_packages, recover
+from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, children
 from snapshotd.engine.runs.launch import Launcher
@@ -188,7 +188,9 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
         requirements = python_packages.wanted(request)
         agent = inputs.agent_spec(request)
-        trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, requirements)
+        trajectory, snapshot, sandbox, calls = self._begin(
+            request.sandbox, request.agent, agent, requirements, request.program
+        )
         try:
             self._sessions.adopt(sandbox, calls)
             assert trajectory.agent is not None
@@ -200,7 +202,12 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         return trajectory
 
     def _begin(
-        self, request: SandboxRequest, agent_file: Path | None, agent: AgentSpec | None, requirements: tuple[str, ...]
+        self,
+        request: SandboxRequest,
+        agent_file: Path | None,
+        agent: AgentSpec | None,
+        requirements: tuple[str, ...],
+        program: Path | None = None,
     ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         _check_name(request.name)
@@ -208,6 +215,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         image = self._context.images.ensure(request.image, lambda _: None)
         spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
         stack = Stack(image.id)
+        if program is not None:
+            stack = stack.push(programs.layer_for(self._context, stack, program, request.namespace_pid))
         if requirements:
             stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
         layer = inputs.build(self._context.store, stack, request, agent_file)

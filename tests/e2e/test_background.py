@@ -350,3 +350,24 @@ def test_one_beside_an_agent_goes_on_with_it_and_ends_with_it(own_snap: Snap, ru
     log = [(one.info.tool.name, one.info.tool.status) for one in sandbox.snapshots()]
     assert sorted(log[-2:]) == [("exec", "interrupted"), ("exit", "done")]
     sandbox.remove(force=True)
+
+
+@pytest.mark.runc
+def test_a_full_disk_ends_it_and_nothing_else(own_snap: Snap) -> None:
+    snap = own_snap
+    sandbox = sandbox_of(snap, "runc")
+    beside = sandbox.exec("cat", background=True, stdin=True)
+    logs = snap.state_dir / "commands" / sandbox.id
+    snap.stop_daemon()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", logs], check=True)
+    try:
+        command = sandbox.exec("head -c 1000000 /dev/zero; sleep 1000", background=True)
+        client = Snapshotd(snap.state_dir)
+        wait_until(lambda: "running" not in [one.status for one in client.commands(sandbox.id)], "it is ended")
+        assert {one.status for one in client.commands(sandbox.id) if one.id == command.id} <= {"unknown"}
+        assert sandbox.exec("echo still here; cat /proc/[0-9]*/comm").stdout.splitlines().count("sleep") == 0
+        snap.stop_daemon()
+    finally:
+        subprocess.run(["umount", logs], check=True)
+    assert beside.info.status == "interrupted", "that was the first stop"
+    sandbox.remove(force=True)

@@ -219,19 +219,24 @@ def test_one_that_is_stopped_goes_on_when_it_is_run_again(snap: Snap, described:
     snap("experiment", "rm", name)
 
 
-@pytest.mark.runc
-def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: Snap, tmp_path: Path) -> None:
-    """Both are killed while two branches run and one waits: the same command ends all three, and none ran twice."""
-    snap = own_snap
-    (tmp_path / "agent.py").write_text(PROGRAM)
-    (tmp_path / "hidden").mkdir()
-    (tmp_path / "hidden" / "hidden.py").write_text(CHECK)
-    file = tmp_path / "lasting.toml"
+def lasting(folder: Path, *ways: str) -> Path:
+    """An experiment in a new sandbox whose branches end when the file `go` is there."""
+    (folder / "agent.py").write_text(PROGRAM)
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "hidden.py").write_text(CHECK)
+    file = folder / "lasting.toml"
     file.write_text(
         'parallel = 2\nprogram = ["python3", "agent.py"]\n[from]\nworkspace = "."\nruntime = "runc"\n'
         '[score]\ncommand = ["python3", "/tmp/score/hidden.py"]\nfiles = "hidden"\n'
-        + "".join(f'[variants.{way}]\nenv = {{WAY = "{way}", GATE = "yes"}}\n' for way in ("times", "plus", "zero"))
+        + "".join(f'[variants.{way}]\nenv = {{WAY = "{way}", GATE = "yes"}}\n' for way in ways)
     )
+    return file
+
+
+@pytest.mark.runc
+def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: Snap, tmp_path: Path) -> None:
+    """Both are killed while two branches run and one waits: the same command ends all three, and none ran twice."""
+    snap, file = own_snap, lasting(tmp_path, "times", "plus", "zero")
     command = snap.start("experiment", "run", file)
     client = Snapshotd(state_dir=snap.state_dir)
 
@@ -257,6 +262,31 @@ def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: S
     assert {one["name"] for one in snap.json("ls")} == {"lasting.base", *(f"lasting.{name}" for name in by_label(info))}
     snap("experiment", "rm", "lasting")
     assert snap.json("ls") == []
+
+
+@pytest.mark.runc
+def test_branches_that_died_with_the_machine_are_resumed(own_snap: Snap, tmp_path: Path) -> None:
+    snap, file = own_snap, lasting(tmp_path, "times")
+    command, client = snap.start("experiment", "run", file), Snapshotd(state_dir=snap.state_dir)
+    name = "lasting.times.0"
+    wait_until(lambda: name in [one.trajectory.name for one in client.sandboxes()], "it runs")
+    wait_until(lambda: len(client.log(name)) >= 2, "it took its steps")
+    steps = [one.id for one in client.log(name)]
+    command.send_signal(signal.SIGKILL)
+    command.communicate()
+    snap.crash()
+    assert client.trajectory(name).status == "interrupted"
+    command = snap.start("experiment", "run", file)
+    wait_until(lambda: client.trajectory(name).status == "running", "it is resumed")
+    wait_until(
+        lambda: snap("exec", name, "--", "touch", "/workspace/go", code=None).returncode == 0, "it is live again"
+    )
+    _, err = command.communicate(timeout=120)
+    assert command.returncode == 0, err
+    assert [one.id for one in client.log(name)][: len(steps)] == steps, "no step was taken again"
+    (branch,) = snap.json("experiment", "status", "lasting")["branches"]
+    assert (branch["state"], branch["score"]) == ("scored", 1.0)
+    snap("experiment", "rm", "lasting")
 
 
 @pytest.mark.runc

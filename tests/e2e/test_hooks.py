@@ -236,6 +236,8 @@ def test_a_rewound_conversation_is_a_new_session_with_the_history_up_to_there(cl
     assert rewound(4) == ["user", "assistant", "user", "assistant", "user", "assistant", "user"]
     assert claude.files()["three"] == "3\n", "the files stay"
     assert claude.transcript.read_bytes() == old, "the old session stays"
+    told = claude.snap("rewind", "--conversation", claude.trajectory, steps[2]["id"])
+    assert told.stdout.startswith("claude --resume "), "the line that goes on"
     assert rewound(3) == ["user", "assistant", "user", "assistant"], "up to before the words"
     assert rewound(2) == ["user", "assistant", "user"]
     messages = claude.snap.json("show", "--conversation", claude.trajectory)

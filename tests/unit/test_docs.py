@@ -10,6 +10,7 @@ import click
 import pytest
 
 from snapshotd.cli.main import FOLDERS, cli
+from snapshotd.client.local import profiles
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -134,9 +135,10 @@ def test_pages_quote_their_examples_as_they_are(name: str, least: int) -> None:
 
 def command_lines(text: str) -> Iterator[str]:
     """Every `snapshotd ...` in code, up to what belongs to the agent or another program."""
+    known = "|".join(profiles.names())
     blocks = "\n".join(FENCED.findall(text))
     for line in (*INLINE.findall(text), *BLOCK_LINE.findall(blocks)):
-        yield re.split(r" -- | [|>&]|\s#|  |\.py ", line)[0]
+        yield re.split(rf" -- | [|>&]|\s#|  |\.py | (?:{known}) ", line)[0]
 
 
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)

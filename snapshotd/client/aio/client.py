@@ -145,12 +145,14 @@ class AsyncSnapshotd(
         command: Sequence[str] = (),
         requirements: str | Path | None = None,
         user: str | None = None,
+        program: str | Path | None = None,
         detach: bool = False,
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
         """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
-        the sandbox, as `USER[:GROUP]`; else root. Further keywords: see `sandbox_fields`.
+        the sandbox, as `USER[:GROUP]`; else root. `program`: a folder of this machine that the sandbox has at
+        /opt/agent-program. Further keywords: see `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -163,6 +165,7 @@ class AsyncSnapshotd(
             "command": list(command),
             "requirements": absolute(requirements),
             "user": user,
+            "program": absolute(program),
             "detach": detach,
         }
         started = TrajectoryInfo.of(await self._transport.request("POST", "/runs", body=body))

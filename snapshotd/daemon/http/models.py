@@ -477,6 +477,9 @@ class RunAgentRequest(SandboxFields):
     command: list[str] = Field(default_factory=list)
     requirements: str | None = Field(None, description="Absolute path of a requirements file on the daemon's machine.")
     user: str | None = Field(None, description="Who runs it in the sandbox, as USER[:GROUP]; else root.")
+    program: str | None = Field(
+        None, description="Absolute path of a folder with the agent's program, for /opt/agent-program in the sandbox."
+    )
     detach: bool = Field(False, description="Keep the run when the client goes away before it has the answer.")
 
     def run(self) -> RunRequest:
@@ -492,6 +495,7 @@ class RunAgentRequest(SandboxFields):
             command=tuple(self.command),
             requirements=absolute(self.requirements, "requirements file"),
             user=self.user,
+            program=absolute(self.program, "folder of the program"),
         )
 
 

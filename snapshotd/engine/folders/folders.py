@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -195,7 +196,7 @@ class Folders:
                 left = put_back(root, folder.user, view, self._changes(folder, self._head(folder), to, touched, set()))
             hit("engine.folders.put_back")
         if session is not None and session.get("session"):
-            facts["resume"] = transcripts.RESUME[session["agent"]].format(session=session["session"])
+            facts["resume"] = transcripts.RESUME[session["agent"]].format(session=shlex.quote(session["session"]))
         if left:
             facts["left"] = left[:100]
         scan = self._scan(folder, root)

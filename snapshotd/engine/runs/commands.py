@@ -255,19 +255,27 @@ class Commands:
                         earlier=earlier,
                     )
                 ended = self._ended(live, outcome)
-            except SnapshotdError as exc:
+            except (SnapshotdError, OSError) as exc:  # OSError: the disk of the logs is full
                 gone = live.command.cut_off or sandbox.closed
-                ended = replace(info, status=CallStatus.INTERRUPTED if gone else CallStatus.UNKNOWN, error=exc.message)
+                ended = replace(info, status=CallStatus.INTERRUPTED if gone else CallStatus.UNKNOWN, error=str(exc))
+                _log.warning("command %s of %s is ended: %s", short(info.id), short(info.trajectory), exc)
             finally:
                 _close(intakes)
                 with live.writing:
                     live.end_input()
                 with self._lock:
                     self._live.pop(info.id, None)
-                live.log.append(_finished(replace(ended, ended_at_ns=time.time_ns())))
+                self._record_end(live, replace(ended, ended_at_ns=time.time_ns()))
                 self._drop(sandbox, live.key)
                 self._forget_oldest(info.trajectory)
         _log.info("command %s of %s ended: %s", short(info.id), short(info.trajectory), ended.status)
+
+    def _record_end(self, live: _Live, ended: CommandInfo) -> None:
+        try:
+            live.log.append(_finished(ended))
+        except OSError:
+            _log.exception("the end of command %s is not recorded, so it is not listed any more", short(ended.id))
+            self._logs.remove(_name(ended))
 
     def _ended(self, live: _Live, outcome: CommandOutcome) -> CommandInfo:
         """Take the snapshot of a command that has ended, unless an earlier daemon has."""

@@ -39,7 +39,7 @@ _WORDS: dict[str, str] = {
 @click.option("--files", "mode", flag_value="files", help="Only the files; conversation, journal and state go on.")
 @click.option("--conversation", "mode", flag_value="conversation", help="Only the agent's mind; the files stay.")
 @click.option("--both", "mode", flag_value="both", help="Both; the default.")
-@click.option("--preview", is_flag=True, help="Only show what would happen.")
+@click.option("--preview", "--dry-run", "preview", is_flag=True, help="Only show what would happen.")
 @click.option(
     "--compensate", is_flag=True, help="Run the compensations of irreversible calls that are left behind, newest first."
 )
@@ -66,8 +66,10 @@ def command(
     Files, conversation, journal and state, or one of the two. In a few milliseconds, and recorded as a new snapshot:
     nothing is lost, and `snapshotd undo` takes it back. Where irreversible calls would be left behind, asks on a
     terminal, and elsewhere refuses without --compensate or --yes. Background commands (`exec --detach`) are ended before.
-    Refused while other processes live in the sandbox. With --json: the new snapshot as `log --json` has it; with
-    --preview, {"head","target","mode","files","file_count","messages","effects"}.
+    Refused while other processes live in the sandbox. In a user's own folder (`snapshotd hooks`), only files that the
+    agent has touched are put back, and the command that goes on with its session is printed. With --json: the new
+    snapshot as `log --json` has it; with --preview,
+    {"head","target","mode","files","file_count","messages","effects"}.
     """
     client = connect(ctx)
     chosen: Mode = mode or "both"

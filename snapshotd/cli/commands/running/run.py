@@ -9,14 +9,17 @@ from typing import Any
 import click
 
 from snapshotd.cli.command import after_dashes, connect, declare, is_local, json_option, refuse, refuse_input
-from snapshotd.cli.follow import follow, patience
+from snapshotd.cli.follow import follow, note, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_file, local_folder, sandbox_keywords, sandbox_options
 from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.client.local import profiles
+from snapshotd.client.local.profiles import AgentProfile
 
 _EXAMPLES = [
     "snapshotd run agent.py",
     "snapshotd run --workspace . --network bridge --env OPENAI_API_KEY agent.py --task 'fix the tests'",
+    "snapshotd run --workspace . claude -p 'fix the tests'",
     "snapshotd run --workspace . -- pytest -q",
     "snapshotd run --detach --name nightly agent.py && snapshotd attach nightly",
 ]
@@ -48,7 +51,9 @@ _EXAMPLES = [
 @click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
 @wait_option
 @json_option
-@click.argument("program", metavar="AGENT.py [ARGS]... | -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.argument(
+    "program", metavar="AGENT.py [ARGS]... | NAME [ARGS]... | -- CMD [ARGS]...", nargs=-1, type=click.UNPROCESSED
+)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -69,12 +74,16 @@ def command(
     agent's; 125 when snapshotd failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C,
     which stops the sandbox after a last snapshot; 141 when the reader of its output goes away (`| head`), which does
     the same. The agent's standard input is empty.
+    NAME is an agent that is known here: claude, codex, or a TOML file of yours in ~/.config/snapshotd/agents. Its
+    program is installed once, and its model requests go through the gateway.
     --wait stored waits for all its snapshots when the agent has ended; with --detach, for the ones that exist when it
     has started.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.
     """
     wanted = _program(program, after_dashes(ctx))
+    if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
+        wanted = _known(profiles.load(wanted["agent"]), wanted["args"], options)
     refuse_input("put it into the workspace or an argument, or use `snapshotd create` and `exec -i`")
     if is_local(ctx):
         if wanted["agent"] is not None:
@@ -96,6 +105,16 @@ def command(
             click.echo(trajectory.id)
         return 0
     return follow(client, trajectory.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True, wait=wait)
+
+
+def _known(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """A known agent as a command. Its environment and provider are added to the options that do not name them."""
+    if profile.provider is not None and profile.provider not in dict(options["providers"]):
+        options["providers"] = (*options["providers"], (profile.provider, ""))
+    given = dict(options["env"])
+    options["env"] = (*((name, value) for name, value in profile.env if name not in given), *options["env"])
+    command = [*profile.command, *args]
+    return {"agent": None, "args": [], "command": command, "program": profile.install(note)}
 
 
 def _agent_file(path: str, args: list[str]) -> None:
