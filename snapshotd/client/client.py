@@ -82,6 +82,10 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
+    `request_timeout`: seconds within which the daemon answers a request, or DaemonUnavailable is raised; None, the
+    default: no limit. Commands, transfers and what is followed take as long as they take; `exec` has a `timeout` of its
+    own.
+
     Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides its own errors, and NotFound or
     Ambiguous for a ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working
     directory.
@@ -91,7 +95,12 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
     """
 
     def __init__(
-        self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True
+        self,
+        state_dir: str | Path | None = None,
+        socket: str | Path | None = None,
+        *,
+        autostart: bool = True,
+        request_timeout: float | None = None,
     ) -> None:
         """UsageError for settings in the environment that make no sense."""
         config = read(CLIENT)
@@ -99,7 +108,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         named = socket or (config.socket if state_dir is None else None)
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
-        self._transport = Transport(self.socket_path, self._start if autostart and not elsewhere else None)
+        start = self._start if autostart and not elsewhere else None
+        self._transport = Transport(self.socket_path, start, timeout_s=request_timeout)
 
     @classmethod
     def _over(cls, transport: Transport) -> Snapshotd:

@@ -61,6 +61,13 @@ def lost() -> DaemonAway:
     return DaemonAway(_LOST)
 
 
+def too_late(timeout_s: float | None) -> DaemonUnavailable:
+    return DaemonUnavailable(
+        f"the daemon has not answered within {timeout_s:g} s, the client's request timeout; it may still do what was asked: look "
+        f"at what is there before you repeat it, or give the client a longer `request_timeout`"
+    )
+
+
 def segment(ref: str) -> str:
     """A ref as one segment of a URL path."""
     return quote(ref, safe="")

@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -33,10 +34,11 @@ from snapshotd.client.exchange import (
     line_bytes,
     lost,
     request_bytes,
+    too_late,
     unreachable,
 )
-from snapshotd.daemon.http.wire import check_socket_path
-from snapshotd.errors import DaemonUnavailable
+from snapshotd.daemon.http.wire import TIMEOUT_MAX_S, check_socket_path
+from snapshotd.errors import DaemonUnavailable, UsageError
 
 _UPLOAD_END_S = 1.0
 
@@ -55,17 +57,25 @@ class Transport:
     """The way to one daemon. `start` is called once per failed connection to bring a daemon up; it raises the error
     that prevents that."""
 
-    def __init__(self, socket_path: Path, start: Callable[[], None] | None = None) -> None:
-        """UsageError when the path is too long for a socket."""
+    def __init__(
+        self, socket_path: Path, start: Callable[[], None] | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """`timeout_s`: of each `request`; None: they take as long as they take. UsageError when the path is too long
+        for a socket, or for a timeout that is none."""
         check_socket_path(socket_path)
-        self.socket_path = socket_path
-        self.start = start
+        if timeout_s is not None and not 0 < timeout_s <= TIMEOUT_MAX_S:
+            raise UsageError(f"request_timeout={timeout_s!r} is no number of seconds above 0 and at most a year")
+        self.socket_path, self.start, self.timeout_s = socket_path, start, timeout_s
 
     def request(self, method: str, path: str, *, body: Any = None, query: Query | None = None) -> Any:
         """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it
-        is not there."""
-        with self._answer(method, path, body, query) as reply:
-            data = reply.read_all()
+        is not there, or does not answer in time."""
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        try:
+            with self._answer(method, path, body, query, deadline) as reply:
+                data = reply.read_all()
+        except TimeoutError:
+            raise too_late(self.timeout_s) from None
         return json.loads(data) if data else None
 
     def lines(
@@ -122,22 +132,25 @@ class Transport:
         reply.send(begin_bytes(path, query, content_type))
         return reply
 
-    def _answer(self, method: str, path: str, body: Any, query: Query | None) -> DaemonReply:
-        """Send a request, and return its answer when its head is there."""
+    def _answer(
+        self, method: str, path: str, body: Any, query: Query | None, deadline: float | None = None
+    ) -> DaemonReply:
+        """Send a request, and return its answer when its head is there. TimeoutError at the deadline."""
         data = request_bytes(method, path, query, body)
         for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
             # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it.
             # Ask its successor.
             try:
-                return self._exchange(data)
+                return self._exchange(data, deadline)
             except DaemonAway:
                 continue
-        return self._exchange(data)
+        return self._exchange(data, deadline)
 
-    def _exchange(self, data: bytes) -> DaemonReply:
+    def _exchange(self, data: bytes, deadline: float | None) -> DaemonReply:
         reply = self._connect()
-        reply.send(data)
+        reply.deadline = deadline
         try:
+            reply.send(data)
             return reply.accepted()
         except BaseException:
             reply.close()
@@ -175,11 +188,16 @@ class DaemonReply:
         self._answer = HttpAnswer()
         self._body = b""
         """Bytes of the body that came with the head."""
+        self.deadline: float | None = None
+        """Sending and receiving raise TimeoutError from then on."""
 
     def send(self, data: bytes) -> bool:
         """Send a part of the request. False when the daemon does not listen any more: its answer says why."""
         try:
+            self._wait_until_deadline()
             self._connection.sendall(data)
+        except TimeoutError:
+            raise
         except OSError:
             return False
         return True
@@ -205,11 +223,16 @@ class DaemonReply:
         return b"".join(iter(self.read_some, b""))
 
     def _receive(self) -> bytes:
+        self._wait_until_deadline()
         try:
             data = self._connection.recv(READ_BYTES)
         except ConnectionError as exc:
             raise lost() from exc
         return self._answer.feed(data)
+
+    def _wait_until_deadline(self) -> None:
+        if self.deadline is not None:
+            self._connection.settimeout(max(self.deadline - time.monotonic(), 1e-3))
 
     def break_off(self) -> None:
         """End the connection for both sides; from any thread."""

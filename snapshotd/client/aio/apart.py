@@ -8,11 +8,14 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.exchange import lost
 from snapshotd.client.transport import Transport
+
+if TYPE_CHECKING:
+    from snapshotd.client.aio.transport import AsyncTransport
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -48,15 +51,11 @@ async def apart(work: Callable[Params, Result], *args: Params.args, **kwargs: Pa
 
 
 async def whole_verb(
-    socket_path: Path,
-    start: Callable[[], None] | None,
-    verb: Callable[Concatenate[Any, Params], Result],
-    *args: Params.args,
-    **kwargs: Params.kwargs,
+    way: AsyncTransport, verb: Callable[Concatenate[Any, Params], Result], *args: Params.args, **kwargs: Params.kwargs
 ) -> Result:
     """A verb of the client for threads, in a thread. When the caller is cancelled, its requests are broken off, and the
     verb ends as it does when the daemon goes away."""
-    transport = _Breakable(socket_path, start)
+    transport = _Breakable(way.socket_path, way.start, timeout_s=way.timeout_s)
     try:
         return await apart(verb, Snapshotd._over(transport), *args, **kwargs)
     except asyncio.CancelledError:
@@ -65,8 +64,8 @@ async def whole_verb(
 
 
 class _Breakable(Transport):
-    def __init__(self, socket_path: Path, start: Callable[[], None] | None) -> None:
-        super().__init__(socket_path, start)
+    def __init__(self, socket_path: Path, start: Callable[[], None] | None, *, timeout_s: float | None) -> None:
+        super().__init__(socket_path, start, timeout_s=timeout_s)
         self._broken = False
         self._connections = weakref.WeakSet[socket.socket]()
         self._lock = threading.Lock()

@@ -86,6 +86,10 @@ class AsyncSnapshotd(
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
+    `request_timeout`: seconds within which the daemon answers a request, or DaemonUnavailable is raised; None, the
+    default: no limit. Commands, transfers and what is followed take as long as they take; `exec` has a `timeout` of its
+    own.
+
     Every method may raise DaemonUnavailable, VersionMismatch and NotPermitted besides its own errors, and NotFound or
     Ambiguous for a ref: a tag, a name, or a unique prefix of an id. Local paths may be relative to the working
     directory.
@@ -95,7 +99,12 @@ class AsyncSnapshotd(
     """
 
     def __init__(
-        self, state_dir: str | Path | None = None, socket: str | Path | None = None, *, autostart: bool = True
+        self,
+        state_dir: str | Path | None = None,
+        socket: str | Path | None = None,
+        *,
+        autostart: bool = True,
+        request_timeout: float | None = None,
     ) -> None:
         """UsageError for settings in the environment that make no sense."""
         config = read(CLIENT)
@@ -103,7 +112,8 @@ class AsyncSnapshotd(
         named = socket or (config.socket if state_dir is None else None)
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and (not (state_dir or "state_dir" in config.given))
-        self._transport = AsyncTransport(self.socket_path, self._start if autostart and (not elsewhere) else None)
+        start = self._start if autostart and (not elsewhere) else None
+        self._transport = AsyncTransport(self.socket_path, start, timeout_s=request_timeout)
 
     @classmethod
     def _over(cls, transport: AsyncTransport) -> AsyncSnapshotd:
@@ -280,8 +290,7 @@ class AsyncSnapshotd(
         $SNAPSHOTD_JUNIT, else one that tells of the command as of one test. It is there whole or not at all. The shell in
         the image starts the command."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SnapshotdOfThreads.exec_junit,
             ref,
             argv,
@@ -414,8 +423,7 @@ class AsyncSnapshotd(
         When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
         error, and the rest goes on. UsageError before anything starts."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SnapshotdOfThreads.fork_queue,
             ref,
             n,
@@ -501,7 +509,7 @@ class AsyncSnapshotd(
     async def compare(self, *refs: str) -> CompareInfo:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
         first; and how each came out."""
-        return await whole_verb(self._transport.socket_path, self._transport.start, SnapshotdOfThreads.compare, *refs)
+        return await whole_verb(self._transport, SnapshotdOfThreads.compare, *refs)
 
     async def bisect(
         self,
@@ -525,8 +533,7 @@ class AsyncSnapshotd(
         UsageError: the command fails at the good end, or passes at the bad one.
         """
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SnapshotdOfThreads.bisect,
             ref,
             argv,
@@ -570,8 +577,7 @@ class AsyncSnapshotd(
         A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError before anything runs.
         """
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SnapshotdOfThreads.score,
             refs,
             argv,
@@ -625,15 +631,7 @@ class AsyncSnapshotd(
         (the folder changed meanwhile; another apply is at work; git refused the commit of what is applied), OutOfSpace,
         Unsupported (there is no git, and it is needed)."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
-            SnapshotdOfThreads.apply,
-            snapshot,
-            to,
-            base,
-            path,
-            dry_run,
-            commit=commit,
+            self._transport, SnapshotdOfThreads.apply, snapshot, to, base, path, dry_run, commit=commit
         )
 
     async def merge(
@@ -647,14 +645,7 @@ class AsyncSnapshotd(
         them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
         Unsupported (there is no git, and texts are to be merged)."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
-            SnapshotdOfThreads.merge,
-            source,
-            into,
-            base=base,
-            path=path,
-            dry_run=dry_run,
+            self._transport, SnapshotdOfThreads.merge, source, into, base=base, path=path, dry_run=dry_run
         )
 
     async def tag(self, ref: str, name: str, *, move: bool = False) -> str:

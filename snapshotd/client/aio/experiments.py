@@ -33,29 +33,19 @@ class AsyncExperiments(AsyncVerbs):
 
         A branch that cannot be forked, goes over its budget, or has no score carries its error, and the rest goes on.
         UsageError, with the line: the description is wrong. Conflict: there is another one of this name."""
-        return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
-            ExperimentsOfThreads.run_experiment,
-            experiment,
-            on_change=on_change,
-        )
+        return await whole_verb(self._transport, ExperimentsOfThreads.run_experiment, experiment, on_change=on_change)
 
     async def experiments(self) -> list[ExperimentInfo]:
         """All experiments, in the order of their names."""
-        return await whole_verb(self._transport.socket_path, self._transport.start, ExperimentsOfThreads.experiments)
+        return await whole_verb(self._transport, ExperimentsOfThreads.experiments)
 
     async def experiment(self, name: str) -> ExperimentInfo:
         """An experiment as it is now. NotFound."""
-        return await whole_verb(
-            self._transport.socket_path, self._transport.start, ExperimentsOfThreads.experiment, name
-        )
+        return await whole_verb(self._transport, ExperimentsOfThreads.experiment, name)
 
     async def compare_experiment(self, name: str) -> CompareInfo:
         """The best branch of each variant, call by call, as `compare`; the best of all comes first."""
-        return await whole_verb(
-            self._transport.socket_path, self._transport.start, ExperimentsOfThreads.compare_experiment, name
-        )
+        return await whole_verb(self._transport, ExperimentsOfThreads.compare_experiment, name)
 
     async def promote_experiment(
         self, name: str, branch: str | None = None, *, leave_behind: bool = False, wait: Wait = "captured"
@@ -63,28 +53,14 @@ class AsyncExperiments(AsyncVerbs):
         """Make the best branch (or the one called `branch`, such as `cold.0`) the head of the trajectory that the
         experiment began from, as `promote`. Conflict: no branch passed, and none is named."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
-            ExperimentsOfThreads.promote_experiment,
-            name,
-            branch,
-            leave_behind=leave_behind,
-            wait=wait,
+            self._transport, ExperimentsOfThreads.promote_experiment, name, branch, leave_behind=leave_behind, wait=wait
         )
 
     async def stop_experiment(self, name: str) -> ExperimentInfo:
         """End an experiment: branches that run are stopped, and no other begins. Running it again goes on."""
-        return await whole_verb(
-            self._transport.socket_path, self._transport.start, ExperimentsOfThreads.stop_experiment, name
-        )
+        return await whole_verb(self._transport, ExperimentsOfThreads.stop_experiment, name)
 
     async def remove_experiment(self, name: str, *, force: bool = False) -> None:
         """Forget an experiment with its branches. Conflict: some run (unless `force`), or others were forked from
         them."""
-        return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
-            ExperimentsOfThreads.remove_experiment,
-            name,
-            force=force,
-        )
+        return await whole_verb(self._transport, ExperimentsOfThreads.remove_experiment, name, force=force)

@@ -57,9 +57,7 @@ class AsyncFileVerbs(AsyncVerbs):
         """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
         and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what
         was left out."""
-        return await whole_verb(
-            self._transport.socket_path, self._transport.start, FileVerbsOfThreads.download, ref, path, to, moved=moved
-        )
+        return await whole_verb(self._transport, FileVerbsOfThreads.download, ref, path, to, moved=moved)
 
     async def write_file(
         self,

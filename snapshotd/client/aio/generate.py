@@ -241,9 +241,7 @@ class _Converter(ast.NodeTransformer):
         arguments = node.args
         words: list[ast.expr] = [ast.Name(a.arg) for a in arguments.args[1:]]
         words += [ast.Starred(ast.Name(arguments.vararg.arg))] if arguments.vararg else []
-        head = ast.parse(
-            f"whole_verb(self._transport.socket_path, self._transport.start, {cls.name}OfThreads.{node.name})"
-        )
+        head = ast.parse(f"whole_verb(self._transport, {cls.name}OfThreads.{node.name})")
         call = head.body[0].value  # type: ignore[attr-defined]
         call.args += words
         call.keywords = [ast.keyword(a.arg, ast.Name(a.arg)) for a in arguments.kwonlyargs]

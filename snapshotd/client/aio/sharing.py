@@ -71,8 +71,7 @@ class AsyncSharing(AsyncVerbs):
         flushed, then renamed to `to`, in place of an older one. `moved` hears how many bytes have been written so
         far."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SharingOfThreads.export_file,
             ref,
             to,
@@ -100,8 +99,7 @@ class AsyncSharing(AsyncVerbs):
         changes: None, and nothing is written, if the key has one. It is there whole or not at all. UsageError: a key or a
         cache that cannot be one; and errors of the store."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SharingOfThreads.export_to_cache,
             ref,
             cache,
@@ -128,8 +126,7 @@ class AsyncSharing(AsyncVerbs):
         already), LimitExceeded, VersionMismatch; and errors of reading the source. `decrypt`: the key file of an encrypted
         bundle; DataLoss if it is another one, or the bundle was changed."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SharingOfThreads.import_bundle,
             source,
             name=name,
@@ -153,8 +150,7 @@ class AsyncSharing(AsyncVerbs):
         each of `restore_keys` in their order; else None. Every byte is verified before the daemon sees it: DataLoss, and
         nothing is taken, if one differs."""
         return await whole_verb(
-            self._transport.socket_path,
-            self._transport.start,
+            self._transport,
             SharingOfThreads.import_from_cache,
             cache,
             key,

@@ -34,10 +34,10 @@ from snapshotd.client.exchange import (
     line_bytes,
     lost,
     request_bytes,
+    too_late,
     unreachable,
 )
-from snapshotd.client.transport import UploadSource
-from snapshotd.daemon.http.wire import check_socket_path
+from snapshotd.client.transport import Transport, UploadSource
 from snapshotd.errors import DaemonUnavailable
 
 
@@ -45,16 +45,20 @@ class AsyncTransport:
     """The way to one daemon, as `Transport`. Requests of methods that return iterators are sent when the iteration
     begins."""
 
-    def __init__(self, socket_path: Path, start: Callable[[], None] | None = None) -> None:
-        """UsageError when the path is too long for a socket."""
-        check_socket_path(socket_path)
-        self.socket_path = socket_path
-        self.start = start
+    def __init__(
+        self, socket_path: Path, start: Callable[[], None] | None = None, *, timeout_s: float | None = None
+    ) -> None:
+        """As `Transport`."""
+        plain = Transport(socket_path, start, timeout_s=timeout_s)
+        self.socket_path, self.start, self.timeout_s = plain.socket_path, plain.start, plain.timeout_s
 
     async def request(self, method: str, path: str, *, body: Any = None, query: Query | None = None) -> Any:
         """One request with a JSON answer (None when it is empty)."""
-        async with await self._answer(method, path, body, query) as reply:
-            data = await reply.read_all()
+        try:
+            async with asyncio.timeout(self.timeout_s), await self._answer(method, path, body, query) as reply:
+                data = await reply.read_all()
+        except TimeoutError:
+            raise too_late(self.timeout_s) from None
         return json.loads(data) if data else None
 
     async def lines(

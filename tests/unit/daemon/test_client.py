@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -231,6 +232,25 @@ def test_no_daemon_is_a_sentence_with_the_next_step(short_dir: Path) -> None:
     client = Snapshotd(short_dir, autostart=False)
     with pytest.raises(DaemonUnavailable, match="snapshotd daemon"):
         client.trajectories()
+
+
+def test_a_daemon_that_does_not_answer_in_time(short_dir: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(short_dir / "s.sock"))
+        silent.listen()
+        client = Snapshotd(socket=short_dir / "s.sock", autostart=False, request_timeout=0.2)
+        for ask in (client.trajectories, lambda: client.stop("box"), lambda: client.compare("a", "b")):
+            with pytest.raises(DaemonUnavailable, match=r"within 0\.2 s.*request_timeout"):
+                ask()
+
+
+def test_a_command_may_take_longer_than_a_request(shared_daemon: Daemon) -> None:
+    client = Snapshotd(shared_daemon.state_dir, shared_daemon.socket_path, autostart=False, request_timeout=30)
+    box = Sandbox.create(client=client)
+    assert box.exec(["echo", "hi"]).exit_code == 0
+    for timeout in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match=r"^request_timeout="):
+            Snapshotd(shared_daemon.state_dir, autostart=False, request_timeout=timeout)
 
 
 def test_daemon_killed_in_the_middle_of_a_command(daemon: Daemon, short_dir: Path) -> None:
