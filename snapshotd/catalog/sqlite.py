@@ -287,9 +287,8 @@ class SqliteCatalog(Catalog):
                 "UPDATE snapshots SET state = 'stored', tree = ?, record = ? WHERE id = ? AND state IN ('captured', 'lost')",
                 (tree, record, snapshot_id),
             )
-            if changed and warnings:
-                known = self.get_snapshot(snapshot_id).warnings
-                set_warnings(self._db, snapshot_id, tuple(dict.fromkeys((*known, *warnings))))
+            if changed:
+                set_warnings(self._db, snapshot_id, warnings)
 
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
         ids = list(snapshot_ids)

@@ -268,7 +268,8 @@ class _Batches:
             if item.archived is not None:
                 for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
                     self._context.store.note_size(layer, size)
-            catalog.set_stored(item.snapshot.id, item.tree, item.record, item.warnings)
+            own = item.snapshot.warnings if item.snapshot.state is SnapshotState.CAPTURED else ()
+            catalog.set_stored(item.snapshot.id, item.tree, item.record, tuple(dict.fromkeys((*own, *item.warnings))))
         self._context.secrecy.vault.flush()  # the records hold markers
         catalog.flush()
         hit("engine.archive.stored")
