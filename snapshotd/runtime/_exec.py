@@ -120,7 +120,7 @@ def _run_started(
     except RefusedError as exc:
         raise failure.command_failure(str(exc), spec.argv[0], spec.cwd) from exc
     except SandboxFailed:
-        CHILDREN.sweep()  # a helper that is killed leaves the process that was to become the command
+        CHILDREN.sweep()  # a resident that is killed may leave a process that it did not tell of
         raise
 
 

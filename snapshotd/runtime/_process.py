@@ -218,14 +218,14 @@ class Children:
         """Remember a command; forget ended ones."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
-            known[:] = [p for p in known if not _ended(p)]
+            known[:] = [p for p in known if not ended(p)]
             known.append(process)
 
     def reap_all(self, container_id: ContainerID) -> bool:
         """Reap the commands of a container that have ended; False when some still run. Exit codes stay with the holders
         of the commands."""
         with self._lock:
-            left = [p for p in self._of.pop(container_id, []) if not _ended(p)]
+            left = [p for p in self._of.pop(container_id, []) if not ended(p)]
             if left:
                 self._of[container_id] = left
             return not left
@@ -245,7 +245,7 @@ class Children:
 
     def sweep(self) -> None:
         """Reap the leftovers of failed starts: zombies of runc's own stages that never became a command, and commands
-        whose helper was killed before it told of them.
+        whose resident was killed before it told of them.
 
         Stage 1 of runc is never a command. Others may be one that a thread is about to `add`: they are reaped once all
         starts that were under way when they were first seen are over.
@@ -298,7 +298,8 @@ def _reap_zombie(pid: int) -> None:
         pass  # another thread was faster
 
 
-def _ended(process: RuncCommand) -> bool:
+def ended(process: RuncCommand) -> bool:
+    """True if it has ended; it is reaped then."""
     try:
         return process.reaped or process.wait(0) is not None
     except SandboxFailed:

@@ -24,7 +24,7 @@ from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime import _cgroups, starter_main
-from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
+from snapshotd.runtime._process import CHILDREN, ChildProcess, ended, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container
 from snapshotd.types import ContainerID, short
 
@@ -131,11 +131,9 @@ class Starter:
                 ours.close()
         with self._lock:
             known = self._residents.setdefault(container.id, found)
-            ended = [
-                key for key, each in self._residents.items() if each is not None and each.process.wait(0) is not None
-            ]
+            dead = [key for key, each in self._residents.items() if each is not None and ended(each.process)]
             oldest = list(self._residents)[: max(0, len(self._residents) - _RESIDENTS_MAX)]
-            gone = [self._residents.pop(key) for key in {*ended, *oldest}]
+            gone = [self._residents.pop(key) for key in {*dead, *oldest}]
         for resident in (*gone, *([found] if known is not found else [])):
             if resident is not None:
                 resident.let_go()
@@ -177,17 +175,17 @@ def _ask(
             send([request_fd, answer_w, *more])
         finally:
             os.close(answer_w)
-        ended = False
-        while not ended and poll_fd(answer_r, deadline - time.monotonic()):
+        complete = False
+        while not complete and poll_fd(answer_r, deadline - time.monotonic()):
             data = os.read(answer_r, 1 << 16)
             said += data
-            ended = not data
+            complete = not data
     finally:
         os.close(request_fd)
         os.close(answer_r)
     for line in said.splitlines():
         answer.update(json.loads(line))
-    if not ended:
+    if not complete:
         _end(answer)
         raise SandboxFailed(f"a command did not start in container {short(container.id)} in time; stop it")
     if "gone" in answer or not said:
