@@ -27,12 +27,12 @@ def main(arguments: List[str]) -> int:
         return 2
     file, name = arguments
     call = json.loads(os.environ[CALL_VARIABLE])
-    session.refusal = (
+    session.refuse(
         "{} was imported to find {}, which undoes a call, and ran the agent; put the program's start under "
         '`if __name__ == "__main__":`.'.format(file, name)
     )
     function = getattr(module_of(file), name)
-    session.refusal = None
+    session.refuse(None)
     session.leave()
     function(call)
     return 0

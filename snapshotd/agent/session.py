@@ -56,7 +56,7 @@ class Session:
         """True if the daemon answers from the journal: from `hello` until an answer says that the program is live."""
         self.on_replayed: List[Callable[[], None]] = []
         """Called after an answer from the record: values read before may have changed."""
-        self.refusal: Optional[str] = None
+        self._refusal: Optional[str] = None
         """Reason why nothing may be recorded now, if there is one: every request is refused with this sentence
         (compensate.py)."""
         self._lock = threading.RLock()
@@ -72,6 +72,10 @@ class Session:
         """True if the library waits for a daemon that is away: in a sandbox, or since one has greeted this process;
         until a wait was in vain."""
         self._outside = False
+
+    def refuse(self, why: Optional[str]) -> None:
+        """Refuse every request from now on, for this reason; None: no more."""
+        self._refusal = why
 
     def inside(self) -> bool:
         """True if a daemon records this process. The first False of a process writes its one line of warning."""
@@ -182,8 +186,8 @@ class Session:
                     ),
                     "Conflict",
                 )
-            if self.refusal is not None:
-                raise SnapshotdError(self.refusal, "Conflict")
+            if self._refusal is not None:
+                raise SnapshotdError(self._refusal, "Conflict")
             self._busy = True
             try:
                 yield

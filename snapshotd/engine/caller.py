@@ -20,17 +20,11 @@ Stream = Literal["stdout", "stderr"]
 class Caller:
     """See the module's text. Memory: the input that was sent and not taken yet; the sender keeps that small."""
 
-    def __init__(
-        self,
-        *,
-        gives_input: bool = False,
-        taken: Callable[[int], object] = lambda _: None,
-        terminal: tuple[int, int] | None = None,
-    ) -> None:
-        """`gives_input`: the command reads the sent input, else its standard input is empty. `taken` is told the number
-        of further bytes that the command's pipe has taken. `terminal`: rows and columns of the terminal that the command
-        gets in place of pipes."""
-        self.gives_input, self.taken, self.terminal = gives_input, taken, terminal
+    def __init__(self, *, gives_input: bool = False, terminal: tuple[int, int] | None = None) -> None:
+        """`gives_input`: the command reads the sent input, else its standard input is empty. `terminal`: rows and
+        columns of the terminal that the command gets in place of pipes."""
+        self.gives_input, self.terminal = gives_input, terminal
+        self._taken: Callable[[int], object] = lambda _: None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         weakref.finalize(self, os.close, self.fd)
         self._lock = threading.Lock()
@@ -72,6 +66,10 @@ class Caller:
     def _tell(self) -> None:
         os.eventfd_write(self.fd, 1)
 
+    def on_taken(self, told: Callable[[int], object]) -> None:
+        """Have `told` called with the number of further bytes that the command's pipe has taken."""
+        self._taken = told
+
     # -- listening -----------------------------------------------------------------------------------------------------
 
     def heard(self) -> set[Stream]:
@@ -111,5 +109,5 @@ class Caller:
         if count:
             with self._lock:
                 del self._waiting[:count]
-            self.taken(count)
+            self._taken(count)
         return not ended or count < len(data)

@@ -336,7 +336,7 @@ def test_what_an_archive_that_failed_left_unflushed_is_given_up(tmp_path: Path) 
         return [opened.repo.save_bytes(one, base) for one in data]
 
     archive()  # cut off here, by an error of the layer that it reads
-    put = {row.id for _, row, _ in opened.repo._puts} | {row.id for row, _ in opened.repo._stored}
+    put = {row.id for _, row, _ in opened.repo._output._puts} | {row.id for row, _ in opened.repo._output.stored}
     assert put
     assert collect(opened, {}, dry_run=True).packs_removed > 0
     assert opened.repo.contains(base)

@@ -18,6 +18,9 @@ from snapshotd.repo.format.index import IndexEntry, PackRow
 from snapshotd.repo.writing.similar import Similar
 from snapshotd.store.base import Store
 
+INLINE_BYTES = 128 << 10
+"""As few bytes are encoded and put in the caller's thread."""
+
 
 class Step:
     """Bytes saved since the last record; the number selects the compression level."""

@@ -23,9 +23,7 @@ from __future__ import annotations
 import errno
 import io
 import os
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -38,29 +36,51 @@ from snapshotd.repo.format.ids import raw_id
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow, open_index
 from snapshotd.repo.format.record import encode_record
 from snapshotd.repo.format.tree import MAX_ENTRIES, encode_tree
-from snapshotd.repo.reading.reader import CACHE_BYTES, PackReader
+from snapshotd.repo.reading.reader import CACHE_BYTES
 from snapshotd.repo.writing import packers
-from snapshotd.repo.writing.pending import Building, Guide, Queued, Step, lock, put_pack
-from snapshotd.repo.writing.similar import Recent, Similar, sort_of
+from snapshotd.repo.writing.bases import Bases
+from snapshotd.repo.writing.encoders import TASK_BYTES, Encoders
+from snapshotd.repo.writing.output import PackOutput
+from snapshotd.repo.writing.pending import Guide, Queued, Step, lock
+from snapshotd.repo.writing.similar import sort_of
+from snapshotd.repo.writing.unflushed import Stored, Unflushed, UnflushedReader
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID, new_id
 
 _BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
-_TASK_BYTES, _BULK_TASK_BYTES = 512 << 10, 4 << 20
-_READY_BYTES = 2 * _TASK_BYTES
+_READY_BYTES = 2 * TASK_BYTES
 """Bytes at the end of a step that keep both threads busy while the next step is saved."""
-_MAX_TASKS = 4
-_MAX_PUTS, _PUTTERS = 3, 2
 _COMMIT_OBJECTS = 50_000
-_INLINE_BYTES = 128 << 10
-_CHECK_ALL_BYTES = 8 << 20
-_CHECK_EVERY = 8
 _MUCH_BYTES = 4 << 20
 """From this size on a step goes to processes that run already; they are started for a step so large that it gets the
 lowest level."""
 
 
-class PackRepository(PackReader, RepositoryWriter):
+class _Batch:
+    """Objects that were saved and not looked up yet."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._objects: list[Queued] = []
+        self._number = 0
+
+    def add(self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None, step: Step) -> Queued:
+        self._number += 1
+        queued = Queued(self._number, kind, raw, data, previous, step)
+        self._objects.append(queued)
+        self.bytes += len(data)
+        return queued
+
+    @property
+    def full(self) -> bool:
+        return self.bytes >= _BATCH_BYTES or len(self._objects) >= _BATCH_OBJECTS
+
+    def take(self) -> list[Queued]:
+        objects, self._objects, self.bytes = self._objects, [], 0
+        return objects
+
+
+class PackRepository(UnflushedReader, RepositoryWriter):
     """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file
     beside the index)."""
 
@@ -77,42 +97,28 @@ class PackRepository(PackReader, RepositoryWriter):
         (packer.py). DataLoss when the index is missing although there are packs; VersionMismatch."""
         self._lock_fd = lock(index_path)
         self._packers = None if packer_command is None else packers.Packers(packer_command, self._packed)
-        self._pool: ThreadPoolExecutor | None = None
-        self._putter: ThreadPoolExecutor | None = None
+        self.unflushed = Unflushed()
+        self._encoders = Encoders(threads, self._job)
+        self._output = PackOutput(store, self.unflushed.durable)
         try:
             self._writable = open_index(index_path, store)
+            self._bases = Bases(self.unflushed, self._writable.find)
             super().__init__(store, index_path, key, cache_bytes)
         except BaseException:
             os.close(self._lock_fd)
             raise
         self.saved = Saved(0, 0, 0)
-        self._threads = threads
         self._broken: str | None = None
-        self._recent = Recent()
-        self._step = Step()
-        self._pending: dict[bytes, Queued] = {}
-        self._fresh: dict[bytes, IndexEntry] = {}
-        self._frames: dict[bytes, list[pack.Part]] = {}
-        self._elsewhere: dict[bytes, list[IndexEntry]] = {}
-        """Objects in packs that other processes make, by pack, until the packs are durable."""
         self._reset()
 
     def _reset(self) -> None:
         """Nothing is queued, and nothing was written since the last commit."""
         self.epoch = new_id()
-        self._pending.clear()
-        self._fresh.clear()
-        self._frames.clear()
-        self._elsewhere.clear()
-        self._recent.clear()
+        self.unflushed.clear()
         self.forget()
-        self._step = Step()
-        self._batch: list[Queued] = []
-        self._batch_bytes = self._queued_bytes = self._seen_bytes = self._number = self._task_number = 0
-        self._tasks: deque[Future[list[Encoded]]] = deque()
-        self._puts: deque[tuple[Future[None], PackRow, list[IndexEntry]]] = deque()
-        self._stored: list[tuple[PackRow, list[IndexEntry]]] = []
-        self._building: Building | None = None
+        self._encoders.clear()
+        self._output.clear()
+        self._step, self._batch, self._seen_bytes = Step(), _Batch(), 0
 
     def open_index(self) -> Index | None:
         """The index, open for writing."""
@@ -125,9 +131,8 @@ class PackRepository(PackReader, RepositoryWriter):
         """Close; unflushed data are given up."""
         if self._closed:
             return
-        for pool in (self._pool, self._putter):
-            if pool is not None:
-                pool.shutdown(wait=True, cancel_futures=True)
+        self._encoders.close()
+        self._output.close()
         if self._packers is not None:
             self._packers.close()
         self._reset()
@@ -189,13 +194,7 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def _packed(self, entries: list[IndexEntry], rows: list[PackRow]) -> None:
         """Take in the entries of other processes, and the packs of theirs that have become durable."""
-        for entry in entries:
-            if (
-                entry.id not in self._pending and entry.id not in self._fresh
-            ):  # else it stays there for the garbage collection
-                self._fresh[entry.id] = entry
-                self._elsewhere.setdefault(entry.pack, []).append(entry)
-        self._stored += [(row, self._elsewhere.pop(row.id, [])) for row in rows]
+        self._output.add_stored(self.unflushed.place_elsewhere(entries, rows))
 
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
         if len(tree.entries) > MAX_ENTRIES:
@@ -213,7 +212,7 @@ class PackRepository(PackReader, RepositoryWriter):
         raw = self.identity.record(data)
         with self._writing():
             self._queue(ObjectKind.RECORD, raw, data, _hint(previous))
-            if self._batch_bytes >= _READY_BYTES:
+            if self._batch.bytes >= _READY_BYTES:
                 self._dispatch()
         self._step = Step()
         return RecordID(raw.hex())
@@ -223,8 +222,8 @@ class PackRepository(PackReader, RepositoryWriter):
             if self._packers is not None:
                 self._packers.begin_flush()  # they write while this process does
             self._dispatch()
-            self._collect(0)
-            self._finish_pack()
+            self._place(self._encoders.collect(0))
+            self._output.finish()
             self._commit()
         self._step = Step()
 
@@ -236,46 +235,7 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def forget(self) -> None:
         super().forget()
-        self._recent.clear()
-
-    def find(self, raw: bytes) -> IndexEntry | None:
-        queued = self._pending.get(
-            raw
-        )  # looked for first, since the encoding threads look while things move on from there
-        entry = self._fresh.get(raw) or super().find(raw)
-        if (
-            entry is None and queued is not None
-        ):  # else it was queued again, and has a place in a pack that others may be deltas against
-            return IndexEntry(raw, queued.kind, b"", 0, 0, len(queued.data), None, 0)
-        return entry
-
-    def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
-        queued = self._pending.get(raw)
-        if queued is not None and (kinds is None or queued.kind in kinds):
-            return queued.data
-        return super().plain(raw, kinds, keep)
-
-    def plain_at(self, entry: IndexEntry, keep: bool = True) -> bytes:
-        queued = self._pending.get(entry.id)
-        if queued is not None:
-            return queued.data
-        placed = self.find(entry.id) if not entry.pack else entry  # it was queued when another thread looked it up
-        return super().plain_at(placed or entry, keep)
-
-    def frame_bytes(self, entry: IndexEntry) -> bytes:
-        parts = self._frames.get(entry.id)
-        return b"".join(parts) if parts is not None else super().frame_bytes(entry)
-
-    def records(self) -> Iterator[tuple[RecordID, bytes]]:
-        yield from super().records()
-        queued = [one for one in self._pending.values() if not self._known(one.id)]
-        unflushed: list[IndexEntry | Queued] = [*self._fresh.values(), *queued]
-        for one in unflushed:
-            if one.kind == ObjectKind.RECORD:
-                yield RecordID(one.id.hex()), self._record(one.id)
-
-    def _known(self, raw: bytes) -> bool:
-        return self._writable.find(raw) is not None
+        self._bases.clear()
 
     def _queue(
         self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None, sort: bytes | None = None
@@ -286,97 +246,45 @@ class PackRepository(PackReader, RepositoryWriter):
                 "spread it over several directories"
             )
         self._seen_bytes += len(data)
-        if raw in self._pending or raw in self._fresh:
+        if raw in self.unflushed:
             return
-        self._number += 1
         self._step.bytes += len(data)
-        queued = Queued(self._number, kind, raw, data, previous if previous != raw else None, self._step)
+        queued = self._batch.add(kind, raw, data, previous if previous != raw else None, self._step)
         queued.sort = sort
-        self._pending[raw] = queued
-        self._batch.append(queued)
-        self._batch_bytes += len(data)
-        if self._batch_bytes >= _BATCH_BYTES or len(self._batch) >= _BATCH_OBJECTS:
+        self.unflushed.queued[raw] = queued
+        if self._batch.full:
             self._dispatch()
 
     def _dispatch(self) -> None:
-        """Turn the batch into tasks: without existing objects, and with the bases of deltas."""
-        batch, self._batch, self._batch_bytes = self._batch, [], 0
+        """Have the batch encoded: without existing objects, and with the bases of deltas."""
+        fresh, known = self._without_existing(self._batch.take())
+        for queued in fresh:
+            self._plan(queued, known)
+            self._place(self._encoders.add(queued))
+        self._place(self._encoders.end_task())
+
+    def _without_existing(self, batch: list[Queued]) -> tuple[list[Queued], dict[bytes, IndexEntry]]:
+        """The objects of a batch that do not exist yet, and the places of the others and of previous versions in the
+        index."""
         if not batch:
-            return
+            return [], {}
         wanted = {queued.id for queued in batch} | {queued.previous for queued in batch if queued.previous is not None}
-        known = self._writable.find_many([raw for raw in wanted if raw not in self._fresh])
-        fresh = []
+        known = self._writable.find_many([raw for raw in wanted if raw not in self.unflushed.placed])
         for queued in batch:
             if queued.id in known:
-                del self._pending[queued.id]
-            else:
-                fresh.append(queued)
-        task: list[Queued] = []
-        size = 0
-        for queued in fresh:
-            queued.level = compress.level_for(queued.step.bytes)
-            self._plan(queued, known)
-            if queued.branch and isinstance(
-                queued.base, Queued
-            ):  # the whole chain must be known to choose a place in it
-                if task:
-                    self._submit(task, size)
-                    task, size = [], 0
-                self._collect(0)
-                queued.base = self._fresh.get(queued.base.id) or self._writable.find(queued.base.id)
-            if queued.sort is not None and queued.base is None and queued.level > encode.BULK_LEVEL:
-                self._plan_similar(queued, queued.sort)
-            self._queued_bytes += len(queued.data)
-            task.append(queued)
-            size += len(queued.data)
-            if size >= (_TASK_BYTES if queued.level > encode.BULK_LEVEL else _BULK_TASK_BYTES):
-                self._submit(task, size)
-                task, size = [], 0
-        if task:
-            self._submit(task, size)
+                del self.unflushed.queued[queued.id]
+        return [queued for queued in batch if queued.id not in known], known
 
     def _plan(self, queued: Queued, known: dict[bytes, IndexEntry]) -> None:
-        """Choose the object that this one may be a delta against."""
-        previous = queued.previous
-        if previous is None:
-            return
-        base: IndexEntry | Queued | None = (
-            self._fresh.get(previous) or self._pending.get(previous) or known.get(previous)
-        )
-        if base is None or base.kind != queued.kind or (isinstance(base, Queued) and base.number > queued.number):
-            return  # a base comes first in the packs, and so no chain can come back to where it began
-        size = base.plain if isinstance(base, IndexEntry) else len(base.data)
-        if not encode.may_be_delta(len(queued.data), size):
-            return
-        queued.base, queued.depth = base, base.depth + 1
-        if queued.depth > encode.max_depth(len(queued.data), size):
-            queued.depth, queued.branch = encode.MAX_BRANCH + 1, True
-
-    def _plan_similar(self, queued: Queued, sort: bytes) -> None:
-        """Choose the files that a new one is to be compared with."""
-        found: list[Similar] = []
-        for one in self._recent.get(sort, len(queued.data)):
-            base = self._pending.get(one.id) or self._fresh.get(one.id) or self._writable.find(one.id)
-            if base is not None and base.kind == ObjectKind.CHUNK and base.depth < encode.MAX_SIMILAR_DEPTH:
-                queued.depth = max(queued.depth, base.depth + 1)
-                found.append(one)
-        queued.similar = tuple(found)
-        self._recent.add(sort, queued.id, queued.data)
-
-    def _submit(self, task: list[Queued], size: int) -> None:
-        if self._queued_bytes <= _INLINE_BYTES and not self._tasks:
-            self._place(self._encode(task, True))
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, "repo-encode")
-        self._task_number += 1
-        check = self._queued_bytes <= _CHECK_ALL_BYTES or self._task_number % _CHECK_EVERY == 0
-        self._tasks.append(self._pool.submit(self._encode, task, check))
-        self._collect(_MAX_TASKS)
-
-    def _encode(self, task: list[Queued], check: bool) -> list[Encoded]:
-        """In any thread."""
-        return encode.encode_all(self._job(queued, check) for queued in task)
+        """Choose the level and the base of an object."""
+        queued.level = compress.level_for(queued.step.bytes)
+        self._bases.plan(queued, known)
+        if queued.branch and isinstance(queued.base, Queued):  # the whole chain must be known to choose a place in it
+            self._place(self._encoders.end_task())
+            self._place(self._encoders.collect(0))
+            queued.base = self._bases.place_of(queued.base.id)
+        if queued.sort is not None and queued.base is None and queued.level > encode.BULK_LEVEL:
+            self._bases.plan_similar(queued, queued.sort)
 
     def _job(self, queued: Queued, check: bool) -> Job:
         base_id, base = self._base_of(queued, queued.level)
@@ -400,88 +308,51 @@ class PackRepository(PackReader, RepositoryWriter):
         except (DataLoss, NotFound):
             return None, None  # a hint only: the object is stored in full; a reader of the damaged one gets the error
 
-    def _collect(self, leave: int) -> None:
-        while len(self._tasks) > leave or (self._tasks and self._tasks[0].done()):
-            self._place(self._tasks.popleft().result())
-
-    def _place(self, encoded: list[Encoded]) -> None:
-        for frame in encoded:
-            if self._building is None:
-                self._building = Building()
-            depth = 0
-            if frame.base is not None:
-                base = self._fresh.get(frame.base) or self._writable.find(frame.base)
-                if base is None:
-                    raise InternalError(f"the base {frame.base.hex()} of a delta is gone")
-                depth = base.depth + 1
-            self._frames[frame.id] = frame.parts
-            self._fresh[frame.id] = self._building.add(frame, depth)
-            queued = self._pending.pop(frame.id)
-            if queued.level > encode.BULK_LEVEL:  # the next step's version is likely to be a delta against it
-                self._plain_cache.put(frame.id, queued.data, len(queued.data))
-            if self._building.bytes >= pack.PACK_BYTES:
-                self._finish_pack()
-
-    def _finish_pack(self) -> None:
-        building, self._building = self._building, None
-        if building is None:
-            return
-        row = building.row()
-        if not self._puts and building.bytes <= _INLINE_BYTES:
-            put_pack(self.store, building)
-            self._put_done(row, building.entries)
-            return
-        if self._putter is None:
-            self._putter = ThreadPoolExecutor(_PUTTERS, "repo-put")
-        self._puts.append((self._putter.submit(put_pack, self.store, building), row, building.entries))
-        self._await_puts(_MAX_PUTS)
-        if sum(len(entries) for _, entries in self._stored) >= _COMMIT_OBJECTS:
-            self._commit()
-
-    def _await_puts(self, leave: int) -> None:
-        while len(self._puts) > leave or (self._puts and self._puts[0][0].done()):
-            future, row, entries = self._puts[0]
-            future.result()
-            self._puts.popleft()
-            self._put_done(row, entries)
-
-    def _put_done(self, row: PackRow, entries: list[IndexEntry]) -> None:
-        self._stored.append((row, entries))
-        for entry in entries:
-            self._frames.pop(entry.id, None)
+    def _place(self, results: Iterable[list[Encoded]]) -> None:
+        """Put encoded objects into packs."""
+        for encoded in results:
+            for frame in encoded:
+                depth = 0
+                if frame.base is not None:
+                    base = self._bases.place_of(frame.base)
+                    if base is None:
+                        raise InternalError(f"the base {frame.base.hex()} of a delta is gone")
+                    depth = base.depth + 1
+                queued = self.unflushed.place(frame, self._output.add(frame, depth))
+                if queued.level > encode.BULK_LEVEL:  # the next step's version is likely to be a delta against it
+                    self._plain_cache.put(frame.id, queued.data, len(queued.data))
+                if self._output.full:
+                    self._output.finish()
+                    if sum(len(entries) for _, entries in self._output.stored) >= _COMMIT_OBJECTS:
+                        self._commit()
 
     def _commit(self) -> None:
         """Index the objects in packs. All packs are durable before the transaction ends; the last ones become durable
         meanwhile."""
-        stored: list[tuple[PackRow, list[IndexEntry]]] = []
+        stored: Stored = []
         if self._packers is not None:
             self._packers.begin_flush()
-        if self._stored or self._puts or self._elsewhere:
+        if not self._output.empty or self.unflushed.awaits_others:
             with self._writable.transaction():
                 self._add_to_index(0)
-                added = len(self._stored)
+                added = len(self._output.stored)
                 if self._packers is not None:
                     self._packers.flush()
-                self._await_puts(0)
+                self._output.wait(0)
                 self._add_to_index(added)
-                stored, self._stored = (
-                    self._stored,
-                    [],
-                )  # from here on the index may know them, so a failure must not take them back
+                stored = self._output.take_stored()  # the index may know them from here on: no failure takes them back
             failpoints.hit("repo.index.committed")
-        for _, entries in stored:
-            for entry in entries:
-                del self._fresh[entry.id]
+        self.unflushed.indexed(stored)
         packed, objects = sum(row.bytes for row, _ in stored), sum(row.objects for row, _ in stored)
         self.saved = Saved(
             self.saved.objects + objects, self.saved.packed_bytes + packed, self.saved.plain_bytes + self._seen_bytes
         )
         self._seen_bytes = 0
-        if not self._fresh and not self._pending:
-            self._queued_bytes = 0
+        if not self.unflushed.placed and not self.unflushed.queued:
+            self._encoders.nothing_queued()
 
     def _add_to_index(self, first: int) -> None:
-        for row, entries in self._stored[first:]:
+        for row, entries in self._output.stored[first:]:
             self._writable.add_pack(row)
             self._writable.add_objects(entries)
 
@@ -517,15 +388,10 @@ class PackRepository(PackReader, RepositoryWriter):
 
     def _drop(self) -> None:
         """Give up everything since the last commit, and take back the packs."""
-        for task in self._tasks:
-            task.cancel()
+        self._encoders.cancel()
         if self._packers is not None:
             self._packers.drop()
-        rows = [row for row, _ in self._stored]
-        for future, row, _ in self._puts:
-            if not future.cancel():
-                rows.append(row)
-                future.exception()  # waits; the first failure is the one that is raised
+        rows = self._output.put_so_far()
         self._reset()
         try:
             for row in rows:

@@ -125,7 +125,8 @@ def test_large_output_is_whole(repo: Spool, funnel: Funnel) -> None:
 
 def test_input_is_passed_on_as_far_as_it_is_taken(repo: Spool, funnel: Funnel) -> None:
     taken: list[int] = []
-    caller = Caller(gives_input=True, taken=taken.append)
+    caller = Caller(gives_input=True)
+    caller.on_taken(taken.append)
     data = os.urandom(1_000_000)  # more than a pipe holds
     caller.send(data[:10])
     caller.send(data[10:])
@@ -133,7 +134,8 @@ def test_input_is_passed_on_as_far_as_it_is_taken(repo: Spool, funnel: Funnel) -
     outcome = pump(Shell("cat", stdin=True), repo, funnel, lambda *_: None, caller=caller)
     assert _read(repo, outcome.stdout) == data
     assert sum(taken) == len(data)
-    caller = Caller(gives_input=True, taken=taken.append)
+    caller = Caller(gives_input=True)
+    caller.on_taken(taken.append)
     caller.send(data)
     outcome = pump(Shell("head -c 5; exit 3", stdin=True), repo, funnel, lambda *_: None, caller=caller)
     assert (outcome.exit_code, _read(repo, outcome.stdout)) == (3, data[:5]), (

@@ -249,7 +249,7 @@ async def _exec(
         def sink(stream: Stream, data: bytes) -> None:
             emit(output_event(stream, data))  # False when the client is gone: the command goes on all the same
 
-        caller.taken = lambda count: emit({"event": "taken", "bytes": count})
+        caller.on_taken(lambda count: emit({"event": "taken", "bytes": count}))
         done: ExecResult = method(
             ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller, timeout_s=body.timeout_s
         )

@@ -1,0 +1,78 @@
+"""The threads that encode objects: in place while little is queued, else some tasks at a time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from snapshotd.repo.format import encode
+from snapshotd.repo.format.encode import Encoded, Job
+from snapshotd.repo.writing.pending import INLINE_BYTES, Queued
+
+TASK_BYTES, _BULK_TASK_BYTES = 512 << 10, 4 << 20
+_MAX_TASKS = 4
+_CHECK_ALL_BYTES = 8 << 20
+_CHECK_EVERY = 8
+
+
+class Encoders:
+    """Encodes objects in the order in which they are added. The caller takes every result."""
+
+    def __init__(self, threads: int, job: Callable[[Queued, bool], Job]) -> None:
+        """`job`: called in any thread; with True, the result is checked."""
+        self._threads, self._job = threads, job
+        self._pool: ThreadPoolExecutor | None = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all tasks."""
+        self._task: list[Queued] = []
+        self._task_bytes = self._queued_bytes = self._number = 0
+        self._tasks: deque[Future[list[Encoded]]] = deque()
+
+    def add(self, queued: Queued) -> Iterator[list[Encoded]]:
+        """Add an object to the present task. Yields results that are ready."""
+        self._task.append(queued)
+        self._task_bytes += len(queued.data)
+        self._queued_bytes += len(queued.data)
+        if self._task_bytes >= (TASK_BYTES if queued.level > encode.BULK_LEVEL else _BULK_TASK_BYTES):
+            yield from self.end_task()
+
+    def end_task(self) -> Iterator[list[Encoded]]:
+        """Begin with the present task. Yields results that are ready."""
+        task, self._task, self._task_bytes = self._task, [], 0
+        if not task:
+            return
+        if self._queued_bytes <= INLINE_BYTES and not self._tasks:
+            yield self._encode(task, True)
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, "repo-encode")
+        self._number += 1
+        check = self._queued_bytes <= _CHECK_ALL_BYTES or self._number % _CHECK_EVERY == 0
+        self._tasks.append(self._pool.submit(self._encode, task, check))
+        yield from self.collect(_MAX_TASKS)
+
+    def _encode(self, task: list[Queued], check: bool) -> list[Encoded]:
+        """In any thread."""
+        return encode.encode_all(self._job(queued, check) for queued in task)
+
+    def collect(self, leave: int) -> Iterator[list[Encoded]]:
+        """Yields the results, oldest first; waits until only `leave` tasks are left."""
+        while len(self._tasks) > leave or (self._tasks and self._tasks[0].done()):
+            yield self._tasks.popleft().result()
+
+    def nothing_queued(self) -> None:
+        """All that was added is in the index: what comes next may be encoded in place again."""
+        self._queued_bytes = 0
+
+    def cancel(self) -> None:
+        """Tasks that have not begun need not."""
+        for task in self._tasks:
+            task.cancel()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
