@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,10 @@ class RealClaude:
 
 
 @pytest.fixture
-def hook_snap(tmp_path: Path) -> Snap:
-    return Snap(tmp_path / "state")
+def hook_snap(tmp_path: Path) -> Iterator[Snap]:
+    snap = Snap(tmp_path / "state")
+    yield snap
+    snap.stop_daemon()
 
 
 def _told(request: dict[str, Any]) -> list[str]:
@@ -128,7 +131,6 @@ def test_every_change_is_in_a_snapshot_and_a_rewound_session_goes_on(hook_snap: 
         (_, last) = [step for step in claude.steps() if step["tool"]["name"] == "rewind"]
         gone = [change["path"] for change in hook_snap.json("diff", last["id"])]
         assert gone == [f"/workspace/{name}" for name in ("half", "left", "right")], "then the scripted model goes on"
-    hook_snap.stop_daemon()
 
 
 def test_claude_works_on_when_the_daemon_is_gone(hook_snap: Snap, tmp_path: Path) -> None:
@@ -171,4 +173,3 @@ def test_a_worktree_has_what_git_ignores(hook_snap: Snap, tmp_path: Path) -> Non
             ["git", "branch", "--show-current"], cwd=there, capture_output=True, text=True, check=True
         )
         assert branch.stdout == "worktree-feature\n"
-    hook_snap.stop_daemon()
