@@ -406,7 +406,9 @@ class FakeMind(base.Engine, ABC):
         after: str = "",
     ) -> list[t.StoredValue]:
         newest = [
-            versions[0] for key, versions in sorted(self.values.items()) if key[0] == tenant and not versions[0].deleted
+            versions[0]
+            for key, versions in sorted(self.values.items())
+            if key[0] == tenant and versions and not versions[0].deleted
         ]
         found = [
             item

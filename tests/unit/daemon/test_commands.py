@@ -12,6 +12,8 @@ from snapshotd.types import new_id
 from tests.unit.daemon.asking import eventually
 from tests.unit.daemon.process import Daemon
 
+pytestmark = pytest.mark.usefixtures("both_clients")
+
 
 @pytest.fixture
 def box(shared_daemon: Daemon) -> Sandbox:
