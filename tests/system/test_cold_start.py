@@ -42,7 +42,9 @@ def test_a_snapshot_that_was_stored_and_evicted_since_it_was_read(engine: LocalE
         read = agent.tool("write", {}, "echo one > file")
     make_cold(agent)
     assert read.state is SnapshotState.CAPTURED
-    assert not engine._cold.is_hot(read)
+    wait_until(
+        lambda: engine._parts.disposal.evict() >= 0 and not engine._cold.is_hot(read), "nothing holds its layers"
+    )
     take_all(engine, read)
 
 
