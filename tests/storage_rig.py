@@ -518,10 +518,10 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
     empty = len(names - layers) - len(stray)
     if empty > READY_LAYERS + running:
         found.append(f"{empty} layers are empty, {running} sandboxes run")
-    runs = daemon.state_dir / "runs"
-    return found + [
-        f"runs/{name}" for name in (os.listdir(runs) if runs.exists() else ()) if name.split(".")[0] not in trajectories
-    ]
+    for logs in (daemon.state_dir / "runs", daemon.state_dir / "commands"):
+        names = set(os.listdir(logs)) if logs.exists() else set()
+        found += [f"{logs.name}/{name}" for name in sorted(names) if name.split(".")[0] not in trajectories]
+    return found
 
 
 def in_own_mount_namespace(test: Callable[P, None]) -> Callable[P, None]:

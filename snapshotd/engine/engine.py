@@ -584,6 +584,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self._cold.close()
         self._parts.worker.close()
         self._context.keeper.close()
+        for runtime in self._context.runtimes.values():
+            runtime.close()
         recover.mark_clean(self._context)
         self._context.secrecy.vault.close()
         self._context.spool.close()

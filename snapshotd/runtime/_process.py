@@ -218,14 +218,14 @@ class Children:
         """Remember a command; forget ended ones."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
-            known[:] = [p for p in known if not ended(p)]
+            known[:] = [p for p in known if not _ended(p)]
             known.append(process)
 
     def reap_all(self, container_id: ContainerID) -> bool:
         """Reap the commands of a container that have ended; False when some still run. Exit codes stay with the holders
         of the commands."""
         with self._lock:
-            left = [p for p in self._of.pop(container_id, []) if not ended(p)]
+            left = [p for p in self._of.pop(container_id, []) if not _ended(p)]
             if left:
                 self._of[container_id] = left
             return not left
@@ -298,8 +298,7 @@ def _reap_zombie(pid: int) -> None:
         pass  # another thread was faster
 
 
-def ended(process: RuncCommand) -> bool:
-    """True if it has ended; it is reaped then."""
+def _ended(process: RuncCommand) -> bool:
     try:
         return process.reaped or process.wait(0) is not None
     except SandboxFailed:

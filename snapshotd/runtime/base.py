@@ -223,6 +223,9 @@ class Runtime(ABC):
         """Every container of this daemon instance that the driver still knows, running or not, half made ones
         included."""
 
+    def close(self) -> None:  # noqa: B027 - a driver may hold nothing
+        """Let go of what starts commands. Containers stay. Idempotent."""
+
     def ready(self, container: Container) -> None:  # noqa: B027 - a driver may have nothing to do
         """Best effort: do ahead what the container's first command would wait for. Never raises for the container."""
 

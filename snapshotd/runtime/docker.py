@@ -155,9 +155,15 @@ class DockerRuntime(Runtime):
         CHILDREN.reap_all(container_id)  # where its init had ended, nothing else does
         with self._lock:
             self._known.pop(container_id, None)
+        if self._starter is not None:
+            self._starter.forget(container_id)
         remove_files(self._run_dir / container_id)
         with contextlib.suppress(OSError):  # another container's files are in it
             self._run_dir.rmdir()
+
+    def close(self) -> None:
+        if self._starter is not None:
+            self._starter.close()
 
     def list(self) -> list[ContainerID]:
         with _engine("the containers could not be listed"):

@@ -144,9 +144,15 @@ class RuncRuntime(Runtime):
                 self._delete(container_id, bundle)
             _cgroups.remove(cgroup)
             remove_files(bundle)
+            if self._starter is not None:
+                self._starter.forget(container_id)
         with self._lock:
             if self._creating == 0:
                 _cgroups.remove_if_empty(self._cgroup)
+
+    def close(self) -> None:
+        if self._starter is not None:
+            self._starter.close()
 
     def list(self) -> list[ContainerID]:
         names = _cgroups.children(self._cgroup)

@@ -24,7 +24,7 @@ from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime import _cgroups, starter_main
-from snapshotd.runtime._process import CHILDREN, ChildProcess, ended, kill_and_reap, poll_fd
+from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container
 from snapshotd.types import ContainerID, short
 
@@ -40,8 +40,7 @@ _RESIDENTS_MAX = 64
 class _Resident:
     """The process that starts the commands of one sandbox. Thread-safe."""
 
-    def __init__(self, process: ChildProcess, connection: socket.socket) -> None:
-        self.process = process
+    def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._lock = threading.Lock()
 
@@ -120,9 +119,8 @@ class Starter:
             with theirs:
                 answer = _ask(container, self._send, request, [theirs.fileno()])
             if "ready" in answer:
-                child = ChildProcess(answer["pid"], -1, -1)
-                CHILDREN.add(container.id, child)
-                found = _Resident(child, ours)
+                CHILDREN.add(container.id, ChildProcess(answer["pid"], -1, -1))
+                found = _Resident(ours)
             else:
                 _end(answer)
                 _log.warning("commands of container %s are started by runc: %s", short(container.id), answer)
@@ -131,13 +129,30 @@ class Starter:
                 ours.close()
         with self._lock:
             known = self._residents.setdefault(container.id, found)
-            dead = [key for key, each in self._residents.items() if each is not None and ended(each.process)]
             oldest = list(self._residents)[: max(0, len(self._residents) - _RESIDENTS_MAX)]
-            gone = [self._residents.pop(key) for key in {*dead, *oldest}]
+            gone = [self._residents.pop(key) for key in oldest]
         for resident in (*gone, *([found] if known is not found else [])):
             if resident is not None:
                 resident.let_go()
         return known
+
+    def forget(self, container_id: ContainerID) -> None:
+        """The container is destroyed. Idempotent."""
+        with self._lock:
+            resident = self._residents.pop(container_id, None)
+        if resident is not None:
+            resident.let_go()
+
+    def close(self) -> None:
+        """End its processes, once they have started the commands that were sent. Idempotent; a later command begins
+        anew."""
+        with self._lock:
+            residents = list(self._residents)
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+        for container_id in residents:
+            self.forget(container_id)
 
     def _let_go(self, container_id: ContainerID, resident: _Resident) -> None:
         with self._lock:

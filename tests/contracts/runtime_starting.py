@@ -4,6 +4,7 @@ gives a sandbox nothing of the host."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 from collections.abc import Callable
@@ -229,6 +230,22 @@ def check_a_resident_ends_with_its_sandbox(rig: Rig) -> None:
     assert not os.path.exists(f"/proc/{resident}")
 
 
+def check_a_destroyed_sandbox_leaves_no_descriptor(rig: Rig) -> None:
+    """Without the garbage collector, which comes when it likes: a daemon destroys a sandbox for each fork."""
+    with rig.container() as container:  # makes what stays: the starter's own connection
+        rig.shell(container, "true")
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))
+    gc.disable()
+    try:
+        with rig.container() as container:
+            rig.shell(container, "true")
+            assert len(_residents(container)) == 1
+        assert sorted(os.listdir("/proc/self/fd")) == before
+    finally:
+        gc.enable()
+
+
 def check_residents_are_bounded(rig: Rig) -> None:
     """The least recently used one ends, and is made again when it is needed."""
     with mock.patch.object(starter, "_RESIDENTS_MAX", 1), rig.container() as one, rig.container() as other:
@@ -249,6 +266,7 @@ CHECKS = (
     check_a_sandbox_cannot_reach_its_resident,
     check_a_resident_that_is_killed_is_made_again,
     check_a_resident_ends_with_its_sandbox,
+    check_a_destroyed_sandbox_leaves_no_descriptor,
     check_residents_are_bounded,
     check_a_command_looks_as_by_runc,
     check_a_terminal_looks_as_by_runc,
