@@ -41,7 +41,7 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
         )
     deadline = time.monotonic() + timeout_s
     with _one_at_a_time(state_dir, deadline):
-        while not _answers(socket_path):
+        while not answers(socket_path):
             try:
                 _spawn_and_wait(state_dir, socket_path, deadline)
                 return
@@ -165,14 +165,15 @@ def _read_line(fd: int, deadline: float) -> bytes | None:
 def _answers_or_ends(state_dir: Path, socket_path: Path, deadline: float) -> bool:
     """Wait for the daemon that holds the state directory. True when it answers; False when it has ended, or at the
     deadline."""
-    while not _answers(socket_path):
+    while not answers(socket_path):
         if lock_holder(state_dir) is None or time.monotonic() > deadline:
             return False
         time.sleep(_POLL_S)
     return True
 
 
-def _answers(socket_path: Path) -> bool:
+def answers(socket_path: Path) -> bool:
+    """True if a process accepts connections on a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(socket_path))

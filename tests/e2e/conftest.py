@@ -11,7 +11,7 @@ import pytest
 from snapshotd.images.recipes import load_recipe, shipped
 from snapshotd.kernel import syscalls
 from tests import built_images
-from tests.e2e.support import Snap
+from tests.e2e.support import Snap, daemon_with
 from tests.kept import cached
 from tests.leftovers import nothing_left
 
@@ -55,11 +55,8 @@ def engine_env(docker_engine: str) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """The session's daemon. Its default image is the minimal one."""
-    snap = Snap(tmp_path_factory.mktemp("s") / "state", engine_env)
-    snap("image", "import", root_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(root_tar, tmp_path_factory.mktemp("s") / "state", engine_env) as snap:
+        yield snap
 
 
 @pytest.fixture(scope="session")
@@ -101,8 +98,5 @@ def full_image(snap: Snap, default_tar: Path) -> str:
 @pytest.fixture(scope="module")
 def own_snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon that the module's tests may kill and stop."""
-    snap = Snap(tmp_path_factory.mktemp("o") / "state", engine_env)
-    snap("image", "import", root_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(root_tar, tmp_path_factory.mktemp("o") / "state", engine_env) as snap:
+        yield snap

@@ -10,12 +10,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tests import forked
-from tests.leftovers import instance_of
+from tests.leftovers import instance_of, nothing_left
 
 COMMAND_TIMEOUT_S = 240
 
@@ -139,6 +139,16 @@ class Snap:
 
     def stop_daemon(self) -> None:
         self("daemon", "--stop", code=None)
+
+
+@contextlib.contextmanager
+def daemon_with(image: Path, state_dir: Path, env: dict[str, str] | None = None) -> Iterator[Snap]:
+    """A daemon whose default image is this archive or folder. It is stopped at the end, and nothing may be left."""
+    snap = Snap(state_dir, env)
+    snap("image", "import", image, "--name", "default")
+    yield snap
+    snap.stop_daemon()
+    nothing_left(snap.state_dir, running=False)
 
 
 def _text(output: bytes) -> str:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.console import Bindings, Shell, Typed, transcript
-from tests.e2e.support import Snap
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with
 
 pytestmark = [pytest.mark.runc, pytest.mark.timeout(1200)]  # it builds the default image
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,11 +29,12 @@ DEADLINE_S = 60.0
 @pytest.fixture(scope="module")
 def doc_snap(default_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
     """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's."""
-    snap = Snap(tmp_path_factory.mktemp("d") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"})
-    snap("image", "import", default_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(
+        default_tar,
+        tmp_path_factory.mktemp("d") / "state",
+        {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"},
+    ) as snap:
+        yield snap
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from snapshotd.client import Snapshotd
 from tests import long
 from tests.any_request import Operation, ask_anything, operations
-from tests.e2e.support import Snap
+from tests.e2e.support import Snap, daemon_with
 
 ON_THIS_MACHINE = "reads or writes any folder of this machine, as it is told"
 WITHOUT = {
@@ -28,10 +28,8 @@ WITHOUT = {
 @pytest.fixture(scope="module")
 def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon of its own: requests of this kind remove what they find."""
-    snap = Snap(tmp_path_factory.mktemp("s") / "state", engine_env)
-    snap("image", "import", root_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
+    with daemon_with(root_tar, tmp_path_factory.mktemp("s") / "state", engine_env) as snap:
+        yield snap
 
 
 @pytest.mark.parametrize("operation", operations(WITHOUT), ids=" ".join)

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client import Snapshot, Snapshotd
-from tests.e2e.support import Snap
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with
 
 pytestmark = pytest.mark.runc
 
@@ -20,11 +19,8 @@ TEXT = "".join(f"line {number}\n" for number in range(9))
 
 @pytest.fixture(scope="module")
 def place(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    snap = Snap(tmp_path_factory.mktemp("apply") / "state")
-    snap("image", "import", small_root, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(small_root, tmp_path_factory.mktemp("apply") / "state") as snap:
+        yield snap
 
 
 def git(where: Path, *args: str) -> str:

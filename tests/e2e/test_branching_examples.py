@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Snap
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
@@ -19,11 +18,8 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 @pytest.fixture(scope="module")
 def full(default_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon whose default image has pytest, as a user's has."""
-    snap = Snap(tmp_path_factory.mktemp("f") / "state", engine_env)
-    snap("image", "import", default_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(default_tar, tmp_path_factory.mktemp("f") / "state", engine_env) as snap:
+        yield snap
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.e2e.support import Snap
+from tests.e2e.support import Snap, daemon_with
 from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
@@ -62,8 +62,13 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def cache(programs: Path, root_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """With an entry `linux-1` that another machine saved: a trajectory, its second snapshot tagged `known-good`."""
-    snap, cache = Snap(tmp_path_factory.mktemp("a") / "state"), tmp_path_factory.mktemp("cache")
-    snap("image", "import", root_tar, "--name", "default")
+    cache = tmp_path_factory.mktemp("cache")
+    with daemon_with(root_tar, tmp_path_factory.mktemp("a") / "state") as snap:
+        _fill(snap, cache)
+        yield cache
+
+
+def _fill(snap: Snap, cache: Path) -> None:
     trajectory, _ = snap.create("--runtime", "runc", "--name", "agent")
     good = snap.sh(trajectory, "echo good > state")["snapshot"]
     snap("tag", good, "known-good")
@@ -71,9 +76,6 @@ def cache(programs: Path, root_tar: Path, tmp_path_factory: pytest.TempPathFacto
     snap("export", trajectory, "--trajectory", "--cache", cache, "--key", "linux-1")
     again = snap("export", trajectory, "--cache", cache, "--key", "linux-1")
     assert "has an entry" in again.stderr
-    yield cache
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
 
 
 @pytest.fixture

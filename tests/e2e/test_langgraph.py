@@ -22,8 +22,7 @@ from snapshotd.errors import DaemonUnavailable, NotFound, Undecided, UsageError
 from snapshotd.integrations.langgraph import SnapshotdSaver
 from tests import long
 from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
-from tests.e2e.support import Snap
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with
 
 pytestmark = [pytest.mark.runc, pytest.mark.filterwarnings("ignore:create_react_agent has been moved")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,11 +33,10 @@ PROGRAM = Path(__file__).with_name("programs") / "langgraph_agent.py"
 @pytest.fixture(scope="module")
 def small_snap(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
     """A daemon with a small image. It finds no Docker, so that sandboxes are runc's."""
-    snap = Snap(tmp_path_factory.mktemp("g") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"})
-    snap("image", "import", small_root, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(
+        small_root, tmp_path_factory.mktemp("g") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"}
+    ) as snap:
+        yield snap
 
 
 @pytest.fixture

@@ -11,19 +11,15 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.client.results import FileCounts
-from tests.e2e.support import Snap, processes_with, wait_until
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with, processes_with, wait_until
 
 pytestmark = pytest.mark.runc
 
 
 @pytest.fixture(scope="module")
 def place(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    snap = Snap(tmp_path_factory.mktemp("looking") / "state")
-    snap("image", "import", small_root, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(small_root, tmp_path_factory.mktemp("looking") / "state") as snap:
+        yield snap
 
 
 def test_nobody_waits_for_changes_to_be_counted(place: Snap) -> None:

@@ -18,8 +18,7 @@ import pytest
 from snapshotd.client import Policy, Snapshotd
 from snapshotd.engine.storing.merging import FAN_IN
 from tests import long
-from tests.e2e.support import Snap
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with
 
 STEPS = long.size(400, 10_000)
 FIRST = 100
@@ -54,11 +53,12 @@ for number in range(int(sys.argv[1]), int(sys.argv[2])):
 @pytest.fixture
 def budgeted(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon whose layers may take little."""
-    snap = Snap(tmp_path_factory.mktemp("scale") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": str(BUDGET_BYTES)})
-    snap("image", "import", root_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(
+        root_tar,
+        tmp_path_factory.mktemp("scale") / "state",
+        {**engine_env, "SNAPSHOTD_LAYER_BUDGET": str(BUDGET_BYTES)},
+    ) as snap:
+        yield snap
 
 
 @pytest.mark.runc

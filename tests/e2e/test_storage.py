@@ -9,18 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Snap, wait_until
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with, wait_until
 
 
 @pytest.fixture(scope="module")
 def small(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon that keeps no layer it need not keep."""
-    snap = Snap(tmp_path_factory.mktemp("small") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"})
-    snap("image", "import", root_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(
+        root_tar, tmp_path_factory.mktemp("small") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"}
+    ) as snap:
+        yield snap
 
 
 def wait_until_cold(snap: Snap) -> None:

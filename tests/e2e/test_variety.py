@@ -26,8 +26,7 @@ import pytest
 
 from tests import oracles, variety
 from tests.capabilities import require
-from tests.e2e.support import Snap, wait_until
-from tests.leftovers import nothing_left
+from tests.e2e.support import Snap, daemon_with, wait_until
 
 KINDS = {"xfs": ("mkfs.xfs", "-q"), "ext4": ("mkfs.ext4", "-q"), "btrfs": ("mkfs.btrfs", "-q"), "tmpfs": ()}
 """File systems to restore to, and how they are made."""
@@ -89,11 +88,10 @@ class Original:
 def cold(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon that keeps no layer it need not keep."""
     require("root", "oracles", "xfs", "fuse")
-    snap = Snap(tmp_path_factory.mktemp("variety") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"})
-    snap("image", "import", root_tar, "--name", "default")
-    yield snap
-    snap.stop_daemon()
-    nothing_left(snap.state_dir, running=False)
+    with daemon_with(
+        root_tar, tmp_path_factory.mktemp("variety") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"}
+    ) as snap:
+        yield snap
 
 
 @dataclass(frozen=True)

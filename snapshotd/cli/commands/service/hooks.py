@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import click
 
 from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
 from snapshotd.cli.text import print_json, table
+from snapshotd.client.autostart import answers
 from snapshotd.client.local import hook_settings
 from snapshotd.client.local.hook_settings import HookSettings
 from snapshotd.daemon.http.wire import hook_socket_of
@@ -85,7 +85,7 @@ def status(ctx: click.Context, folder: Path | None, for_user: bool, as_json: boo
     Exit code 1 if the daemon does not. With --json: {"daemon","agents":[{"agent","file","installed"}]}.
     """
     found = [_settings(ctx, agent, folder, for_user) for agent in hook_settings.AGENTS]
-    hears = _hears(found[0].socket)
+    hears = answers(found[0].socket)
     rows = [{**_json(one), "installed": one.installed()} for one in found]
     if as_json:
         print_json({"daemon": hears, "agents": rows})
@@ -111,12 +111,3 @@ def _settings(
 
 def _json(settings: HookSettings) -> dict[str, Any]:
     return {"agent": settings.agent.name, "file": str(settings.file)}
-
-
-def _hears(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-    return True
