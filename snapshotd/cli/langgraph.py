@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import click
 
 from snapshotd.cli.text import print_json
-from snapshotd.errors import Unsupported
+from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 
 WORD = "langgraph"
 
@@ -17,11 +17,16 @@ def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> 
     installed."""
     try:
         from snapshotd.integrations.langgraph import copy_threads
-        from snapshotd.integrations.langgraph.addresses import saver_at
+        from snapshotd.integrations.langgraph.addresses import said, saver_at
     except ImportError as exc:
         raise Unsupported("LangGraph is not installed: run `pip install 'snapshotd[langgraph]'`") from exc
     with saver_at(source, may_create=False) as ours, saver_at(target, may_create=True) as theirs:
-        count = copy_threads(ours, theirs, threads or None)
+        try:
+            count = copy_threads(ours, theirs, threads or None)
+        except SnapshotdError:
+            raise
+        except Exception as exc:  # of a driver of the one or the other
+            raise UsageError(f"the threads cannot be copied to their end: {said(exc)}") from exc
     if as_json:
         print_json({"from": source, "to": target, "checkpoints": count})
     else:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from snapshotd.errors import NotFound, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import NotFound, Unsupported, UsageError
 from snapshotd.integrations.langgraph.saver import SnapshotdSaver
 
 _OTHERS = {
@@ -49,16 +49,20 @@ def saver_at(address: str, *, may_create: bool) -> Iterator[BaseCheckpointSaver[
     if scheme == "sqlite":
         place = unquote(address.partition(":///")[2])
         _check_there(Path(place), may_create)
-    try:
-        with kind.from_conn_string(place) as saver:
+    with ExitStack() as opened:
+        try:
+            saver = opened.enter_context(kind.from_conn_string(place))
             if may_create:
                 saver.setup()
             next(saver.list(None, limit=1), None)  # a damaged source is found before a target is made
-            yield saver
-    except SnapshotdError:
-        raise
-    except Exception as exc:
-        raise UsageError(f"the saver at {scheme}://... cannot be used: {' '.join(str(exc).split())[:300]}") from exc
+        except Exception as exc:
+            raise UsageError(f"the saver at {scheme}://... cannot be used: {said(exc)}") from exc
+        yield saver
+
+
+def said(exc: Exception) -> str:
+    """The words of a saver's own error, on one line."""
+    return " ".join(str(exc).split())[:300]
 
 
 def _check_there(path: Path, may_create: bool) -> None:
