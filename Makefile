@@ -77,7 +77,7 @@ bench-savers: $(INSTALLED)
 docs: $(INSTALLED)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
 	$(BIN)/python -m snapshotd.daemon.http.api > docs/openapi.json
-	$(BIN)/python -m snapshotd.client.aio.generate
+	$(BIN)/python -P snapshotd/client/aio/generate.py
 
 setup: $(STAMPS)/packages-develop $(INSTALLED)
 

@@ -1,4 +1,4 @@
-"""Makes the asynchronous client of the one for threads: `python -m snapshotd.client.aio.generate`, in `make docs`.
+"""Makes the asynchronous client of the one for threads: `python -P snapshotd/client/aio/generate.py`, in `make docs`.
 
 Every module of `snapshotd/client` with a class or function that talks to the daemon has a counterpart of the same name
 here. The parts that meet the operating system are written by hand (`transport.py`, `feeding.py`, `carrying.py`): a class
