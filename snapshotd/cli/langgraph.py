@@ -25,7 +25,7 @@ def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> 
             count = copy_threads(ours, theirs, threads or None)
         except SnapshotdError:
             raise
-        except Exception as exc:  # of a driver of the one or the other
+        except Exception as exc:  # a driver of the one or the other raises its own
             raise UsageError(f"the threads cannot be copied to their end: {said(exc)}") from exc
     if as_json:
         print_json({"from": source, "to": target, "checkpoints": count})
