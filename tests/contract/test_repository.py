@@ -153,13 +153,12 @@ def test_chains_of_deltas_are_bounded(packs: PackRepository, store: Failing, tmp
         if number % 5 == 0:
             packs.flush()
     packs.flush()
-    index = packs.open_index()
-    assert index is not None
+    index = packs.index
     entries = list(index.objects())
     assert max(entry.depth for entry in entries) == encode.MAX_CHAIN
     for entry in entries:
-        assert sum(one.plain for one in packs.chain(entry)) <= 5 * encode.MAX_CHAIN_BYTES
-        assert len(packs.chain(entry)) == entry.depth + 1
+        assert sum(one.plain for one in packs.reader.chain(entry)) <= 5 * encode.MAX_CHAIN_BYTES
+        assert len(packs.reader.chain(entry)) == entry.depth + 1
     assert sum(entry.base is None for entry in entries) == 2, "a full chain branches, it does not begin again"
     assert packs.saved.packed_bytes < 400_000
     reader = PackReader(store, tmp_path / "index", KEY)
@@ -255,8 +254,7 @@ def test_a_damaged_index_is_found_at_open(packs: PackRepository, store: Failing,
 
 
 def test_a_newer_index_is_refused(packs: PackRepository, store: Failing, tmp_path: Path) -> None:
-    index = packs.open_index()
-    assert index is not None
+    index = packs.index
     index._db.write("PRAGMA user_version = 99")
     packs.close()
     with pytest.raises(VersionMismatch, match="newer"):
@@ -268,7 +266,7 @@ def test_missing_packs_are_named(packs: PackRepository, store: Failing) -> None:
     packs.flush()
     (key,) = store.keys()
     store.delete(key)
-    packs.forget()
+    packs.reader.forget()
     with pytest.raises(DataLoss, match=rf"{content}.*{key.rpartition('/')[2]}.*missing"):
         list(packs.load(content))
 
@@ -278,8 +276,7 @@ def test_an_object_that_moved_is_found_again(packs: PackRepository, store: Faili
     content = packs.save_bytes(b"moves")
     packs.flush()
     reader = PackReader(store, tmp_path / "index", KEY)
-    index = packs.open_index()
-    assert index is not None
+    index = packs.index
     entry = index.find(bytes.fromhex(content))
     assert entry is not None
     old = store.get(pack.pack_key(entry.pack))

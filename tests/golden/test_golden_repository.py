@@ -99,7 +99,7 @@ def test_an_older_repository_goes_on_in_the_present_format(folder: Path) -> None
     texts = []
     for number in range(3):
         text = b"version %d\n" % number + b"the rest stays as it is\n" * 200
-        previous = BlobID(repository.identity.content(text).hex())
+        previous = BlobID(repository.reader.identity.content(text).hex())
         assert repository.contains(previous)
         texts.append(text + b"and the class has a new method that returns self.value\n")
         repository.save_bytes(texts[-1], previous)
@@ -107,7 +107,7 @@ def test_an_older_repository_goes_on_in_the_present_format(folder: Path) -> None
     found = [frame for frame in frames(folder) if frame.payload.tobytes() not in old]
     assert [(frame.dictionary, frame.base is not None) for frame in found] == [(True, True)] * 3
     for text in texts:
-        assert b"".join(repository.load(BlobID(repository.identity.content(text).hex()))) == text
+        assert b"".join(repository.load(BlobID(repository.reader.identity.content(text).hex()))) == text
     repository.close()
     assert sound(folder) > 40
     assert make.read(folder) == expected(folder)

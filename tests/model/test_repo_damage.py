@@ -196,12 +196,12 @@ def test_any_damage_is_found_and_repaired(
     expected = template.readable(directory)
     result = writer.repair(silent)
     for raw in expected:
-        assert writer.repo.plain(raw) == template.plain[raw], raw.hex()
+        assert writer.repo.reader.plain(raw) == template.plain[raw], raw.hex()
     lost = template.entries.keys() - expected
     assert {bytes.fromhex(one) for one in result.gone} <= lost
     for raw in lost:
         with pytest.raises(TYPED):
-            writer.repo.plain(raw)
+            writer.repo.reader.plain(raw)
     after = writer.check(template.roots, read_data=True, progress=silent)
     assert {fault.object_id for fault in after.faults} <= {raw.hex() for raw in lost}
     if not lost:

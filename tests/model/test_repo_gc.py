@@ -73,8 +73,7 @@ def assert_is(directory: Path, kept: Kept) -> None:
 
 
 def known_objects(opened: Opened) -> set[bytes]:
-    index = opened.repo.open_index()
-    assert index is not None
+    index = opened.repo.index
     return {entry.id for entry in index.objects()}
 
 
@@ -88,12 +87,14 @@ def needed_objects(opened: Opened, kept: Kept) -> set[bytes]:
         raw = waiting.pop()
         if raw not in needed:
             needed.add(raw)
-            entry = opened.repo.find(raw)
+            entry = opened.repo.reader.find(raw)
             assert entry is not None
             waiting += (
                 [entry.base] if entry.base is not None else []
             )  # of a list too: what is a delta against a dead one was rewritten
-            waiting += [part for part, _ in opened.repo.chunk_list(raw).parts] if entry.kind == ObjectKind.LIST else []
+            waiting += (
+                [part for part, _ in opened.repo.reader.chunk_list(raw).parts] if entry.kind == ObjectKind.LIST else []
+            )
     return needed
 
 
@@ -165,7 +166,7 @@ def test_nothing_is_left_of_nothing(tmp_path: Path) -> None:
     done = collect(opened, {})
     assert (done.freed_bytes, done.packs_bytes, done.packs_removed, done.packs_rewritten) == (before, 0, 5, 0)
     assert pack_bytes(tmp_path / "repo") == 0
-    assert opened.repo.open_index().stored_bytes() == 0  # type: ignore[union-attr]
+    assert opened.repo.index.stored_bytes() == 0
     opened.close()
 
 
@@ -206,8 +207,7 @@ def test_an_old_version_of_a_large_file_is_not_kept_for_its_list(tmp_path: Path)
     for version in versions:
         ids.append(opened.repo.save_bytes(version, ids[-1] if ids else None))
         opened.repo.flush()
-    index = opened.repo.open_index()
-    assert index is not None
+    index = opened.repo.index
     assert [entry.depth for entry in map(index.find, map(bytes.fromhex, ids)) if entry] == [0, 1, 2, 3, 4]
     kept = {2, 3}
     opened.collect(
@@ -257,13 +257,12 @@ def test_a_damaged_repository_is_not_collected(tmp_path: Path, what: str) -> Non
     opened.repo.flush()
     fill(opened, 6, 4)
     one = kept["snapshot-1"]
-    index = opened.repo.open_index()
-    assert index is not None
+    index = opened.repo.index
     victims = {
         "tree": one.trees[b"a/b"],
         "content": one.contents[b"a/b/c"],
         "record": one.record,
-        "chunk": opened.repo.chunk_list(bytes.fromhex(one.contents[b"large"])).parts[1][0].hex(),
+        "chunk": opened.repo.reader.chunk_list(bytes.fromhex(one.contents[b"large"])).parts[1][0].hex(),
         "pack": one.tree,
     }
     raw = bytes.fromhex(victims[what])
@@ -271,11 +270,11 @@ def test_a_damaged_repository_is_not_collected(tmp_path: Path, what: str) -> Non
     assert entry is not None
     if what == "pack":
         LocalStore(tmp_path / "repo" / "store").delete(pack.pack_key(entry.pack))
-        opened.repo.forget()
+        opened.repo.reader.forget()
     else:
         with index.transaction():
             index.remove_objects([raw])
-        opened.repo.forget()
+        opened.repo.reader.forget()
     before = sorted(LocalStore(tmp_path / "repo" / "store").keys())
     rows = sum(1 for _ in index.objects())
     with pytest.raises(DataLoss, match=r"snapshot-1|missing") as caught:
@@ -343,7 +342,8 @@ def test_what_an_archive_that_failed_left_unflushed_is_given_up(tmp_path: Path) 
     collect(opened, {}, later_s=3600)
     opened.repo.flush()
     assert not any(
-        opened.repo.contains(one) for one in (base, *(BlobID(opened.repo.identity.content(one).hex()) for one in data))
+        opened.repo.contains(one)
+        for one in (base, *(BlobID(opened.repo.reader.identity.content(one).hex()) for one in data))
     )
     ids = archive()  # done again
     opened.repo.flush()
@@ -471,11 +471,11 @@ def test_faults_of_the_store_harm_nothing(tmp_path: Path, seed: int) -> None:
         except OSError:
             pass
         store.schedule = lambda _operation, _key: None
-        opened.repo.forget()
+        opened.repo.reader.forget()
         assert all(is_as_saved(opened.repo, one) for one in kept.values())
     assert store.injected
     collect(opened, kept)
-    assert {key for key in store.keys("packs/")} == {pack.pack_key(row.id) for row in opened.repo.open_index().packs()}  # type: ignore[union-attr]
+    assert {key for key in store.keys("packs/")} == {pack.pack_key(row.id) for row in opened.repo.index.packs()}
     opened.close()
     assert_is(tmp_path / "repo", kept)
 

@@ -82,7 +82,6 @@ class Index:
     def __init__(self, path: Path, write: bool) -> None:
         """Opens an existing index. Errors: see `sqlite.Database`."""
         self.path = path
-        self.writable = write
         self._db = Database(path, FORM, write=write)
         if write and self._db.checksummed and self._db.pragma("user_version") < INDEX_VERSION:
             with self._db.transaction():

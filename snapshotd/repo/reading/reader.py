@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
-import time
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -13,14 +11,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from snapshotd.errors import DataLoss, InternalError, NotFound
+from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.base import ObjectKind, Repository, Tree
 from snapshotd.repo.format import chunks, compress, pack, tree
 from snapshotd.repo.format.chunks import ChunkList
 from snapshotd.repo.format.ids import Identity, raw_id
-from snapshotd.repo.format.index import Index, IndexEntry, missing
+from snapshotd.repo.format.index import Index, IndexEntry
 from snapshotd.repo.format.record import decode_record
 from snapshotd.repo.reading import bulk
+from snapshotd.repo.reading.finder import Finder, IndexFinder
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
 
@@ -34,8 +33,6 @@ _VALUE_BYTES = 250
 up."""
 MAX_DEPTH = 250
 """A longer chain of deltas in an index is damage. The writer makes far shorter ones."""
-_LOOK_EVERY_S = 0.05
-"""Time for which a new index may go unnoticed."""
 _PIECE_BYTES = 1 << 20
 _CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
 _NAMES = {ObjectKind.CHUNK: "content", ObjectKind.LIST: "content", ObjectKind.TREE: "tree", ObjectKind.RECORD: "record"}
@@ -93,20 +90,17 @@ class PackReader(Repository):
     `index_path` need not exist while there are no packs: the repository is empty then, until a writer writes.
     """
 
-    def __init__(self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES) -> None:
-        """The store is not closed by `close`. VersionMismatch. With a damaged index every read says DataLoss, until it
-        was repaired."""
+    def __init__(
+        self, store: Store, index_path: Path, key: bytes, cache_bytes: int = CACHE_BYTES, finder: Finder | None = None
+    ) -> None:
+        """The store is not closed by `close`. `finder`: a writer's, which knows more than the index. VersionMismatch.
+        With a damaged index every read says DataLoss, until it was repaired."""
         self.store = store
         self.identity = Identity(key)
-        self._index_path = index_path
-        self._index: Index | None = None
-        self._index_file = (0, 0)
-        self._index_seen_s = 0.0
-        self._index_lock = threading.Lock()
-        self._closed = False
         self._plain_cache: Cache[bytes] = Cache(cache_bytes)
         self._tree_cache: Cache[Tree] = Cache(cache_bytes)
         self._list_cache: Cache[_Layout] = Cache(cache_bytes // 2)
+        self._finder = finder or IndexFinder(store, index_path, self.forget)
         try:
             self.open_index()
         except DataLoss as exc:
@@ -115,39 +109,11 @@ class PackReader(Repository):
             )  # every read raises it again; a daemon that did not start could not be told to repair
 
     def open_index(self) -> Index | None:
-        """The index; None while there is neither index nor pack. DataLoss when packs are there without one.
-
-        One that another process has put in its place (a repair) is opened instead, some ms after it is there at the
-        latest. The old one is not closed here: other threads may be reading from it.
-        """
-        with self._index_lock:
-            if self._closed:
-                raise InternalError(f"the repository of {self._index_path} was used after it was closed")
-            now = time.monotonic()
-            if self._index is None or now - self._index_seen_s > _LOOK_EVERY_S:
-                self._open_present()
-                self._index_seen_s = now
-            return self._index
-
-    def _open_present(self) -> None:
-        try:
-            st = os.stat(self._index_path)
-        except FileNotFoundError:
-            if self._index is None:
-                for key in self.store.keys(pack.PREFIX):
-                    raise missing(self._index_path, key) from None
-            return  # another process replaces it
-        if self._index is None or self._index_file != (st.st_dev, st.st_ino):
-            self._index = Index(self._index_path, write=False)
-            self._index_file = (st.st_dev, st.st_ino)
-            self.forget()
+        """See `Finder.index`."""
+        return self._finder.index()
 
     def close(self) -> None:
-        with self._index_lock:
-            self._closed = True
-            if self._index is not None:
-                self._index.close()
-                self._index = None
+        self._finder.close()
 
     def forget(self) -> None:
         """Empty the caches: later reads come from the packs."""
@@ -170,10 +136,15 @@ class PackReader(Repository):
             decoded = tree.decode_tree(data)
         except tree.BadTree as exc:
             raise self._damaged(raw, str(exc)) from None
-        self._keep_tree(raw, decoded, len(data))
+        self.keep_tree(raw, decoded, len(data))
         return decoded
 
-    def _keep_tree(self, raw: bytes, decoded: Tree, encoded_bytes: int) -> None:
+    def keep(self, raw: bytes, data: bytes) -> None:
+        """Remember an object's plain bytes: it is likely to be read soon."""
+        self._plain_cache.put(raw, data, len(data))
+
+    def keep_tree(self, raw: bytes, decoded: Tree, encoded_bytes: int) -> None:
+        """Remember a directory, as `keep` does."""
         # A decoded entry takes some 700 bytes (measured with tracemalloc: 15 fields, name and id).
         self._tree_cache.put(raw, decoded, 700 * (len(decoded.entries) + 1) + encoded_bytes)
 
@@ -187,8 +158,7 @@ class PackReader(Repository):
             raise self._damaged(raw, str(exc)) from None
 
     def records(self) -> Iterator[tuple[RecordID, bytes]]:
-        index = self.open_index()
-        for raw in index.records() if index else ():
+        for raw in self._finder.records():
             yield RecordID(raw.hex()), self._record(raw)
 
     def stored_bytes(self) -> int:
@@ -252,39 +222,35 @@ class PackReader(Repository):
         return [part for one in level for part in one.parts]
 
     def find(self, raw: bytes) -> IndexEntry | None:
-        """The place of an object; None if there is none."""
-        index = self.open_index()
-        entry = index.find(raw) if index is not None else None
-        if entry is None and index is not None and not index.writable:
-            self._index_seen_s = 0.0  # is there a new one?
-            again = self.open_index()
-            if again is not None and again is not index:
-                return again.find(raw)
-        return entry
+        """See `Finder.find`."""
+        return self._finder.find(raw)
 
     def plain(self, raw: bytes, kinds: tuple[ObjectKind, ...] | None = None, keep: bool = True) -> bytes:
         """An object's plain bytes, verified. `kinds`: NotFound for any other. `keep`: remember it and its bases."""
-        cached = self._plain_cache.get(raw)
-        entry = None
-        if cached is None or kinds is not None:
-            entry = self.find(raw)
-            if entry is None or (kinds is not None and entry.kind not in kinds):
-                raise NotFound(f"there is no {_NAMES[kinds[0]] if kinds else 'object'} {raw.hex()} in the repository")
-        if cached is not None:
-            return cached
-        assert entry is not None
+        data = self._finder.plain(raw, kinds)
+        if data is None and kinds is None:
+            data = self._plain_cache.get(raw)
+        if data is not None:
+            return data
+        entry = self.find(raw)
+        if entry is None or (kinds is not None and entry.kind not in kinds):
+            raise NotFound(f"there is no {_NAMES[kinds[0]] if kinds else 'object'} {raw.hex()} in the repository")
         return self.plain_at(entry, keep)
 
     def plain_at(self, entry: IndexEntry, keep: bool = True) -> bytes:
         """The plain bytes of an object that was just looked up, verified."""
-        cached = self._plain_cache.get(entry.id)
-        if cached is not None:
-            return cached
+        data = self._finder.plain(entry.id)
+        if data is None:
+            data = self._plain_cache.get(entry.id)
+        if data is not None:
+            return data
+        if not entry.pack:  # it has got a frame since it was looked up
+            entry = self.find(entry.id) or entry
         while True:
             try:
                 return self._undelta(entry, keep)
             except DataLoss:  # a garbage collection or a repair may have moved the object
-                self._index_seen_s = 0.0
+                self._finder.refresh()
                 again = self.find(entry.id)
                 if again is None or again == entry:
                     raise
@@ -309,30 +275,34 @@ class PackReader(Repository):
         """Apply one delta after the other."""
         chain = self.chain(wanted, until_cached=True)
         first = chain[-1].base
-        data = self._plain_cache.get(first) if first is not None else None
-        if first is not None and data is None:  # just pushed out by another thread
+        base = self._plain_cache.get(first) if first is not None else None
+        if first is not None and base is None:  # just pushed out by another thread
             chain = self.chain(wanted)
-        for entry in reversed(chain):
-            data = self._decode(entry, data if entry.base is not None else None)
-            if not self.verify(entry, data):
-                raise self._damaged(entry.id, "its bytes do not match its id", entry)
-            if keep:
-                self._plain_cache.put(entry.id, data, len(data))
-        assert data is not None
+        data = self._decode(chain.pop(), base, keep)
+        while chain:
+            data = self._decode(chain.pop(), data, keep)
         return data
 
-    def _decode(self, entry: IndexEntry, base: bytes | None) -> bytes:
+    def _decode(self, entry: IndexEntry, base: bytes | None, keep: bool) -> bytes:
         try:
             frame = pack.decode_frame(self.frame_bytes(entry))
             if not matches(entry, frame):
                 raise pack.BadFrame("the frame of another object lies in its place")
-            return compress.decode(frame, base)
+            data = compress.decode(frame, base)
         except pack.BadFrame as exc:
             raise self._damaged(entry.id, str(exc), entry) from None
+        if not self.verify(entry, data):
+            raise self._damaged(entry.id, "its bytes do not match its id", entry)
+        if keep:
+            self.keep(entry.id, data)
+        return data
 
     def frame_bytes(self, entry: IndexEntry) -> bytes:
         """The bytes of an object's frame. A pack that has vanished was rewritten by the garbage collection: look up
         again, once."""
+        frame = self._finder.frame(entry.id)
+        if frame is not None:
+            return frame
         try:
             return self._get(entry)
         except NotFound:

@@ -46,18 +46,17 @@ class PackMaintenance(Maintenance):
         writer = self.writer()
         if not dry_run:
             writer.give_up()  # else packs and bases go that a later flush would index all the same
-        index = writer.open_index()
-        assert index is not None
-        planned = gc.plan(writer, index, roots, grace_s=grace_s, now=now, progress=progress)
+        reader, index = writer.reader, writer.index
+        planned = gc.plan(reader, index, roots, grace_s=grace_s, now=now, progress=progress)
         if dry_run:
             return planned.reclaimed
         try:
-            return gc.run(writer, index, planned, progress)
+            return gc.run(reader, index, planned, progress)
         except OutOfSpace:
             if not reserve.give_up(self._index_path):
                 raise
-            planned = gc.plan(writer, index, roots, grace_s=grace_s, now=now, progress=progress)
-            return gc.run(writer, index, planned, progress)
+            planned = gc.plan(reader, index, roots, grace_s=grace_s, now=now, progress=progress)
+            return gc.run(reader, index, planned, progress)
         finally:
             reserve.make(self._index_path)
 
@@ -67,10 +66,8 @@ class PackMaintenance(Maintenance):
         except DataLoss as exc:
             owners = {*roots.trees.values(), *roots.contents.values(), *roots.records.values()} - {""}
             return CheckResult(0, 0, 0, (Fault(exc.message),), tuple(sorted(owners)))
-        index = writer.open_index()
-        assert index is not None
-        writer.forget()
-        return check.check(writer, index, roots, read_data=read_data, progress=progress)
+        writer.reader.forget()
+        return check.check(writer.reader, writer.index, roots, read_data=read_data, progress=progress)
 
     def repair(self, progress: Callable[[str], object]) -> RepairResult:
         self._end_writer()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import encode
@@ -15,26 +15,20 @@ from snapshotd.repo.writing.unflushed import Unflushed
 class Bases:
     """For the writer's own thread."""
 
-    def __init__(self, unflushed: Unflushed, indexed: Callable[[bytes], IndexEntry | None]) -> None:
-        self._unflushed, self._indexed = unflushed, indexed
+    def __init__(self, unflushed: Unflushed) -> None:
+        self._unflushed = unflushed
         self._recent = Recent()
 
     def clear(self) -> None:
         """Forget the recent files."""
         self._recent.clear()
 
-    def place_of(self, raw: bytes) -> IndexEntry | None:
-        """The place of an object in a pack."""
-        return self._unflushed.placed.get(raw) or self._indexed(raw)
-
     def plan(self, queued: Queued, known: Mapping[bytes, IndexEntry]) -> None:
         """Choose the object that this one may be a delta against. `known`: places of objects in the index."""
         previous = queued.previous
         if previous is None:
             return
-        base: IndexEntry | Queued | None = (
-            self._unflushed.placed.get(previous) or self._unflushed.queued.get(previous) or known.get(previous)
-        )
+        base = self._unflushed.get(previous) or known.get(previous)
         if base is None or base.kind != queued.kind or (isinstance(base, Queued) and base.number > queued.number):
             return  # a base comes first in the packs, and so no chain can come back to where it began
         size = base.plain if isinstance(base, IndexEntry) else len(base.data)
@@ -48,7 +42,7 @@ class Bases:
         """Choose the files that a new one is to be compared with."""
         found: list[Similar] = []
         for one in self._recent.get(sort, len(queued.data)):
-            base = self._unflushed.queued.get(one.id) or self.place_of(one.id)
+            base = self._unflushed.get(one.id) or self._unflushed.place_of(one.id)
             if base is not None and base.kind == ObjectKind.CHUNK and base.depth < encode.MAX_SIMILAR_DEPTH:
                 queued.depth = max(queued.depth, base.depth + 1)
                 found.append(one)

@@ -15,6 +15,9 @@ _MAX_TASKS = 4
 _CHECK_ALL_BYTES = 8 << 20
 _CHECK_EVERY = 8
 
+Done = list[tuple[Queued, Encoded]]
+"""The objects of a task with their frames."""
+
 
 class Encoders:
     """Encodes objects in the order in which they are added. The caller takes every result."""
@@ -29,9 +32,9 @@ class Encoders:
         """Forget all tasks."""
         self._task: list[Queued] = []
         self._task_bytes = self._queued_bytes = self._number = 0
-        self._tasks: deque[Future[list[Encoded]]] = deque()
+        self._tasks: deque[Future[Done]] = deque()
 
-    def add(self, queued: Queued) -> Iterator[list[Encoded]]:
+    def add(self, queued: Queued) -> Iterator[Done]:
         """Add an object to the present task. Yields results that are ready."""
         self._task.append(queued)
         self._task_bytes += len(queued.data)
@@ -39,7 +42,7 @@ class Encoders:
         if self._task_bytes >= (TASK_BYTES if queued.level > encode.BULK_LEVEL else _BULK_TASK_BYTES):
             yield from self.end_task()
 
-    def end_task(self) -> Iterator[list[Encoded]]:
+    def end_task(self) -> Iterator[Done]:
         """Begin with the present task. Yields results that are ready."""
         task, self._task, self._task_bytes = self._task, [], 0
         if not task:
@@ -54,11 +57,11 @@ class Encoders:
         self._tasks.append(self._pool.submit(self._encode, task, check))
         yield from self.collect(_MAX_TASKS)
 
-    def _encode(self, task: list[Queued], check: bool) -> list[Encoded]:
+    def _encode(self, task: list[Queued], check: bool) -> Done:
         """In any thread."""
-        return encode.encode_all(self._job(queued, check) for queued in task)
+        return list(zip(task, encode.encode_all(self._job(queued, check) for queued in task), strict=True))
 
-    def collect(self, leave: int) -> Iterator[list[Encoded]]:
+    def collect(self, leave: int) -> Iterator[Done]:
         """Yields the results, oldest first; waits until only `leave` tasks are left."""
         while len(self._tasks) > leave or (self._tasks and self._tasks[0].done()):
             yield self._tasks.popleft().result()

@@ -24,26 +24,27 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from snapshotd import failpoints
 from snapshotd.errors import DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.repo.base import ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
 from snapshotd.repo.format import chunks, compress, encode, pack
-from snapshotd.repo.format.encode import Encoded, Job
+from snapshotd.repo.format.encode import Job
 from snapshotd.repo.format.ids import raw_id
-from snapshotd.repo.format.index import Index, IndexEntry, PackRow, open_index
+from snapshotd.repo.format.index import IndexEntry, PackRow, open_index
 from snapshotd.repo.format.record import encode_record
 from snapshotd.repo.format.tree import MAX_ENTRIES, encode_tree
-from snapshotd.repo.reading.reader import CACHE_BYTES
+from snapshotd.repo.reading.finder import closed
+from snapshotd.repo.reading.reader import CACHE_BYTES, PackReader
 from snapshotd.repo.writing import packers
 from snapshotd.repo.writing.bases import Bases
-from snapshotd.repo.writing.encoders import TASK_BYTES, Encoders
+from snapshotd.repo.writing.encoders import TASK_BYTES, Done, Encoders
 from snapshotd.repo.writing.output import PackOutput
 from snapshotd.repo.writing.pending import Guide, Queued, Step, lock
 from snapshotd.repo.writing.similar import sort_of
-from snapshotd.repo.writing.unflushed import Stored, Unflushed, UnflushedReader
+from snapshotd.repo.writing.unflushed import Stored, Unflushed
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID, new_id
 
@@ -80,7 +81,7 @@ class _Batch:
         return objects
 
 
-class PackRepository(UnflushedReader, RepositoryWriter):
+class PackRepository(RepositoryWriter):
     """The repository for reading and writing. One per repository: a second one is refused with Conflict (lock file
     beside the index)."""
 
@@ -95,37 +96,32 @@ class PackRepository(UnflushedReader, RepositoryWriter):
     ) -> None:
         """The store is not closed by `close`. `packer_command`: starts a process that helps with large steps
         (packer.py). DataLoss when the index is missing although there are packs; VersionMismatch."""
-        self._lock_fd = lock(index_path)
-        self._packers = None if packer_command is None else packers.Packers(packer_command, self._packed)
-        self.unflushed = Unflushed()
+        with ExitStack() as opened:
+            self._lock_fd = lock(index_path)
+            opened.callback(os.close, self._lock_fd)
+            self.index = open_index(index_path, store)
+            opened.callback(self.index.close)
+            self._unflushed = Unflushed(self.index)
+            self.reader = PackReader(store, index_path, key, cache_bytes, self._unflushed)
+            opened.pop_all()
+        self._bases = Bases(self._unflushed)
         self._encoders = Encoders(threads, self._job)
-        self._output = PackOutput(store, self.unflushed.durable)
-        try:
-            self._writable = open_index(index_path, store)
-            self._bases = Bases(self.unflushed, self._writable.find)
-            super().__init__(store, index_path, key, cache_bytes)
-        except BaseException:
-            os.close(self._lock_fd)
-            raise
+        self._output = PackOutput(store, self._unflushed.durable)
+        self._packers = None if packer_command is None else packers.Packers(packer_command, self._packed)
         self.saved = Saved(0, 0, 0)
         self._broken: str | None = None
+        self._closed = False
         self._reset()
 
     def _reset(self) -> None:
         """Nothing is queued, and nothing was written since the last commit."""
         self.epoch = new_id()
-        self.unflushed.clear()
-        self.forget()
+        self._unflushed.clear()
+        self.reader.forget()
+        self._bases.clear()
         self._encoders.clear()
         self._output.clear()
         self._step, self._batch, self._seen_bytes = Step(), _Batch(), 0
-
-    def open_index(self) -> Index | None:
-        """The index, open for writing."""
-        if self._closed:
-            raise InternalError(f"the repository of {self._index_path} was used after it was closed")
-        self._index = self._writable
-        return self._index
 
     def close(self) -> None:
         """Close; unflushed data are given up."""
@@ -136,13 +132,41 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         if self._packers is not None:
             self._packers.close()
         self._reset()
-        super().close()
+        self._closed = True
+        self.reader.close()
         os.close(self._lock_fd)
+
+    def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
+        return self.reader.contains(object_id)
+
+    def load_tree(self, tree_id: TreeID) -> Tree:
+        return self.reader.load_tree(tree_id)
+
+    def load_record(self, record_id: RecordID) -> bytes:
+        return self.reader.load_record(record_id)
+
+    def records(self) -> Iterator[tuple[RecordID, bytes]]:
+        return self.reader.records()
+
+    def stored_bytes(self) -> int:
+        return self.reader.stored_bytes()
+
+    def size_bytes(self, content: BlobID) -> int:
+        return self.reader.size_bytes(content)
+
+    def load(self, content: BlobID) -> Iterator[bytes]:
+        return self.reader.load(content)
+
+    def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
+        return self.reader.load_many(contents)
+
+    def read(self, content: BlobID, offset: int, length: int) -> bytes:
+        return self.reader.read(content, offset, length)
 
     def save_bytes(self, data: bytes, previous: BlobID | None = None, name: bytes | None = None) -> BlobID:
         if len(data) > chunks.WHOLE_BYTES:
             return self.save_content(io.BytesIO(data).read, previous)
-        raw = self.identity.content(data)
+        raw = self.reader.identity.content(data)
         with self._writing():
             self._queue(
                 ObjectKind.CHUNK, raw, bytes(data), _hint(previous), sort_of(name) if name is not None else None
@@ -155,19 +179,19 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         begin = chunks.read_full(read, chunks.WHOLE_BYTES + 1)
         if len(begin) <= chunks.WHOLE_BYTES:
             return self.save_bytes(begin, previous)
-        hasher = self.identity.content_hasher()
+        hasher = self.reader.identity.content_hasher()
         earlier = _hint(previous)
-        guide = Guide(self.parts_of(earlier))
+        guide = Guide(self.reader.parts_of(earlier))
         parts: list[tuple[bytes, int]] = []
         for chunk in chunks.cut(begin, read):
             hasher.update(chunk)
-            raw = self.identity.content(chunk)
+            raw = self.reader.identity.content(chunk)
             parts.append((raw, len(chunk)))
             with self._writing():
                 self._queue(ObjectKind.CHUNK, raw, chunk, guide.base_for(raw))
         content = hasher.digest()
         with self._writing():
-            if self.find(content) is None:
+            if self._unflushed.find(content) is None:
                 self._save_list(content, parts, earlier)
         return BlobID(content.hex())
 
@@ -188,28 +212,28 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         with self._writing():
             saved = answers()
             for content, parts in (one for one in saved if isinstance(one, tuple)):
-                if self.find(bytes.fromhex(content)) is None:
+                if self._unflushed.find(bytes.fromhex(content)) is None:
                     self._save_list(bytes.fromhex(content), parts, None)
         return [None if one is None else BlobID(one if isinstance(one, str) else one[0]) for one in saved]
 
     def _packed(self, entries: list[IndexEntry], rows: list[PackRow]) -> None:
         """Take in the entries of other processes, and the packs of theirs that have become durable."""
-        self._output.add_stored(self.unflushed.place_elsewhere(entries, rows))
+        self._output.add_stored(self._unflushed.place_elsewhere(entries, rows))
 
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
         if len(tree.entries) > MAX_ENTRIES:
             what = f"a directory with {len(tree.entries)} entries cannot be stored (at most {MAX_ENTRIES})"
             raise LimitExceeded(f"{what}: spread it over several directories")
         data = encode_tree(tree)
-        raw = self.identity.tree(data)
+        raw = self.reader.identity.tree(data)
         with self._writing():
             self._queue(ObjectKind.TREE, raw, data, _hint(previous))
-        self._keep_tree(raw, tree, len(data))  # the next step begins with it
+        self.reader.keep_tree(raw, tree, len(data))  # the next step begins with it
         return TreeID(raw.hex())
 
     def save_record(self, data: bytes, previous: RecordID | None = None) -> RecordID:
         data = encode_record(data)
-        raw = self.identity.record(data)
+        raw = self.reader.identity.record(data)
         with self._writing():
             self._queue(ObjectKind.RECORD, raw, data, _hint(previous))
             if self._batch.bytes >= _READY_BYTES:
@@ -233,10 +257,6 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         them."""
         self._drop()
 
-    def forget(self) -> None:
-        super().forget()
-        self._bases.clear()
-
     def _queue(
         self, kind: ObjectKind, raw: bytes, data: bytes, previous: bytes | None, sort: bytes | None = None
     ) -> None:
@@ -246,12 +266,12 @@ class PackRepository(UnflushedReader, RepositoryWriter):
                 "spread it over several directories"
             )
         self._seen_bytes += len(data)
-        if raw in self.unflushed:
+        if raw in self._unflushed:
             return
         self._step.bytes += len(data)
         queued = self._batch.add(kind, raw, data, previous if previous != raw else None, self._step)
         queued.sort = sort
-        self.unflushed.queued[raw] = queued
+        self._unflushed.add(queued)
         if self._batch.full:
             self._dispatch()
 
@@ -269,10 +289,10 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         if not batch:
             return [], {}
         wanted = {queued.id for queued in batch} | {queued.previous for queued in batch if queued.previous is not None}
-        known = self._writable.find_many([raw for raw in wanted if raw not in self.unflushed.placed])
+        known = self.index.find_many([raw for raw in wanted if not isinstance(self._unflushed.get(raw), IndexEntry)])
         for queued in batch:
             if queued.id in known:
-                del self.unflushed.queued[queued.id]
+                self._unflushed.exists(queued)
         return [queued for queued in batch if queued.id not in known], known
 
     def _plan(self, queued: Queued, known: dict[bytes, IndexEntry]) -> None:
@@ -282,7 +302,7 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         if queued.branch and isinstance(queued.base, Queued):  # the whole chain must be known to choose a place in it
             self._place(self._encoders.end_task())
             self._place(self._encoders.collect(0))
-            queued.base = self._bases.place_of(queued.base.id)
+            queued.base = self._unflushed.place_of(queued.base.id)
         if queued.sort is not None and queued.base is None and queued.level > encode.BULK_LEVEL:
             self._bases.plan_similar(queued, queued.sort)
 
@@ -300,27 +320,27 @@ class PackRepository(UnflushedReader, RepositoryWriter):
             return None, None
         try:
             if not queued.branch:
-                return base.id, self.plain(base.id)
-            chain = self.chain(base)[::-1]
-            plains = [self.plain(entry.id) for entry in chain]
+                return base.id, self.reader.plain(base.id)
+            chain = self.reader.chain(base)[::-1]
+            plains = [self.reader.plain(entry.id) for entry in chain]
             place = encode.best_base(queued.data, plains, level)
             return chain[place].id, plains[place]
         except (DataLoss, NotFound):
             return None, None  # a hint only: the object is stored in full; a reader of the damaged one gets the error
 
-    def _place(self, results: Iterable[list[Encoded]]) -> None:
+    def _place(self, results: Iterable[Done]) -> None:
         """Put encoded objects into packs."""
         for encoded in results:
-            for frame in encoded:
+            for queued, frame in encoded:
                 depth = 0
                 if frame.base is not None:
-                    base = self._bases.place_of(frame.base)
+                    base = self._unflushed.place_of(frame.base)
                     if base is None:
                         raise InternalError(f"the base {frame.base.hex()} of a delta is gone")
                     depth = base.depth + 1
-                queued = self.unflushed.place(frame, self._output.add(frame, depth))
+                self._unflushed.place(frame, self._output.add(frame, depth))
                 if queued.level > encode.BULK_LEVEL:  # the next step's version is likely to be a delta against it
-                    self._plain_cache.put(frame.id, queued.data, len(queued.data))
+                    self.reader.keep(frame.id, queued.data)
                 if self._output.full:
                     self._output.finish()
                     if sum(len(entries) for _, entries in self._output.stored) >= _COMMIT_OBJECTS:
@@ -332,8 +352,8 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         stored: Stored = []
         if self._packers is not None:
             self._packers.begin_flush()
-        if not self._output.empty or self.unflushed.awaits_others:
-            with self._writable.transaction():
+        if not self._output.empty or self._unflushed.awaits_others:
+            with self.index.transaction():
                 self._add_to_index(0)
                 added = len(self._output.stored)
                 if self._packers is not None:
@@ -342,19 +362,19 @@ class PackRepository(UnflushedReader, RepositoryWriter):
                 self._add_to_index(added)
                 stored = self._output.take_stored()  # the index may know them from here on: no failure takes them back
             failpoints.hit("repo.index.committed")
-        self.unflushed.indexed(stored)
+        self._unflushed.indexed(stored)
         packed, objects = sum(row.bytes for row, _ in stored), sum(row.objects for row, _ in stored)
         self.saved = Saved(
             self.saved.objects + objects, self.saved.packed_bytes + packed, self.saved.plain_bytes + self._seen_bytes
         )
         self._seen_bytes = 0
-        if not self.unflushed.placed and not self.unflushed.queued:
+        if self._unflushed.empty:
             self._encoders.nothing_queued()
 
     def _add_to_index(self, first: int) -> None:
         for row, entries in self._output.stored[first:]:
-            self._writable.add_pack(row)
-            self._writable.add_objects(entries)
+            self.index.add_pack(row)
+            self.index.add_objects(entries)
 
     @property
     def refuses(self) -> bool:
@@ -365,10 +385,10 @@ class PackRepository(UnflushedReader, RepositoryWriter):
     def _writing(self) -> Iterator[None]:
         """Refuses after a failed write; if this write fails, gives up everything uncommitted."""
         if self._broken is not None:
-            what = f"the repository of {self._index_path}"
+            what = f"the repository of {self.index.path}"
             raise OSError(errno.EIO, f"{what} refuses to write since an earlier failure ({self._broken}): reopen it")
         if self._closed:
-            raise InternalError(f"the repository of {self._index_path} was used after it was closed")
+            raise closed(self.index.path)
         try:
             yield
         except OutOfSpace:
@@ -395,7 +415,7 @@ class PackRepository(UnflushedReader, RepositoryWriter):
         self._reset()
         try:
             for row in rows:
-                self.store.delete(pack.pack_key(row.id))
+                self.reader.store.delete(pack.pack_key(row.id))
         except (OSError, SnapshotdError):
             # the first failure is raised; these packs are garbage that nothing refers to, for the garbage collection
             return
@@ -406,7 +426,7 @@ class PackRepository(UnflushedReader, RepositoryWriter):
             above: list[tuple[bytes, int]] = []
             for some in chunks.group(parts):
                 data = chunks.encode_list(some, level, True)
-                raw = self.identity.inner_list(data)
+                raw = self.reader.identity.inner_list(data)
                 self._queue(ObjectKind.LIST, raw, data, None)
                 above.append((raw, sum(length for _, length in some)))
             parts, level = above, level + 1

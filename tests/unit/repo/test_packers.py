@@ -100,7 +100,7 @@ class Rig:
         return self.begin(files)()
 
     def ids(self, contents: dict[bytes, bytes]) -> list[BlobID]:
-        return [BlobID(self.writer.identity.content(data).hex()) for data in contents.values()]
+        return [BlobID(self.writer.reader.identity.content(data).hex()) for data in contents.values()]
 
     def holds(self, *contents: bytes) -> None:
         """A reader of its own finds them, and nothing is wrong with the repository."""

@@ -246,7 +246,7 @@ def test_lists_of_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     content = repo.save_bytes(data)
     later = repo.save_bytes(data[: 20 << 20] + b"inserted" + data[20 << 20 :], content)
     repo.flush()
-    assert repo.chunk_list(bytes.fromhex(content)).level >= 2
+    assert repo.reader.chunk_list(bytes.fromhex(content)).level >= 2
     assert b"".join(repo.load(content)) == data
     assert b"".join(repo.load(later)) == data[: 20 << 20] + b"inserted" + data[20 << 20 :]
     for offset in (0, 5_000_000, (40 << 20) - 10):
@@ -399,14 +399,13 @@ def test_new_files_are_deltas_against_others_of_their_sort(tmp_path: Path) -> No
             repo.flush()
     other = repo.save_bytes(b"".join(lines[:100]), None, b"other.c")
     repo.flush()
-    index = repo.open_index()
-    assert index is not None
+    index = repo.index
     entries = {entry.id: entry for entry in index.objects()}
     deltas = [entry for entry in entries.values() if entry.base is not None]
     assert len(deltas) > 20
     assert max(entry.depth for entry in deltas) <= encode.MAX_SIMILAR_DEPTH
     assert entries[bytes.fromhex(other)].base is None
-    repo.forget()
+    repo.reader.forget()
     assert all(b"".join(repo.load(content)) == data for content, data in saved.items())
     repo.close()
 
@@ -512,7 +511,7 @@ for _ in range(2000):  # small flushes, so that the index hits the end as well
         if full == 30:
             break
 assert full == 30, full
-indexed = {entry.pack for entry in repo.open_index().objects()}
+indexed = {entry.pack for entry in repo.index.objects()}
 for content, data in saved.items():
     assert b"".join(repo.load(content)) == data
 subprocess.run(["mount", "-o", "remount,size=64m", root], check=True)

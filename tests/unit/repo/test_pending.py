@@ -24,7 +24,7 @@ def test_the_base_of_a_delta_may_be_saved_once_more(tmp_path: Path) -> None:
         for data in chain:
             ids.append(repository.save_record(data, ids[-1] if ids else None))
             repository.flush()
-        depths = [entry.depth for one in ids if (entry := repository.find(bytes.fromhex(one))) is not None]
+        depths = [entry.depth for one in ids if (entry := repository.reader.find(bytes.fromhex(one))) is not None]
         assert depths == [0, 1, 2, 3], "they are deltas"
     for again in range(3):
         with closing(PackRepository(store, tmp_path / "index.db", KEY)) as repository:  # nothing in memory
