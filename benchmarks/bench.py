@@ -1,6 +1,6 @@
 """What a snapshot, a fork and a rewind cost, with distributions. `make bench`, or:
 
-    python benchmarks/bench.py [--runtime runc] [--rounds 60] [--json FILE]
+    python benchmarks/bench.py [--runtime runc] [--rounds 60] [--only commands|scored] [--image TAR] [--json FILE]
 
 Starts a daemon of its own in a temporary state directory (a sparse XFS image where the file system has no reflinks) and
 removes it again. Pause: from the moment the daemon is told that the call has ended to the moment the new root is in
@@ -25,15 +25,19 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from snapshotd.client import Snapshotd
 from snapshotd.kernel.processes import descendants, stat_fields
 
+T = TypeVar("T")
 HERE = Path(__file__).parent
 SANDBOXES = 8
 WARM_UP = 5
 """Commands before those that count."""
+SCORED = 100
+"""Forks of one snapshot that are scored."""
+MIB = 1 << 20
 SCENARIOS = {
     "no change": "none",
     "one file": "1-file",
@@ -149,6 +153,54 @@ def _run(client: Snapshotd, trajectory: str) -> None:
     client.exec(trajectory, ["cat", "d/2000"])
 
 
+def scored(client: Snapshotd, runtime: str) -> dict[str, Any]:
+    """Forks of a snapshot with a file of 1 GiB: each runs a command that changes a file, and a score looks at it. One
+    alone, then `SCORED` at once; wall clock and processor for one of these, by phase, and by how much the daemon grows
+    while all of them live."""
+    parent, _ = client.create(runtime=runtime)
+    client.exec(parent.id, ["sh", "-c", "head -c 1G /dev/urandom > large"])
+    client.flush()
+    _scored(client, parent.id, SANDBOXES)
+    time.sleep(2)  # the pool makes the next warm containers meanwhile
+    before = resident_bytes(client.version().pid)
+    (first, _), (phases, memory) = _scored(client, parent.id, 1), _scored(client, parent.id, SCORED)
+    client.remove(parent.id, force=True)
+    alone = sum(wall for wall, _ in first.values())
+    return {
+        "alone": alone,
+        "phases": {name: {"wall": wall / SCORED, "processor": used / SCORED} for name, (wall, used) in phases.items()},
+        "beyond": (sum(wall for wall, _ in phases.values()) - alone) / (SCORED - 1),
+        "MiB": (memory - before) / SCORED / MIB,
+    }
+
+
+def _scored(client: Snapshotd, snapshot: str, n: int) -> tuple[dict[str, tuple[float, float]], int]:
+    """Milliseconds of wall clock and processor for all of `n` forks, by phase, and the daemon's memory while they
+    live."""
+    pid, found = client.version().pid, dict[str, tuple[float, float]]()
+    write = ["sh", "-c", "echo $SNAPSHOTD_FORK_INDEX > mine"]
+
+    def phase(name: str, work: Callable[[], T]) -> T:
+        used, began = processor_s(pid), time.perf_counter()
+        result = work()
+        found[name] = ((time.perf_counter() - began) * 1e3, (processor_s(pid) - used) * 1e3)
+        return result
+
+    made = phase("fork", lambda: [one.id for one in client.fork(snapshot, n).trajectories])
+    with ThreadPoolExecutor(SANDBOXES) as threads:
+        phase("command", lambda: list(threads.map(lambda each: client.exec(each, write), made)))
+        rows = phase("score", lambda: client.score(made, ["cat", "mine"], number=True, parallel=SANDBOXES))
+        memory = resident_bytes(pid)
+        list(threads.map(lambda each: client.remove(each, force=True), made))
+    if sorted(row.mean or 0 for row in rows) != list(range(n)):
+        sys.exit(f"wrong scores: {[row.mean or row.error for row in rows]}")
+    return found, memory
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def rewinds(client: Snapshotd, runtime: str, rounds: int) -> dict[str, Any]:
     """Restore in place: a running sandbox gets the files of an older snapshot, whatever changed since."""
     trajectory, _ = client.create(runtime=runtime)
@@ -180,6 +232,21 @@ def table(report: dict[str, Any]) -> str:
         lines.append(
             f"| {name} | {methods} | {p['p50']:.2f} | {p['p95']:.2f} | {p['max']:.2f} | {c['p50']:.2f} | {c['p95']:.2f} |"
         )
+    if "scored" in report:
+        one = report["scored"]
+        lines += [
+            "",
+            "| one of a hundred forks of 1 GiB | " + " | ".join(one["phases"]) + " | together |",
+            "|---|---|---|---|---|",
+        ]
+        for kind in ("wall", "processor"):
+            row = [phase[kind] for phase in one["phases"].values()]
+            lines.append(f"| {kind} | " + " | ".join(f"{each:.1f}" for each in (*row, sum(row))) + " |")
+        lines += [
+            "",
+            f"One fork alone: {one['alone']:.1f}; each beyond the first: {one['beyond']:.1f}; the daemon's memory for each: "
+            f"{one['MiB']:.2f} MiB.",
+        ]
     lines += ["", "| operation | p50 | p95 | max |", "|---|---|---|---|"]
     for name, row in report["operations"].items():
         lines.append(f"| {name} | {row['p50']:.1f} | {row['p95']:.1f} | {row['max']:.1f} |")
@@ -201,12 +268,18 @@ def main() -> None:
     parser.add_argument("--runtime", default="runc")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--only", choices=["commands"], help="leave out everything else")
+    parser.add_argument("--only", choices=["commands", "scored"], help="leave out everything else")
+    parser.add_argument(
+        "--image", type=Path, help="an archive of a root with Python, instead of the built default image"
+    )
     options = parser.parse_args()
     state = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
     client = Snapshotd(state_dir=state)
     try:
-        client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
+        if options.image:
+            client.import_image(str(options.image), name="default", progress=lambda line: print(line, file=sys.stderr))
+        else:
+            client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
         report: dict[str, Any] = {
             "machine": {
                 "cpus": os.cpu_count(),
@@ -222,7 +295,9 @@ def main() -> None:
             for name, key in SCENARIOS.items():
                 report["pauses"][name] = pauses(client, options.runtime, key, options.rounds)
             report["operations"] = {**forks(client, options.runtime, 20), **rewinds(client, options.runtime, 20)}
-        for starter in ("starter", "runc"):
+        if options.only != "commands":
+            report["scored"] = scored(client, options.runtime)
+        for starter in ("starter", "runc") if options.only != "scored" else ():
             stop(state)
             os.environ["SNAPSHOTD_EXEC"] = starter
             report["commands"][starter] = {

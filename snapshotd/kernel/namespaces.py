@@ -114,33 +114,31 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWUSER = 0x10000000
 
 
+_mappings: dict[IdMap, int] = {}
+_mappings_lock = threading.Lock()
+
+
 def user_namespace(id_map: IdMap) -> int:
-    """A file descriptor of a user namespace that maps `id_map` and has no processes; only for id-mapped mounts.
+    """A file descriptor, the caller's own, of this process's user namespace that maps `id_map` and has no processes;
+    only for id-mapped mounts.
 
     Container ids 0..count-1 on disk appear as host ids base..base+count-1. One more extent maps id `count` to host id
     0, without which overlayfs cannot create its work directory (EOVERFLOW, and the mount falls back to read-only).
-    Raises OSError. The helper process that makes it is gone on return.
+    Made once, since each takes a fork of this process, a daemon of a hundred MiB. Raises OSError. The helper process
+    that makes it is gone on return.
     """
-    return _user_namespace(f"0 {id_map.base} {id_map.count}\n{id_map.count} 0 1\n", 0)
+    with _mappings_lock:
+        if id_map not in _mappings:
+            _mappings[id_map] = _user_namespace(f"0 {id_map.base} {id_map.count}\n{id_map.count} 0 1\n")
+        return os.dup(_mappings[id_map])
 
 
-def owned_user_namespace(id_map: IdMap, owner: int) -> int:
-    """A file descriptor of a user namespace to live in, which belongs to the host's user `owner`.
-
-    The kernel also counts resources per user (inotify, pending signals, message queues, locked memory) in every
-    namespace above, for that namespace's owner. So a process in a namespace that root has made takes from root of the
-    host: 128 inotify instances, and systemd has none. Raises OSError. The helper process that makes it is gone on
-    return.
-    """
-    return _user_namespace(f"0 {id_map.base} {id_map.count}\n", owner)
-
-
-def _user_namespace(extents: str, owner: int) -> int:
+def _user_namespace(extents: str) -> int:
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:  # child: only async-signal-safe work, the parent is multi-threaded
-        done = (not owner or _become(owner)) and _libc.unshare(_CLONE_NEWUSER) == 0
+        done = _libc.unshare(_CLONE_NEWUSER) == 0
         number = 0 if done else ctypes.get_errno() or errno.EPERM
         # It has every descriptor of the parent's, clients' connections included: it must not outlive a parent that is
         # killed just now.
@@ -154,24 +152,25 @@ def _user_namespace(extents: str, owner: int) -> int:
         os.close(ready_w)
         said = os.read(ready_r, 1)
         if said != b"\0":
-            number = said[0] if said else errno.EPERM
-            raise OSError(
-                number, f"a user namespace cannot be made: {os.strerror(number)} (`sysctl user.max_user_namespaces`)"
-            )
-        for kind in ("uid_map", "gid_map"):
-            with open(f"/proc/{pid}/{kind}", "w") as f:
-                f.write(extents)
-        return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            raise refused(said[0] if said else errno.EPERM)
+        return mapped(pid, extents)
     finally:
         os.close(ready_r)
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
 
 
-def _become(owner: int) -> bool:
-    """Be another user, with all capabilities if that is allowed: without them, some machines forbid making user
-    namespaces."""
-    _libc.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
-    return not (
-        _libc.setgroups(0, None) or _libc.setresgid(owner, owner, owner) or _libc.setresuid(owner, owner, owner)
+def mapped(pid: int, extents: str) -> int:
+    """A file descriptor of the new user namespace in which the process is, given its map of user and group ids.
+    OSError."""
+    for kind in ("uid_map", "gid_map"):
+        with open(f"/proc/{pid}/{kind}", "w") as f:
+            f.write(extents)
+    return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def refused(number: int) -> OSError:
+    """The reason why there is no user namespace."""
+    return OSError(
+        number, f"a user namespace cannot be made: {os.strerror(number)} (`sysctl user.max_user_namespaces`)"
     )

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
-from snapshotd.kernel.namespaces import owned_user_namespace
 from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
 from snapshotd.runtime._attach import attached
 from snapshotd.runtime._checks import check_share_dir
@@ -32,7 +31,6 @@ from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, IdMap, Network, short
 
 _START_DEADLINE_S = 60.0
-_DELETE_DEADLINE_S = 30.0
 _NO_KEYRING = "--no-new-keyring"
 """Sandboxes cannot use keyrings, and all of them together may have 200 (kernel.keys.maxkeys, by user): hundreds would
 not start."""
@@ -62,12 +60,12 @@ class RuncRuntime(Runtime):
         starter: Starter | None = None,
     ) -> None:
         """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the
-        daemon; `starter`: starts the others where it can."""
+        daemon; `starter`: starts the others where it can, and makes user namespaces; None: runc starts all."""
         self._run_dir = run_dir
         self._id_map = id_map
         self._runc = runc
         self._keeper = keeper
-        self._starter = starter
+        self._starter = starter or Starter(used=False)
         self._cgroup = f"/snapshotd-{instance}"
         self._lock = threading.Lock()
         self._creating = 0
@@ -140,19 +138,17 @@ class RuncRuntime(Runtime):
             end_all(container_id, [cgroup], init)
             self._reap_init(container_id)
             _slirp.stop(bundle, _init_pid(bundle))
-            if (self._state_dir / container_id).exists():
-                self._delete(container_id, bundle)
             _cgroups.remove(cgroup)
+            # `runc delete` would do no more, in 10 ms: a container without processes and cgroups is a directory of state.
+            remove_files(self._state_dir / container_id)
             remove_files(bundle)
-            if self._starter is not None:
-                self._starter.forget(container_id)
+            self._starter.forget(container_id)
         with self._lock:
             if self._creating == 0:
                 _cgroups.remove_if_empty(self._cgroup)
 
     def close(self) -> None:
-        if self._starter is not None:
-            self._starter.close()
+        self._starter.close()
 
     def list(self) -> list[ContainerID]:
         names = _cgroups.children(self._cgroup)
@@ -225,7 +221,7 @@ class RuncRuntime(Runtime):
             yield None
             return
         owner = self._id_map.base + self._id_map.count + zlib.crc32(container_id.encode()) % _OWNERS
-        fd = owned_user_namespace(self._id_map, owner)
+        fd = self._starter.user_namespace(container_id, self._id_map, owner)
         try:
             yield f"/proc/{os.getpid()}/fd/{fd}"
         finally:
@@ -255,21 +251,6 @@ class RuncRuntime(Runtime):
         if pidfd is not None:
             reap(pidfd, 0)
             os.close(pidfd)
-
-    def _delete(self, container_id: ContainerID, bundle: Path) -> None:
-        bundle.mkdir(mode=0o700, parents=True, exist_ok=True)  # for the log
-        log = bundle / "delete.log"
-        code = run_bounded(
-            self._known_as(container_id).command(log, "delete", "--force", container_id), timeout_s=_DELETE_DEADLINE_S
-        )
-        if code is None:
-            raise SandboxFailed(
-                f"runc could not remove container {short(container_id)} within {_DELETE_DEADLINE_S:.0f} s; try again"
-            )
-        if (self._state_dir / container_id).exists():
-            # A container that runc cannot read any more (it was killed while making it) holds nothing but its state
-            # directory.
-            shutil.rmtree(self._state_dir / container_id)
 
 
 def _init_pid(bundle: Path) -> int | None:

@@ -6,6 +6,7 @@ its system call filter) is left to runc.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -23,10 +24,11 @@ from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.namespaces import mapped, refused
 from snapshotd.runtime import _cgroups, starter_main
 from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container
-from snapshotd.types import ContainerID, short
+from snapshotd.types import ContainerID, IdMap, short
 
 _log = logging.getLogger(__name__)
 _START_DEADLINE_S = 60.0
@@ -62,7 +64,7 @@ class RefusedError(Exception):
 
 
 class Starter:
-    """The starter's process, made with the first command, and its residents. Thread-safe."""
+    """The starter's process, made with the first container or command, and its residents. Thread-safe."""
 
     def __init__(self, *, used: bool = True) -> None:
         self.used = used
@@ -85,7 +87,7 @@ class Starter:
             if resident is None:
                 return None
             try:
-                answer = _ask(container, resident.send, request, standard)
+                answer = _ask(container.id, resident.send, request, standard)
                 break
             except ConnectionError:  # it was killed, or has just been let go of
                 self._let_go(container.id, resident)
@@ -117,7 +119,7 @@ class Starter:
         found = None
         try:
             with theirs:
-                answer = _ask(container, self._send, request, [theirs.fileno()])
+                answer = _ask(container.id, self._send, request, [theirs.fileno()])
             if "ready" in answer:
                 CHILDREN.add(container.id, ChildProcess(answer["pid"], -1, -1))
                 found = _Resident(ours)
@@ -135,6 +137,26 @@ class Starter:
             if resident is not None:
                 resident.let_go()
         return known
+
+    def user_namespace(self, container: ContainerID, id_map: IdMap, owner: int) -> int:
+        """A file descriptor of a user namespace for a container to live in, which belongs to the host's user `owner`.
+
+        The kernel also counts resources per user (inotify, pending signals, message queues, locked memory) in every
+        namespace above, for that namespace's owner. So a process in a namespace that root has made takes from root of
+        the host: 128 inotify instances, and systemd has none. The starter's process makes it, because a fork of the
+        daemon itself costs some 10 ms of a processor. Raises OSError, SandboxFailed.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answer: dict[str, Any] = {}
+        with ours:
+            try:
+                with theirs:
+                    answer = _ask(container, self._send, {"owner": owner}, [theirs.fileno()])
+                if "ready" not in answer:
+                    raise refused(answer.get("refused", errno.EPERM))
+                return mapped(answer["pid"], f"0 {id_map.base} {id_map.count}\n")
+            finally:
+                _end(answer)
 
     def forget(self, container_id: ContainerID) -> None:
         """The container is destroyed. Idempotent."""
@@ -175,7 +197,7 @@ class Starter:
 
 
 def _ask(
-    container: Container, send: Callable[[Sequence[int]], None], request: dict[str, Any], more: Sequence[int]
+    container: ContainerID, send: Callable[[Sequence[int]], None], request: dict[str, Any], more: Sequence[int]
 ) -> dict[str, Any]:
     """Have a process started; all that was answered. ConnectionError: nobody has taken the request. SandboxFailed: the
     sandbox is gone, or nothing came of it in time."""
@@ -202,10 +224,10 @@ def _ask(
         answer.update(json.loads(line))
     if not complete:
         _end(answer)
-        raise SandboxFailed(f"a command did not start in container {short(container.id)} in time; stop it")
+        raise SandboxFailed(f"a command did not start in container {short(container)} in time; stop it")
     if "gone" in answer or not said:
         _end(answer)
-        raise SandboxFailed(f"container {short(container.id)} is gone")
+        raise SandboxFailed(f"container {short(container)} is gone")
     return answer
 
 

@@ -10,7 +10,8 @@ Started by starter.py, which is also the only one to speak to it.
                       call filter, execve(2)
 
 SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the answer,
-and the rest. The starter's requests bring the socket of a new resident; a resident's bring a command's standard input,
+and the rest. The starter's requests bring the socket of a new resident, or of a process that makes a user namespace and
+waits until its socket closes; a resident's bring a command's standard input,
 output and error, or a socket that gets its terminal. Both clone (CLONE_PARENT: the new process is a child of the daemon),
 write the new process's id to the pipe, and are ready for the next request. A new resident writes that it is ready, or
 why not; a command why it cannot run. The
@@ -76,7 +77,7 @@ def main(socket_fd: int) -> None:
     os.closerange(socket_fd + 1, 1 << 20)
     os.chdir("/")
     gc.disable()  # no collection writes to the pages that clones share
-    _serve(socket.socket(fileno=socket_fd), None, _reside)
+    _serve(socket.socket(fileno=socket_fd), None, _begin)
 
 
 def _serve(connection: socket.socket, init: int | None, action: Callable[[list[int]], NoReturn]) -> None:
@@ -118,18 +119,51 @@ def _answer(fd: int, **answer: object) -> None:
         os.write(fd, json.dumps(answer).encode() + b"\n")
 
 
+# -- a user namespace --------------------------------------------------------------------------------------------------
+
+
+def _begin(fds: list[int]) -> NoReturn:
+    """In a new process of the starter's: be what the request says."""
+    request_fd, answer_fd, socket_fd = fds
+    request = _request(request_fd)
+    if "owner" in request:
+        _close_all_but(answer_fd, socket_fd)
+        _own_user_namespace(request["owner"], answer_fd, socket_fd)
+    else:
+        _reside(request, answer_fd, socket_fd)
+    os._exit(0)
+
+
+def _close_all_but(*kept: int) -> None:
+    for low, high in zip((2, *sorted(kept)), (*sorted(kept), 1 << 20), strict=True):
+        os.closerange(low + 1, high)
+
+
+def _own_user_namespace(owner: int, answer_fd: int, socket_fd: int) -> None:
+    """Make a user namespace that belongs to a user of the host, and hold it until the socket closes."""
+    try:
+        # With all capabilities if that is allowed: without them, some machines forbid making user namespaces.
+        _LIBRARY.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
+        os.setgroups([])
+        os.setresgid(owner, owner, owner)
+        os.setresuid(owner, owner, owner)
+        sc.call("unshare", _CLONE_NEWUSER)
+    except OSError as exc:
+        _answer(answer_fd, refused=exc.errno)
+    else:
+        _answer(answer_fd, ready=True)
+        os.close(answer_fd)
+        os.read(socket_fd, 1)
+
+
 # -- a resident --------------------------------------------------------------------------------------------------------
 
 
-def _reside(fds: list[int]) -> NoReturn:
+def _reside(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
     """In a new resident: enter the sandbox and serve."""
-    request_fd, answer_fd, socket_fd = fds
     try:
-        request = _request(request_fd)
         init = os.pidfd_open(request["init"])
-        kept = (answer_fd, socket_fd, init)
-        for low, high in zip((2, *sorted(kept)), (*sorted(kept), 1 << 20), strict=True):
-            os.closerange(low + 1, high)
+        _close_all_but(answer_fd, socket_fd, init)
         _check(request["init"], init, request["name"])
         load = _load(_filters(request["init"]))
         _enter_sandbox(request, init)
@@ -141,7 +175,6 @@ def _reside(fds: list[int]) -> NoReturn:
         _answer(answer_fd, ready=True)
         os.close(answer_fd)
         _serve(socket.socket(fileno=socket_fd), init, lambda fds: _become(fds, load))
-    os._exit(0)
 
 
 def _enter_sandbox(request: dict[str, Any], init: int) -> None:

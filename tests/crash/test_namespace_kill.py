@@ -11,7 +11,8 @@ from tests.capabilities import require
 
 _KILLED_WHILE_IT_WAITS = """
 import os, signal
-from snapshotd.kernel.namespaces import owned_user_namespace, user_namespace
+from snapshotd.kernel.namespaces import user_namespace
+from snapshotd.runtime.starter import Starter
 from snapshotd.types import IdMap
 read = os.read
 def die(fd, count):
@@ -26,7 +27,7 @@ os.read = die
     "make",
     [
         "user_namespace(IdMap(1_700_000_000, 65_536))",
-        "owned_user_namespace(IdMap(1_700_000_000, 65_536), 1_800_000_000)",
+        "Starter().user_namespace('a-container', IdMap(1_700_000_000, 65_536), 1_800_000_000)",
     ],
 )
 def test_nothing_outlives_a_killed_parent(make: str) -> None:
