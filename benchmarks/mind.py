@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 import shutil
 import statistics
 import subprocess
@@ -43,30 +44,39 @@ if first_time:
     os._exit(9)
 """
 
-ASKED = 100
+ASKED = 150
 """Requests for each figure of the gateway."""
+WARM = 10
+"""Requests before them: the first opens connections and imports what they need."""
 ASKING = f"""
-import http.client, json, os, socket, statistics, sys, time, urllib.parse
-url = urllib.parse.urlsplit(os.environ.get("ANTHROPIC_BASE_URL") or sys.argv[1])
-http = http.client.HTTPConnection(url.hostname, url.port)
-http.connect()
-http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+import http.client, json, socket, statistics, sys, time, urllib.parse
+from snapshotd.kernel.namespaces import in_network_namespace
+provider, sandbox = urllib.parse.urlsplit(sys.argv[1]), int(sys.argv[2])
+ways = [http.client.HTTPConnection(provider.hostname, provider.port), http.client.HTTPConnection("127.0.0.1", 11411)]
+ways[0].connect()
+in_network_namespace(sandbox, ways[1].connect)
+for way in ways:
+    way.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 said = [{{"role": ("user", "assistant")[number % 2], "content": "x" * 800}} for number in range(81)]
 tools = [{{"name": "t%d" % number, "description": "d" * 1500, "input_schema": {{"type": "object"}}}} for number in range(20)]
-first, whole = [], []
-for number in range({ASKED}):
+first, whole = ([], []), ([], [])
+for number in range({WARM + ASKED}):
+    if number == {WARM}:
+        first, whole, worked = ([], []), ([], []), time.clock_gettime(int(sys.argv[3]))
     said[-1] = {{"role": "user", "content": "number %d" % number}}
     body = {{"model": "m", "max_tokens": 9, "stream": True, "system": "s" * 20000, "tools": tools, "messages": said}}
     text = json.dumps(body).encode()
-    began = time.perf_counter()
-    http.request("POST", "/v1/messages", text, {{"content-type": "application/json"}})
-    answer = http.getresponse()
-    headed = time.perf_counter()
-    answer.read()
-    whole.append(time.perf_counter() - began)
-    first.append(headed - began)
-print(1000 * statistics.median(whole), 1000 * statistics.median(first), flush=True)
+    for index in (0, 1) if number % 2 else (1, 0):
+        began = time.perf_counter()
+        ways[index].request("POST", "/v1/messages", text, {{"content-type": "application/json"}})
+        answer = ways[index].getresponse()
+        first[index].append(1000 * (time.perf_counter() - began))
+        answer.read()
+        whole[index].append(1000 * (time.perf_counter() - began))
+worked = 1000 * (time.clock_gettime(int(sys.argv[3])) - worked) / {ASKED}
+print(json.dumps([[[min(times), statistics.median(times)] for times in (*first, *whole)], worked]))
 """
+"""Asks the provider itself, and through the gateway of a sandbox, in turns: other work on the machine meets both."""
 
 
 class Cost(NamedTuple):
@@ -189,18 +199,26 @@ def replay_turns(client: Snapshotd, folder: Path) -> tuple[list[float], list[flo
     return [float(word) for word in live.split()], [float(word) for word in met.split()]
 
 
-def requests(client: Snapshotd, folder: Path) -> list[list[float]]:
-    """Milliseconds of a request for a model's reply, and of them to its head: direct, and through the gateway."""
-    program = folder / "asking.py"
-    program.write_text(ASKING)
-    with ScriptedProvider({"by": "sequence", "steps": [{"text": "It is so."}] * (2 * ASKED)}) as provider:
-        told = subprocess.run([sys.executable, str(program), provider.url], check=True, capture_output=True, text=True)
+def requests(client: Snapshotd) -> None:
+    """A request for a model's reply, and its head, direct and through the gateway."""
+    with ScriptedProvider({"by": "sequence", "steps": [{"text": "It is so."}] * (2 * (WARM + ASKED))}) as provider:
         trajectory = client.run(
-            agent=program, runtime="runc", providers=[Provider("anthropic", provider.url, "key-of-the-script")]
+            command=["sleep", "infinity"],
+            runtime="runc",
+            providers=[Provider("anthropic", provider.url, "key-of-the-script")],
         )
-        found = [told.stdout, _output(client, trajectory.id)]
+        sandbox = next(one for one in client.sandboxes() if one.trajectory.id == trajectory.id)
+        asking = [sys.executable, "-c", ASKING, provider.url, str(sandbox.pid), str(_cpu_clock(client))]
+        told = subprocess.run(asking, check=True, capture_output=True, text=True)
     client.remove(trajectory.id, force=True)
-    return [[float(word) for word in line.split()] for line in found]
+    times, worked = json.loads(told.stdout)
+    for what, direct, through in (("head", times[0], times[1]), ("end", times[2], times[3])):
+        print(
+            f"a model request of 100 KB, to its reply's {what}: direct {direct[1]:.2f} ms, through the gateway "
+            f"{through[1]:.2f}, more {through[1] - direct[1]:.2f}; least {direct[0]:.2f}, {through[0]:.2f}, "
+            f"{through[0] - direct[0]:.2f}; medians of {ASKED} requests in turns"
+        )
+    print(f"the daemon works {worked:.2f} ms for a model request")
 
 
 def _output(client: Snapshotd, trajectory: str) -> str:
@@ -220,8 +238,7 @@ def measure(client: Snapshotd, folder: Path, only: str | None) -> None:
                 f"{CALLS} turns behind the gateway, {what}: {took:.2f} s, of which the agent waited {waited:.2f} s for answers"
             )
     if only in (None, "gateway"):
-        for what, (whole, head) in zip(("direct", "through the gateway"), requests(client, folder), strict=True):
-            print(f"a model request of 100 KB, {what}: {whole:.1f} ms, {head:.1f} ms of them to the reply's head")
+        requests(client)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """Requests to the real provider, with httpx2 (the maintained continuation of httpx; the providers' own clients use it).
 
 One `Forwarder` per connection of an agent: it keeps its connection to the provider open, and `abort` cuts its present
-wait from any thread. httpx2 is imported at the first request: it takes a tenth of a second, and a daemon without
-gateways never needs it.
+wait from any thread. httpx2 is imported when the first gateway opens (`prepare`): it takes a tenth of a second, and a
+daemon without gateways never needs it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from snapshotd.gateway.keys import Header, KeyMask, incoming, outgoing
 
 if TYPE_CHECKING:
     import httpx2
+
+
+_LOG = logging.getLogger(__name__)
 
 
 class UpstreamFailed(Exception):  # noqa: N818 - what happened, not a defect
@@ -47,6 +50,15 @@ class Reply:
     content_type: str
     length: int | None
     pieces: Iterator[bytes]
+
+
+def prepare() -> None:
+    """Load what the first request needs, so that it need not wait for it. Cheap from the second time on. An error is
+    left to that request."""
+    try:
+        _tls()
+    except OSError:  # ssl.SSLError included
+        _LOG.warning("the certificate authorities cannot be read", exc_info=True)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ from snapshotd.gateway.base import (
 from snapshotd.gateway.dialect import error_body
 from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.exchange import Exchange, Settings
-from snapshotd.gateway.forward import Forwarder
+from snapshotd.gateway.forward import Forwarder, prepare
 from snapshotd.gateway.peer import Gone, Peer, Refused
 from snapshotd.gateway.routes import family
 from snapshotd.gateway.watch import HangUpWatch
@@ -115,6 +115,7 @@ class GatewayServer(Gateway):
                 thread.join(max(0.0, deadline - time.monotonic()))
 
     def _accept(self) -> None:
+        prepare()
         while not self._closing.is_set():
             try:
                 connected, _ = self._listener.accept()

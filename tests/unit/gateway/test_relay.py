@@ -6,6 +6,8 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from typing import Any
@@ -567,3 +569,19 @@ def test_a_call_in_a_stream_is_recorded_before_the_agent_can_make_it(path: str) 
             seen += piece
     assert seen.count(b"event: " + ends) == 2
     assert [call.name for call in memory.reply.content.calls] == ["first", "second"]
+
+
+def test_the_first_request_need_not_wait_for_imports() -> None:
+    """In a program of its own: this one has imported everything."""
+    program = """
+import socket, sys, time
+from snapshotd.gateway.base import Budget
+from snapshotd.gateway.server import GatewayServer
+assert "httpcore2" not in sys.modules
+with GatewayServer(socket.create_server(("127.0.0.1", 0)), None, {}, budget=Budget(1)):
+    deadline = time.monotonic() + 60
+    while "httpcore2" not in sys.modules:
+        assert time.monotonic() < deadline, "it is not imported"
+        time.sleep(0.01)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=2 * DEADLINE_S)
