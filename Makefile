@@ -40,9 +40,9 @@ help:
 demo: $(STAMPS)/packages-demo $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" docs/examples/demo.sh
 
-# Tests of the whole product wait half of their time, so there is one process more than there are cores. A file is not divided: its tests
+# Tests of the whole product wait half of their time, so there are two processes more than there are cores. A file is not divided: its tests
 # may share a daemon. tests/conftest.py says in which order the files come.
-PYTEST_ALL := $(BIN)/pytest --numprocesses $(shell echo $$(($$(nproc) + 1))) --dist loadfile --no-loadscope-reorder
+PYTEST_ALL := $(BIN)/pytest --numprocesses $(shell echo $$(($$(nproc) + 2))) --dist loadfile --no-loadscope-reorder
 
 test: $(STAMPS)/packages-develop $(INSTALLED) lint
 	$(PYTEST_ALL) $(PYTEST_ARGS)

@@ -13,6 +13,7 @@ from snapshotd.errors import Conflict, DataLoss, InternalError, NotFound, OutOfS
 from snapshotd.repo.base import RepositoryWriter
 from snapshotd.repo.format import encode, pack
 from snapshotd.repo.reading.reader import PackReader
+from snapshotd.repo.writing import pending
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.base import Store
 from snapshotd.store.local import LocalStore
@@ -126,9 +127,19 @@ def test_a_reader_of_nothing_waits_for_the_writer(store: Failing, tmp_path: Path
     writer.close()
 
 
-def test_there_is_one_writer(packs: PackRepository, store: Failing, tmp_path: Path) -> None:
+def test_there_is_one_writer(
+    packs: PackRepository, store: Failing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "LOCK_WAIT_S", 0.0)
     with pytest.raises(Conflict, match="another process"):
         PackRepository(store, tmp_path / "index", KEY)
+
+
+def test_a_writer_waits_for_one_that_is_ending(store: Failing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process of a killed daemon holds the lock until it has died."""
+    held = pending.lock(tmp_path / "index")
+    monkeypatch.setattr(pending.time, "sleep", lambda _: os.close(held))
+    PackRepository(store, tmp_path / "index", KEY).close()
 
 
 def test_flushing_nothing_writes_nothing(packs: PackRepository, store: Failing) -> None:

@@ -151,7 +151,9 @@ def test_tokens_and_their_cost_are_counted_and_limited(snap: Snap, described: Ca
     file.write_text("parallel = 1\n" + file.read_text())
     info = snap.json("experiment", "run", file, code=1)
     assert info["ended"] == "more than 0.1 of cost were used"
-    assert [one["state"] for one in info["branches"]] == ["scored", "skipped", "skipped"]
+    first, *others = (one["state"] for one in info["branches"])
+    assert first in ("scored", "stopped"), "the cost is looked at while it runs: it may have ended by then, or not"
+    assert others == ["skipped", "skipped"]
     snap("experiment", "rm", file.stem)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 
 import xxhash
@@ -20,6 +21,8 @@ from snapshotd.store.base import Store
 
 INLINE_BYTES = 128 << 10
 """As few bytes are encoded and put in the caller's thread."""
+LOCK_WAIT_S = 10.0
+LOCK_POLL_S = 0.05
 
 
 class Step:
@@ -124,15 +127,20 @@ class Guide:
 
 def lock(index_path: Path) -> int:
     """One writer: the lock lies beside the index, because no other descriptor of SQLite's own file may be closed while
-    it is open."""
+    it is open. A process of a killed daemon may still be ending: it gets `LOCK_WAIT_S` for that. Conflict."""
     fd = os.open(f"{index_path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(fd)
-        if exc.errno != errno.EWOULDBLOCK:
-            raise
-        raise Conflict(
-            f"the repository of {index_path} is being written to by another process: stop that one first"
-        ) from None
-    return fd
+    deadline = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+        except OSError as exc:
+            if exc.errno == errno.EWOULDBLOCK and time.monotonic() < deadline:
+                time.sleep(LOCK_POLL_S)
+                continue
+            os.close(fd)
+            if exc.errno != errno.EWOULDBLOCK:
+                raise
+            raise Conflict(
+                f"the repository of {index_path} is being written to by another process: stop that one first"
+            ) from None
