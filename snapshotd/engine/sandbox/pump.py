@@ -89,27 +89,28 @@ def pump(
 
     waiter = threading.Thread(target=wait, name="wait-for-command")
     waiter.start()
-    names: dict[int, Stream] = {process.stdout_fd: "stdout", process.stderr_fd: "stderr"}
-    open_fds = set(names)
-    attended = _Attended(process, caller, abandon)
+    pipes = (_Pipe(process.stdout_fd, "stdout"), _Pipe(process.stderr_fd, "stderr"))
+    attended = _Attended(process, pipes[0], caller, abandon)
     try:
         with spool.writer() as out, spool.writer() as err:
             shown: dict[Stream, int] = {"stdout": 0, "stderr": 0}
             for piece in earlier:
                 (out if piece.stream == "stdout" else err).write(piece.data)
                 shown[piece.stream] = piece.shown_bytes
-            streams = {
-                fd: _Stream(fd, name, writer, max_bytes, funnel, show, intakes[name] if intakes else None, shown[name])
-                for (fd, name), writer in zip(names.items(), (out, err), strict=True)
-            }
-            _read(process, streams, open_fds, done_r, attended)
-            for stream in streams.values():
+            streams = [
+                _Stream(
+                    pipe, writer, max_bytes, funnel, show, intakes[pipe.name] if intakes else None, shown[pipe.name]
+                )
+                for pipe, writer in zip(pipes, (out, err), strict=True)
+            ]
+            _read(process, streams, done_r, attended)
+            for stream in streams:
                 stream.finish()
             waiter.join()
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
             return CommandOutcome(
-                exit_code[0], saved[0], saved[1], {s.name: s.lost_bytes for s in streams.values() if s.lost_bytes}
+                exit_code[0], saved[0], saved[1], {s.pipe.name: s.lost_bytes for s in streams if s.lost_bytes}
             )
     except BaseException:
         process.kill()
@@ -118,11 +119,11 @@ def pump(
         waiter.join()
         os.close(done_r)
         attended.close_input()
-        for fd in names:
-            if fd in open_fds and not process.terminal:
-                _drain_forever(fd)
+        for pipe in pipes:
+            if pipe.reading and not process.terminal:
+                pipe.drain_forever()
             else:
-                os.close(fd)
+                pipe.close()
 
 
 def printed(events: Iterable[Event]) -> Iterator[Printed]:
@@ -132,14 +133,59 @@ def printed(events: Iterable[Event]) -> Iterator[Printed]:
             yield Printed(event["stream"], base64.b64decode(event["data_b64"]), event.get("shown_bytes", 0))
 
 
+class _Pipe:
+    """The reading end of one stream of a command: the owner of its descriptor."""
+
+    def __init__(self, fd: int, name: Stream) -> None:
+        self._fd, self.name = fd, name
+        self.reading = True
+        """More may come."""
+
+    def fileno(self) -> int:
+        return self._fd
+
+    @property
+    def closed(self) -> bool:
+        return self._fd < 0
+
+    def read(self, intake: Intake | None) -> bytes:
+        """The next piece, through the intake if there is one; nothing at the end, which a terminal's master tells by
+        EIO."""
+        try:
+            data = os.read(self._fd, _PIECE_BYTES) if intake is None else intake.move(self._fd, _PIECE_BYTES)
+        except OSError as exc:
+            if intake is not None or exc.errno != errno.EIO:
+                raise
+            data = b""
+        self.reading = bool(data)
+        return data
+
+    def close(self) -> None:
+        """Idempotent."""
+        if not self.closed:
+            os.close(self._fd)
+        self._fd, self.reading = -1, False
+
+    def drain_forever(self) -> None:
+        """Keep reading a stream that a background process still holds, until it lets go."""
+
+        def body() -> None:
+            try:
+                while os.read(self._fd, _PIECE_BYTES):
+                    pass
+            finally:
+                self.close()
+
+        threading.Thread(target=body, name="drain-output", daemon=True).start()
+
+
 class _Stream:
     """The way of one stream of a command, from its pipe to the spool. `shown`: bytes of it that another daemon has
     shown."""
 
     def __init__(
         self,
-        fd: int,
-        name: Stream,
+        pipe: _Pipe,
         writer: BlobWriter,
         max_bytes: int,
         funnel: Funnel,
@@ -147,7 +193,7 @@ class _Stream:
         intake: Intake | None,
         shown: int,
     ) -> None:
-        self._fd, self.name, self._writer, self._show, self._intake, self._shown = fd, name, writer, show, intake, shown
+        self.pipe, self._writer, self._show, self._intake, self._shown = pipe, writer, show, intake, shown
         self._max_bytes = max_bytes
         self._concealer = funnel.concealer(self._pass_on)
         self.lost_bytes = 0
@@ -158,7 +204,7 @@ class _Stream:
 
     def take(self) -> int:
         """Pass on a piece of the stream. Returns its length; 0 at the stream's end."""
-        data = _read_piece(self._fd) if self._intake is None else self._intake.move(self._fd, _PIECE_BYTES)
+        data = self.pipe.read(self._intake)
         hit("engine.output.moved")
         self._concealer.write(data)
         hit("engine.output.shown")
@@ -174,24 +220,15 @@ class _Stream:
             self._writer.write(data)
         else:
             self.lost_bytes += len(data)
-        self._show(self.name, data, self._shown + self._concealer.decided)
-
-
-def _read_piece(fd: int) -> bytes:
-    """The next piece; nothing at the end, which a terminal's master tells by EIO."""
-    try:
-        return os.read(fd, _PIECE_BYTES)
-    except OSError as exc:
-        if exc.errno != errno.EIO:
-            raise
-        return b""
+        self._show(self.pipe.name, data, self._shown + self._concealer.decided)
 
 
 class _Attended:
     """The caller's part in a command: its input, and its presence."""
 
-    def __init__(self, process: Process, caller: Caller | None, abandon: bool) -> None:
-        self._process, self._caller, self._abandon = process, caller, abandon
+    def __init__(self, process: Process, terminal: _Pipe, caller: Caller | None, abandon: bool) -> None:
+        """`terminal`: the terminal's master, if the process has a terminal."""
+        self._process, self._terminal, self._caller, self._abandon = process, terminal, caller, abandon
         self._input_fd = process.stdin_fd
         self._writing = False
         if self._input_fd is not None:
@@ -201,17 +238,16 @@ class _Attended:
         if self._caller is not None:
             selector.register(self._caller.fd, selectors.EVENT_READ)
 
-    def take(self, fd: int, selector: selectors.BaseSelector) -> set[Stream] | None:
-        """If `fd` is one of these, do the work that it is ready for. Returns the streams that the caller stops
-        reading."""
+    def take(self, fd: int, selector: selectors.BaseSelector) -> set[Stream]:
+        """Do the work that one of these descriptors is ready for. Returns the streams that the caller stops reading."""
         if self._caller is None or fd not in (self._caller.fd, self._input_fd):
-            return None
+            return set()  # the input was closed just now
         unread: set[Stream] = set()
         if fd == self._caller.fd:
             unread = self._caller.heard()
-            if self._process.terminal and self._caller.terminal is not None:
+            if self._process.terminal and self._caller.terminal is not None and not self._terminal.closed:
                 size = struct.pack("HHHH", *self._caller.terminal, 0, 0)
-                fcntl.ioctl(self._process.stdout_fd, termios.TIOCSWINSZ, size)
+                fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, size)
             if self._caller.gone and self._abandon:
                 self._process.kill()
         elif self._input_fd is not None and not self._caller.pass_on(self._input_fd):
@@ -235,57 +271,33 @@ class _Attended:
         self._input_fd, self._writing = None, False
 
 
-def _read(process: Process, streams: dict[int, _Stream], open_fds: set[int], done_fd: int, attended: _Attended) -> None:
+def _read(process: Process, streams: list[_Stream], done_fd: int, attended: _Attended) -> None:
     """Read until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s`
     after the end."""
     ended_at: float | None = None
     late_bytes = 0
     with selectors.DefaultSelector() as selector:
-        for fd in (*streams, done_fd):
-            selector.register(fd, selectors.EVENT_READ)
+        for stream in streams:
+            selector.register(stream.pipe, selectors.EVENT_READ, stream)
+        selector.register(done_fd, selectors.EVENT_READ)
         attended.register(selector)
-        while open_fds or ended_at is None:
+        while ended_at is None or any(stream.pipe.reading for stream in streams):
             wait = None if ended_at is None else max(0.0, ended_at + process.linger_s - time.monotonic())
-            ready = [key.fd for key, _ in selector.select(wait)]
+            ready = [key for key, _ in selector.select(wait)]
             if wait is not None and (not ready or (wait == 0 and late_bytes > _LATE_BYTES)):
                 return
-            for fd in ready:
-                if fd == done_fd:
+            for key in ready:
+                if key.fd == done_fd:
                     ended_at = time.monotonic()
                     selector.unregister(done_fd)
-                    continue
-                unread = attended.take(fd, selector)
-                if unread is not None:
-                    for closed_fd in [open_fd for open_fd in open_fds if streams[open_fd].name in unread]:
-                        selector.unregister(closed_fd)
-                        open_fds.discard(closed_fd)
-                        _hang_up(closed_fd)
-                    continue
-                if fd not in open_fds:
-                    continue  # hung up just now
-                size = streams[fd].take()
-                if not size:
-                    selector.unregister(fd)
-                    open_fds.discard(fd)
-                    continue
-                late_bytes += size if ended_at is not None else 0
-
-
-def _hang_up(fd: int) -> None:
-    """Close a pipe's end, and keep its number taken, because the caller will close that number."""
-    nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-    os.dup2(nothing, fd, inheritable=False)
-    os.close(nothing)
-
-
-def _drain_forever(fd: int) -> None:
-    """Keep reading a stream that a background process still holds, until it lets go."""
-
-    def body() -> None:
-        try:
-            while os.read(fd, _PIECE_BYTES):
-                pass
-        finally:
-            os.close(fd)
-
-    threading.Thread(target=body, name="drain-output", daemon=True).start()
+                elif key.data is None:
+                    unread = attended.take(key.fd, selector)
+                    for pipe in [stream.pipe for stream in streams if stream.pipe.reading]:
+                        if pipe.name in unread:
+                            selector.unregister(pipe)
+                            pipe.close()
+                elif key.data.pipe.reading:  # else it was closed just now
+                    size = key.data.take()
+                    if not size:
+                        selector.unregister(key.data.pipe)
+                    late_bytes += size if ended_at is not None else 0

@@ -34,10 +34,13 @@ _MAX_WINDOW_BYTES = 256 << 20
 _MAX_BLOCK_BYTES = 128 << 10
 _MIN_WINDOW_LOG, _MAX_WINDOW_LOG = 10, 27
 _MAX_TABLE_LOG, _MIN_DELTA_LEVEL = 20, 6
-HIGH_LEVEL, _ESTIMATE_LEVEL = 10, 1
+HIGH_LEVEL = 10
+"""The level of small steps. Below it there is too much to do for looking at every object by itself."""
+_ESTIMATE_LEVEL = 1
 LEVELS = ((2 << 20, HIGH_LEVEL), (8 << 20, 3))
-"""(plain bytes of a step, level up to there). An installed package is not worth more than 1."""
+"""(plain bytes of a step, level up to there)."""
 BULK_LEVEL = 1
+"""The level of larger steps: an installed package is not worth more."""
 _FAST_LEVEL = -1
 """Without entropy coding of literals: a third faster than level 1, and a tenth larger for programs and texts, but not
 for noise with repetitions in it."""

@@ -21,8 +21,6 @@ MAX_BRANCH = 32
 """A chain branches at a version with at most this number of deltas to undo."""
 _MAX_BASE_RATIO = 8
 _FRAME_BYTES = 12
-BULK_LEVEL = 3
-"""Up to this level there is too much to do for looking at every object by itself."""
 MAX_SIMILAR_DEPTH = 4
 """Deltas against similar files in a row; the versions of a path come on top of that."""
 
@@ -124,7 +122,7 @@ def encode_all(jobs: Iterable[Job]) -> list[Encoded]:
 
 def _in_bulk(job: Job) -> int:
     """The level, if the object is compressed together with others of this level; else 0."""
-    return job.level if job.level <= BULK_LEVEL and job.base is None and not job.similar and job.data else 0
+    return job.level if job.level < compress.HIGH_LEVEL and job.base is None and not job.similar and job.data else 0
 
 
 def _smallest(job: Job) -> _Form:

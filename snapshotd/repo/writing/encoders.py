@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from snapshotd.repo.format import encode
+from snapshotd.repo.format import compress, encode
 from snapshotd.repo.format.encode import Encoded, Job
 from snapshotd.repo.writing.pending import INLINE_BYTES, Queued
 
@@ -39,7 +39,7 @@ class Encoders:
         self._task.append(queued)
         self._task_bytes += len(queued.data)
         self._queued_bytes += len(queued.data)
-        if self._task_bytes >= (TASK_BYTES if queued.level > encode.BULK_LEVEL else _BULK_TASK_BYTES):
+        if self._task_bytes >= (TASK_BYTES if queued.level >= compress.HIGH_LEVEL else _BULK_TASK_BYTES):
             yield from self.end_task()
 
     def end_task(self) -> Iterator[Done]:

@@ -303,7 +303,7 @@ class PackRepository(RepositoryWriter):
             self._place(self._encoders.end_task())
             self._place(self._encoders.collect(0))
             queued.base = self._unflushed.place_of(queued.base.id)
-        if queued.sort is not None and queued.base is None and queued.level > encode.BULK_LEVEL:
+        if queued.sort is not None and queued.base is None and queued.level >= compress.HIGH_LEVEL:
             self._bases.plan_similar(queued, queued.sort)
 
     def _job(self, queued: Queued, check: bool) -> Job:
@@ -339,7 +339,7 @@ class PackRepository(RepositoryWriter):
                         raise InternalError(f"the base {frame.base.hex()} of a delta is gone")
                     depth = base.depth + 1
                 self._unflushed.place(frame, self._output.add(frame, depth))
-                if queued.level > encode.BULK_LEVEL:  # the next step's version is likely to be a delta against it
+                if queued.level >= compress.HIGH_LEVEL:  # the next step's version is likely to be a delta against it
                     self.reader.keep(frame.id, queued.data)
                 if self._output.full:
                     self._output.finish()
