@@ -84,17 +84,18 @@ class Again:
     def __init__(self, key: str | None, patience_s: float) -> None:
         """`key` None: never. `patience_s`: after a loss, how long to look for a daemon."""
         self._key, self._patience_s = key, patience_s
-        self._until, self._pause_s, self._lost = 0.0, 0.0, 0
+        self._until, self._pause_s = 0.0, 0.0
+        self._lost: list[AnswerLost] = []
 
     def pause_s(self, failed: DaemonAway) -> float:
-        """Seconds to wait. Raises `failed` where that was the last time, or it is not safe: a request that was not sent
-        may be told of at once, and one without a key may be done twice."""
+        """Seconds to wait. Where that was the last time, or it is not safe (a request without a key may be done twice),
+        raises the error that the answer was lost by; or `failed`, if no request was sent."""
         now = time.monotonic()
         if self._key is not None and isinstance(failed, AnswerLost):
-            self._lost += 1
+            self._lost.append(failed)
             self._until, self._pause_s = now + self._patience_s, 0.0
-        if now >= self._until or self._lost > _AGAIN_MOST:
-            raise failed
+        if now >= self._until or len(self._lost) > _AGAIN_MOST:
+            raise self._lost[0] if self._lost else failed
         pause_s, self._pause_s = self._pause_s, min(max(2 * self._pause_s, 0.02), 0.5)
         return pause_s
 

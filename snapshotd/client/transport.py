@@ -99,10 +99,10 @@ class Transport:
         self, path: str, key: str, failed: DaemonAway, *, body: Any = None, query: Query | None = None
     ) -> list[dict[str, Any]]:
         """The whole answer to a POST under a key that was lost, as JSON objects, from what the request has made. Raises
-        `failed`, the error that it was lost by, if nothing is recorded; and the request's own error."""
-        again = Again(key, self.patience_s)
+        `failed`, the error that it was lost by, if nothing is recorded or nobody answers; and the request's own error."""
+        again, latest = Again(key, self.patience_s), failed
         while True:
-            time.sleep(again.pause_s(failed))
+            time.sleep(again.pause_s(latest))
             data = request_bytes("POST", path, query, body, key=key, recall=True)
             try:
                 with self._exchange(data, None) as reply:
@@ -110,7 +110,7 @@ class Transport:
             except NotFound:
                 raise failed from None
             except DaemonAway as exc:
-                failed = exc
+                latest = exc
 
     def lines(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None

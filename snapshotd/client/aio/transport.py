@@ -86,9 +86,9 @@ class AsyncTransport:
         self, path: str, key: str, failed: DaemonAway, *, body: Any = None, query: Query | None = None
     ) -> list[dict[str, Any]]:
         """The whole answer to a POST under a key that was lost, as `Transport.recall`."""
-        again = Again(key, self.patience_s)
+        again, latest = Again(key, self.patience_s), failed
         while True:
-            await asyncio.sleep(again.pause_s(failed))
+            await asyncio.sleep(again.pause_s(latest))
             data = request_bytes("POST", path, query, body, key=key, recall=True)
             try:
                 async with await self._exchange(data) as reply:
@@ -96,7 +96,7 @@ class AsyncTransport:
             except NotFound:
                 raise failed from None
             except DaemonAway as exc:
-                failed = exc
+                latest = exc
 
     async def lines(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None
