@@ -312,8 +312,9 @@ class FileCalls:
 
 
 def _counts(done: Unpacked) -> dict[str, Any]:
-    counts: dict[str, Any] = {"files": done.files, "directories": done.directories, "bytes": done.bytes}
-    return counts | ({"warnings": list(done.warnings)} if done.warnings else {})
+    """The outcome of a write as arguments of its call, from which `Written.told_by` reads it."""
+    rare = {"directories": done.directories, "warnings": list(done.warnings)}
+    return {"files": done.files, "bytes": done.bytes, **{name: value for name, value in rare.items() if value}}
 
 
 def _is_named(snapshot: Snapshot, ref: str) -> bool:
