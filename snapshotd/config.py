@@ -77,7 +77,7 @@ class Config:
         "SNAPSHOTD_RECONNECT_S",
         600.0,
         "600",
-        "Seconds that a command which follows a run waits for the next daemon. 0: it does not wait.",
+        "Seconds that a command which follows a run waits for the next daemon; for a lost answer, at most 10. 0: it does not wait.",
         _seconds,
         "a number of seconds, 0 or more",
     )

@@ -19,6 +19,7 @@ NAMES: tuple[str, ...] = (
     "engine.step.committed",
     "engine.output.moved",
     "engine.output.shown",
+    "engine.request.done",
     "engine.command.begun",
     "engine.command.started",
     "engine.command.committed",

@@ -40,6 +40,16 @@ FOLDER = "folder"
 """The runtime of a trajectory that is a folder of this machine: no sandbox runs in it."""
 
 
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """The idempotency key of a request. `digest`: of the request without the key, so that another one under the same key is
+    seen. `at_ns`: when it came."""
+
+    key: str
+    digest: str
+    at_ns: int
+
+
 def new_id() -> str:
     """128 random bits as 32 hexadecimal characters."""
     return secrets.token_hex(ID_HEX_CHARS // 2)

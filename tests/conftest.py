@@ -17,7 +17,9 @@ from hypothesis import core, settings
 
 from snapshotd.kernel import syscalls
 from tests import dockerd, long, root_tree
+from tests.both_clients import asynchronous
 from tests.capabilities import require
+from tests.unit.daemon import process
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -118,6 +120,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         require("root", "runc")
     if item.get_closest_marker("docker"):
         require("root", "docker")
+
+
+@pytest.fixture(params=["threads", "asyncio"])
+def both_clients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A module's tests run with each client (`tests/both_clients.py`)."""
+    if request.param == "threads":
+        yield
+        return
+    with asynchronous(monkeypatch, request.module, process):
+        yield
 
 
 @pytest.fixture(scope="session")

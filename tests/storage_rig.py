@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ParamSpec
+from unittest.mock import patch
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client.autostart import daemon_argv
@@ -80,7 +81,8 @@ class Daemon:
 
     def __init__(self, state_dir: Path) -> None:
         self.state_dir = state_dir
-        self.client = Snapshotd(state_dir, autostart=False)
+        with patch.dict(os.environ, SNAPSHOTD_RECONNECT_S="0"):  # a request is made once, to one daemon
+            self.client = Snapshotd(state_dir, autostart=False)
         self.process: forked.Process | subprocess.Popen[bytes] | None = None
         self.repaired = False
         """Packs of this state directory were damaged and repaired once: what was moved aside then stays."""

@@ -35,6 +35,7 @@ from snapshotd.types import (
     LayerID,
     Message,
     RecordID,
+    RequestKey,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -110,10 +111,12 @@ class Catalog(ABC):
     # -- trajectories --------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
-        """Record new trajectories, all or none. With a snapshot: it is the first one and the head. Without one (a
-        fork): the head is the existing snapshot `forked_from`. Conflict when a name is taken, by another trajectory or
-        as a tag."""
+    def add_trajectories(
+        self, items: Sequence[tuple[Trajectory, Snapshot | None]], *, request: RequestKey | None = None
+    ) -> None:
+        """Record new trajectories, all or none, as what `request` (if any) has made. With a snapshot: it is the first
+        one and the head. Without one (a fork): the head is the existing snapshot `forked_from`. Conflict when a name is
+        taken, by another trajectory or as a tag."""
 
     @abstractmethod
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
@@ -173,10 +176,12 @@ class Catalog(ABC):
         ended: Ended | None = None,
         state: dict[str, Any] | None = None,
         fence: int | None = None,
+        request: RequestKey | None = None,
     ) -> None:
         """The commit point. Adds the snapshot with its call, appends `messages` to the conversation, ends the journal
         entry `ended`, adds `entries` (complete ones, that had no beginning of their own), binds every ended entry of
-        the line that no snapshot binds yet, saves `state` (None: unchanged) and moves the head: together or not at all.
+        the line that no snapshot binds yet, saves `state` (None: unchanged), records the snapshot as what `request` has made
+        and moves the head: together or not at all.
 
         The conversation continues the one of `snapshot.continues` and keeps `snapshot.messages - len(messages)` of its
         messages: all of them, or with `snapshot.follows` any number. With `follows` a new line of conversation and
@@ -320,7 +325,7 @@ class Catalog(ABC):
         `resolve_snapshot`."""
 
     @abstractmethod
-    def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False) -> None:
+    def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that
         name; UsageError when the name is malformed."""
 
@@ -331,6 +336,22 @@ class Catalog(ABC):
     @abstractmethod
     def tags(self) -> dict[str, SnapshotID]:
         """Every tag and its snapshot."""
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def add_request(self, request: RequestKey | None, made: Sequence[str]) -> None:
+        """Record the ids of what a request has made, where that is not in the catalog. Methods with a parameter
+        `request` do the same in their own transaction. None: the request has no key, and nothing is recorded."""
+
+    @abstractmethod
+    def made_by(self, request: RequestKey) -> tuple[str, ...] | None:
+        """The ids of what the request has made (snapshots of a step or tag, trajectories, a command); None: nothing, or
+        it was a day ago. Conflict: the key is another request's."""
+
+    @abstractmethod
+    def forget_request(self, request: RequestKey) -> None:
+        """The request has made nothing that stays. Not an error when it is not recorded."""
 
     # -- what is referenced --------------------------------------------------------------------------------------------
 

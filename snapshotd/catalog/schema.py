@@ -287,7 +287,19 @@ CREATE TABLE damaged_outputs (
 -- Besides, each page has a checksum (database.py).
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5)
+_V6 = """
+-- Requests with an idempotency key, as long as their clients may ask again (requests.py).
+CREATE TABLE requests (
+    pk            INTEGER PRIMARY KEY,
+    key           TEXT NOT NULL UNIQUE,
+    digest        TEXT NOT NULL,            -- of method, path and body
+    made          TEXT NOT NULL,            -- JSON list of ids; the things themselves may be gone
+    created_at_ns INTEGER NOT NULL
+) STRICT;
+CREATE INDEX requests_by_age ON requests (created_at_ns);
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
 CHECKSUMS_FROM = 5
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""

@@ -31,6 +31,7 @@ from snapshotd.catalog.lookup import (
     trajectory_number,
 )
 from snapshotd.catalog.removal import check_removable, remove_trajectory
+from snapshotd.catalog.requests import add_request, find_request
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.sqlite_approvals import SqliteApprovals, SqliteCompensations
 from snapshotd.catalog.sqlite_values import SqliteValues
@@ -48,6 +49,7 @@ from snapshotd.types import (
     LayerID,
     Message,
     RecordID,
+    RequestKey,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -132,10 +134,13 @@ class SqliteCatalog(Catalog):
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
-    def add_trajectories(self, items: Sequence[tuple[Trajectory, Snapshot | None]]) -> None:
+    def add_trajectories(
+        self, items: Sequence[tuple[Trajectory, Snapshot | None]], *, request: RequestKey | None = None
+    ) -> None:
         with self._db.transaction():
             for trajectory, snapshot in items:
                 begin_trajectory(self._db, trajectory, snapshot)
+            add_request(self._db, request, [trajectory.id for trajectory, _ in items])
 
     def restore_rows(
         self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
@@ -204,6 +209,7 @@ class SqliteCatalog(Catalog):
         ended: Ended | None = None,
         state: dict[str, Any] | None = None,
         fence: int | None = None,
+        request: RequestKey | None = None,
     ) -> None:
         with self._db.transaction():
             commit(
@@ -216,6 +222,7 @@ class SqliteCatalog(Catalog):
                 state=state,
                 fence=fence,
             )
+            add_request(self._db, request, [snapshot.id])
 
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
         row = self._db.read_one(rows.SNAPSHOT_SELECT + "WHERE s.id = ?", (snapshot_id,))
@@ -393,9 +400,10 @@ class SqliteCatalog(Catalog):
             row = named(self._db, ref)
             return self.get_trajectory(row[1] if row else by_prefix(self._db, "trajectory", ref)[1])
 
-    def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False) -> None:
+    def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         with self._db.transaction():
             add_tag(self._db, snapshot_numbers(self._db, snapshot_id)[0], name, move=move)
+            add_request(self._db, request, [snapshot_id])
 
     def untag(self, name: str) -> None:
         with self._db.transaction():
@@ -408,6 +416,19 @@ class SqliteCatalog(Catalog):
                 "SELECT name, snapshots.id FROM tags JOIN snapshots ON snapshots.pk = tags.snapshot ORDER BY name"
             )
         )
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def add_request(self, request: RequestKey | None, made: Sequence[str]) -> None:
+        with self._db.transaction():
+            add_request(self._db, request, made)
+
+    def made_by(self, request: RequestKey) -> tuple[str, ...] | None:
+        return find_request(self._db, request)
+
+    def forget_request(self, request: RequestKey) -> None:
+        with self._db.transaction():
+            self._db.write("DELETE FROM requests WHERE key = ?", (request.key,))
 
     # -- what is referenced --------------------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.approvals import Approvals
-from snapshotd.client.commands import CommandVerbs
-from snapshotd.client.exchange import segment
+from snapshotd.client.commands import CommandVerbs, OutputSink, ShownOutput
+from snapshotd.client.exchange import AGAIN_S, AnswerLost, new_key, segment
 from snapshotd.client.experiments import Experiments
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
     from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
 
-OutputSink = Callable[[Literal["stdout", "stderr"], bytes], object]
 Which = Literal["stdout", "stderr", "output"]
 
 
@@ -81,6 +80,10 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
     snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
+
+    A request that makes something is made once. Where its answer is lost, because the daemon was killed or the connection
+    cut, it is asked for again, at most three times, for up to 10 seconds (SNAPSHOTD_RECONNECT_S, if that is less)
+    without a daemon.
 
     `request_timeout`: seconds within which the daemon answers a request, or DaemonUnavailable is raised; None, the
     default: no limit. Commands, transfers and what is followed take as long as they take; `exec` has a `timeout` of its
@@ -109,7 +112,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
         start = self._start if autostart and not elsewhere else None
-        self._transport = Transport(self.socket_path, start, timeout_s=request_timeout)
+        patience_s = min(self._reconnect_s, AGAIN_S)
+        self._transport = Transport(self.socket_path, start, timeout_s=request_timeout, patience_s=patience_s)
 
     @classmethod
     def _over(cls, transport: Transport) -> Snapshotd:
@@ -132,7 +136,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
         body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
-        answer = self._transport.request("POST", "/sandboxes", body=body)
+        answer = self._transport.request("POST", "/sandboxes", body=body, once=True)
         return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
 
     def run(
@@ -166,7 +170,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             "program": absolute(program),
             "detach": detach,
         }
-        started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body))
+        started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body, once=True))
         if wait == "stored":
             self.flush(started.id)
         return started
@@ -204,7 +208,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         terminal: Terminal | None = None,
     ) -> ExecInfo:
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
-        away.
+        away. It runs once: if the answer is lost, the daemon, or the next one, is asked what became of it, and
+        DaemonUnavailable means that nothing is recorded.
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
         BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
@@ -234,6 +239,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             stdin,
             timeout,
             terminal,
+            True,
             if_head=None if if_head is None else check_ref(if_head),
             idle_timeout_s=idle_timeout,
         )
@@ -265,6 +271,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             stdin,
             timeout,
             terminal,
+            False,
         )
 
     @on_this_machine
@@ -301,6 +308,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         stdin: Readable | None,
         timeout: float | None,
         terminal: Terminal | None,
+        recorded: bool,
         **more: Any,
     ) -> ExecInfo:
         if not argv:
@@ -309,38 +317,43 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
-        unread = set[str]()
+        shown, key = ShownOutput(on_output), new_key() if recorded else None
         with self._transport.converse(
-            path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}
+            path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}, key=key
         ) as talk:
             feeder = None if stdin is None else Feeder(talk, stdin)
             if terminal is not None:
                 terminal.used_in(talk)
             try:
                 for event in talk.events():
-                    if event["event"] == "output" and on_output is not None and event["stream"] not in unread:
-                        try:
-                            on_output(event["stream"], base64.b64decode(event["data_b64"]))
-                        except BrokenPipeError:
-                            unread.add(event["stream"])
+                    if event["event"] == "output":
+                        if not shown.show(event):
                             talk.say(json.dumps({"event": "unread", "stream": event["stream"]}).encode())
                     elif event["event"] == "taken" and feeder is not None:
                         feeder.taken(event["bytes"])
                     elif event["event"] == "result":
                         return ExecInfo.of(event)
-            except DaemonUnavailable:
+                raise DaemonUnavailable(
+                    f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured"
+                )
+            except DaemonUnavailable as exc:
                 if feeder is not None and feeder.failure is not None:
                     raise feeder.failure from None
-                raise
+                if key is None or not isinstance(exc, AnswerLost):
+                    raise
+                lost = exc
             finally:
                 if terminal is not None:
                     terminal.used_in(None)
                 if feeder is not None:
                     talk.break_off()
                     feeder.end()
-        raise DaemonUnavailable(
-            f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured"
-        )
+        # It is not run again, which may be wrong: the daemon is asked if it has ended, and waits until it has.
+        shown.begin_again()
+        *again, result = self._transport.recall(path, key, lost, body=body)
+        for event in again:
+            shown.show(event)
+        return ExecInfo.of(result)
 
     def fork(
         self,
@@ -379,7 +392,9 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         else:
             check_variants(variants)
             body["variants"] = [{"label": label, **keys} for label, keys in variants.items()]
-        forked = ForkInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
+        forked = ForkInfo.of(
+            self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body, once=True)
+        )
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
             for line in (
@@ -628,7 +643,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless
         `move`."""
         check_ref(ref)
-        answer = self._transport.request("PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move})
+        answer = self._transport.request("PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move}, once=True)
         return str(answer["snapshot"])
 
     def tag_if(

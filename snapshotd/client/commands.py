@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from snapshotd.client.exchange import segment
 from snapshotd.client.following import Following
@@ -13,6 +15,9 @@ from snapshotd.client.results import CommandInfo
 from snapshotd.client.verbs import Verbs, check_timeout, ref_segment
 from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
 from snapshotd.errors import UsageError
+
+Stream = Literal["stdout", "stderr"]
+OutputSink = Callable[[Stream, bytes], object]
 
 
 class CommandVerbs(Verbs):
@@ -52,7 +57,7 @@ class CommandVerbs(Verbs):
             "idle_timeout_s": idle_timeout,
         }
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/commands"
-        return CommandInfo.of(self._transport.request("POST", path, body=body))
+        return CommandInfo.of(self._transport.request("POST", path, body=body, once=True))
 
     def commands(self, ref: str) -> list[CommandInfo]:
         """A trajectory's background commands: those that run, and the newest of those that have ended, oldest
@@ -102,6 +107,65 @@ class CommandVerbs(Verbs):
             view = view[taken:]
             if last and taken == len(piece):
                 return
+
+
+class ShownOutput:
+    """Shows the events `output` of one command to `on_output`, each byte once, although an answer that was lost is read
+    again from its beginning."""
+
+    def __init__(self, on_output: OutputSink | None) -> None:
+        self._on_output = on_output
+        self._shown = Counter[str]()
+        self._passed = Counter[str]()
+        self._unread = set[str]()
+
+    def begin_again(self) -> None:
+        """The events come from the first one on."""
+        self._passed.clear()
+
+    def show(self, event: dict[str, Any]) -> bool:
+        """False if the caller has just stopped reading that stream: `on_output` raised BrokenPipeError."""
+        stream = event["stream"]
+        if self._on_output is None or stream in self._unread:
+            return True
+        data = base64.b64decode(event["data_b64"])
+        known = self._shown[stream] - self._passed[stream]
+        self._passed[stream] += len(data)
+        if known >= len(data):
+            return True
+        self._shown[stream] = self._passed[stream]
+        try:
+            self._on_output(stream, data[known:])
+        except BrokenPipeError:
+            self._unread.add(stream)
+            return False
+        return True
+
+
+class TextLines:
+    """The output of a command, event by event, as lines of text. Bytes that are not UTF-8 become U+FFFD. Lines of two
+    streams that are written at the same time stay whole."""
+
+    def __init__(self, stream: str | None) -> None:
+        """`stream`: only that one; None: both."""
+        self._stream = stream
+        self._decoders: dict[str, codecs.IncrementalDecoder] = {}
+        self._rest: dict[str, str] = {}
+
+    def take(self, event: dict[str, Any]) -> list[str]:
+        """The lines that an event completes, without their ends."""
+        if event["event"] != "output" or self._stream not in (None, event["stream"]):
+            return []
+        name = event["stream"]
+        decoder = self._decoders.setdefault(name, codecs.getincrementaldecoder("utf-8")("replace"))
+        text = self._rest.get(name, "") + decoder.decode(base64.b64decode(event["data_b64"]))
+        *whole, self._rest[name] = text.split("\n")
+        return whole
+
+    def last(self) -> list[str]:
+        """The text behind the last end of a line, in each stream."""
+        rests = [self._rest[name] + decoder.decode(b"", final=True) for name, decoder in self._decoders.items()]
+        return [rest for rest in rests if rest]
 
 
 def _path(ref: str, command: str) -> str:

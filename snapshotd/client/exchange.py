@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from snapshotd.daemon.http.wire import (
     FRAME_EVENT,
     FRAME_HEADER,
     FRAME_MAX_BYTES,
+    KEY_HEADER,
+    RECALL_HEADER,
     VERSION_HEADER,
 )
 from snapshotd.errors import (
@@ -46,6 +49,10 @@ _LOST = (
     "the daemon went away in the middle of the answer; everything it had captured is safe: run `snapshotd log` or the next command, "
     "which starts it again, and look at its daemon.log for the reason"
 )
+AGAIN_S = 10.0
+"""A service manager starts the next daemon within that."""
+_AGAIN_MOST = 3
+"""A request that ends one daemon after the other is given up."""
 NDJSON, BYTES = "application/x-ndjson", "application/octet-stream"
 
 
@@ -57,8 +64,40 @@ class DaemonAway(DaemonUnavailable):
         return DaemonUnavailable.__name__
 
 
-def lost() -> DaemonAway:
-    return DaemonAway(_LOST)
+class AnswerLost(DaemonAway):
+    """The connection ended before the answer did: the daemon may have done what was asked."""
+
+
+def lost() -> AnswerLost:
+    return AnswerLost(_LOST)
+
+
+def new_key() -> str:
+    """A name for a request that makes something: the daemon makes it once, however often it is asked."""
+    return os.urandom(16).hex()
+
+
+class Again:
+    """Says when to ask again, under its key, a request whose answer was lost: at once, then with growing pauses (nothing
+    tells when the next daemon is there)."""
+
+    def __init__(self, key: str | None, patience_s: float) -> None:
+        """`key` None: never. `patience_s`: after a loss, how long to look for a daemon."""
+        self._key, self._patience_s = key, patience_s
+        self._until, self._pause_s = 0.0, 0.0
+        self._lost: list[AnswerLost] = []
+
+    def pause_s(self, failed: DaemonAway) -> float:
+        """Seconds to wait. Where that was the last time, or it is not safe (a request without a key may be done twice),
+        raises the error that the answer was lost by; or `failed`, if no request was sent."""
+        now = time.monotonic()
+        if self._key is not None and isinstance(failed, AnswerLost):
+            self._lost.append(failed)
+            self._until, self._pause_s = now + self._patience_s, 0.0
+        if now >= self._until or len(self._lost) > _AGAIN_MOST:
+            raise self._lost[0] if self._lost else failed
+        pause_s, self._pause_s = self._pause_s, min(max(2 * self._pause_s, 0.02), 0.5)
+        return pause_s
 
 
 def too_late(timeout_s: float | None) -> DaemonUnavailable:
@@ -73,17 +112,26 @@ def segment(ref: str) -> str:
     return quote(ref, safe="")
 
 
-def request_bytes(method: str, path: str, query: Query | None, body: Any) -> bytes:
-    """A whole request whose body is JSON, or that has none (None). LimitExceeded: no daemon takes it."""
+def request_bytes(
+    method: str, path: str, query: Query | None, body: Any, *, key: str | None = None, recall: bool = False
+) -> bytes:
+    """A whole request whose body is JSON, or that has none (None). `recall`: the daemon makes nothing, and answers from
+    what an earlier request under the key has made. LimitExceeded: no daemon takes it."""
+    named = {**_named(key), **({RECALL_HEADER: "true"} if recall else {})}
     if body is None:
-        return _head(method, path, query, {"Content-Length": "0"} if method in ("POST", "PUT") else {})
+        return _head(method, path, query, {**named, **({"Content-Length": "0"} if method in ("POST", "PUT") else {})})
     data = line_bytes(body)
-    return _head(method, path, query, {"Content-Type": "application/json", "Content-Length": str(len(data))}) + data
+    headers = {**named, "Content-Type": "application/json", "Content-Length": str(len(data))}
+    return _head(method, path, query, headers) + data
 
 
-def begin_bytes(path: str, query: Query | None, content_type: str) -> bytes:
+def begin_bytes(path: str, query: Query | None, content_type: str, key: str | None = None) -> bytes:
     """The head of a POST whose body comes in chunks."""
-    return _head("POST", path, query, {"Content-Type": content_type, "Transfer-Encoding": "chunked"})
+    return _head("POST", path, query, {**_named(key), "Content-Type": content_type, "Transfer-Encoding": "chunked"})
+
+
+def _named(key: str | None) -> dict[str, str]:
+    return {} if key is None else {KEY_HEADER: key}
 
 
 def chunk_bytes(data: bytes) -> bytes:

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
+from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import UploadSource
@@ -176,18 +177,26 @@ class FileVerbs(Verbs):
 
     def _write(self, where: str, source: UploadSource, query: dict[str, str | None], wait: Wait) -> WriteInfo:
         check_wait(wait)
-        with closing(self._transport.upload(where, source, query=query)) as events:
-            for event in events:
-                if event["event"] == "result":
-                    done = WriteInfo.of(event)
-                    return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
-        raise DaemonUnavailable(
-            "the daemon ended the write without a result; the trajectory's log shows whether it is there"
-        )
+        key = new_key()
+        try:
+            with closing(self._transport.upload(where, source, query=query, key=key)) as events:
+                for event in events:
+                    if event["event"] == "result":
+                        done = WriteInfo.of(event)
+                        return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
+            raise DaemonUnavailable(
+                "the daemon ended the write without a result; the trajectory's log shows whether it is there"
+            )
+        except AnswerLost as exc:
+            lost = exc  # `source` cannot be read twice: the daemon is asked if it has all
+        done = WriteInfo.of(self._transport.recall(where, key, lost, query=query)[-1])
+        return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
     def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
         check_wait(wait)
-        return self._settled(SnapshotInfo.of(self._transport.request("POST", _at(ref, what), body=body)), wait)
+        return self._settled(
+            SnapshotInfo.of(self._transport.request("POST", _at(ref, what), body=body, once=True)), wait
+        )
 
 
 class _Pieces:

@@ -76,7 +76,7 @@ class Mind(Verbs):
         check_wait(wait)
         body = {"to": to, "mode": mode, "compensate": compensate}
         return self._settled(
-            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "rewind"), body=body)), wait
+            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "rewind"), body=body, once=True)), wait
         )
 
     def preview_rewind(
@@ -90,7 +90,7 @@ class Mind(Verbs):
         """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
         rewind."""
         check_wait(wait)
-        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "undo"))), wait)
+        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "undo"), once=True)), wait)
 
     def promote(
         self,
@@ -110,12 +110,12 @@ class Mind(Verbs):
         check_wait(wait)
         body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
         return self._settled(
-            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "promote"), body=body)), wait
+            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "promote"), body=body, once=True)), wait
         )
 
     def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
         """The request that `merge` ends with: change files of a trajectory in one step."""
-        return SnapshotInfo.of(self._transport.request("POST", self._line(ref, "merge"), body=request))
+        return SnapshotInfo.of(self._transport.request("POST", self._line(ref, "merge"), body=request, once=True))
 
     def edit(
         self,
@@ -151,7 +151,9 @@ class Mind(Verbs):
             "resume": resume,
             **({} if result is RECORDED else {"result": result}),
         }
-        made = TrajectoryInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body))
+        made = TrajectoryInfo.of(
+            self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body, once=True)
+        )
         if wait == "stored":
             self.flush(made.id)
         return made
@@ -165,7 +167,7 @@ class Mind(Verbs):
         check_wait(wait)
         body = {"task": task, "compensate": compensate, "resume": resume}
         return self._settled(
-            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "retry"), body=body)), wait
+            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "retry"), body=body, once=True)), wait
         )
 
     def effects(self, ref: str) -> list[EffectInfo]:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, overload
 
 from snapshotd.client.client import Snapshotd
+from snapshotd.client.commands import Stream, TextLines
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure, Port
@@ -106,6 +107,16 @@ class Command:
             if event["event"] == "output":
                 yield event["stream"], base64.b64decode(event["data_b64"])
 
+    def lines(self, *, follow: bool = False, stream: Stream | None = None) -> Iterator[str]:
+        """Its output from the beginning as lines of text, without their ends; of one stream, if it is named. With
+        `follow`, each line as it comes, until the command has ended. Bytes that are not UTF-8 become U+FFFD."""
+        lines = TextLines(stream)
+        for event in self._client.command_events(self._sandbox, self.id, follow=follow):
+            for line in lines.take(event):
+                yield line
+        for line in lines.last():
+            yield line
+
     def write(self, data: str | bytes, *, end: bool = False) -> None:
         """Write to its standard input, and with `end` close it behind that. For a command that was started with
         `stdin=True`. As `Snapshotd.write_command`."""
@@ -119,6 +130,15 @@ class Command:
         """End it at once, with all that it started. Not an error when it has ended."""
         with contextlib.suppress(Conflict):
             self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Kill it."""
+        self.kill()
 
     def __repr__(self) -> str:
         return f"<Command {self.id[:12]}>"
@@ -481,6 +501,15 @@ class Sandbox:
         """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the
         daemon. As `Snapshotd.events`."""
         return self._client.events(self.id, follow=follow)
+
+    def lines(self, *, follow: bool = True, stream: Stream | None = None) -> Iterator[str]:
+        """The output of the agent's run, as `Command.lines`."""
+        lines = TextLines(stream)
+        for event in self._client.events(self.id, follow=follow):
+            for line in lines.take(event):
+                yield line
+        for line in lines.last():
+            yield line
 
     def retry(self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured") -> Snapshot:
         """Go back to before a task began and do it again. As `Snapshotd.retry`."""

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from snapshotd.client.exchange import (
+    AGAIN_S,
     BYTES,
     DYING_TRIES,
     NDJSON,
     READ_BYTES,
     UPLOAD_BYTES,
+    Again,
     DaemonAway,
     FrameSplitter,
     HttpAnswer,
@@ -33,12 +35,13 @@ from snapshotd.client.exchange import (
     failure,
     line_bytes,
     lost,
+    new_key,
     request_bytes,
     too_late,
     unreachable,
 )
 from snapshotd.daemon.http.wire import TIMEOUT_MAX_S, check_socket_path
-from snapshotd.errors import DaemonUnavailable, UsageError
+from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
 _UPLOAD_END_S = 1.0
 
@@ -58,25 +61,56 @@ class Transport:
     that prevents that."""
 
     def __init__(
-        self, socket_path: Path, start: Callable[[], None] | None = None, *, timeout_s: float | None = None
+        self,
+        socket_path: Path,
+        start: Callable[[], None] | None = None,
+        *,
+        timeout_s: float | None = None,
+        patience_s: float = AGAIN_S,
     ) -> None:
-        """`timeout_s`: of each `request`; None: they take as long as they take. UsageError when the path is too long
-        for a socket, or for a timeout that is none."""
+        """`timeout_s`: of each `request`; None: they take as long as they take. `patience_s`: where an answer was lost and
+        may be asked for again, how long to look for a daemon. UsageError when the path is too long for a socket, or for
+        a timeout that is none."""
         check_socket_path(socket_path)
         if timeout_s is not None and not 0 < timeout_s <= TIMEOUT_MAX_S:
             raise UsageError(f"request_timeout={timeout_s!r} is no number of seconds above 0 and at most a year")
-        self.socket_path, self.start, self.timeout_s = socket_path, start, timeout_s
+        self.socket_path, self.start, self.timeout_s, self.patience_s = socket_path, start, timeout_s, patience_s
 
-    def request(self, method: str, path: str, *, body: Any = None, query: Query | None = None) -> Any:
+    def request(
+        self, method: str, path: str, *, body: Any = None, query: Query | None = None, once: bool = False
+    ) -> Any:
         """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it
-        is not there, or does not answer in time."""
+        is not there, or does not answer in time. `once`: it makes something. It gets a key, and is sent again when the
+        answer is lost: the daemon makes it once."""
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
-        try:
-            with self._answer(method, path, body, query, deadline) as reply:
-                data = reply.read_all()
-        except TimeoutError:
-            raise too_late(self.timeout_s) from None
-        return json.loads(data) if data else None
+        key = new_key() if once else None
+        again = Again(key, self.patience_s)
+        while True:
+            try:
+                with self._answer(method, path, body, query, deadline, key) as reply:
+                    data = reply.read_all()
+                return json.loads(data) if data else None
+            except TimeoutError:
+                raise too_late(self.timeout_s) from None
+            except DaemonAway as exc:
+                time.sleep(again.pause_s(exc))
+
+    def recall(
+        self, path: str, key: str, failed: DaemonAway, *, body: Any = None, query: Query | None = None
+    ) -> list[dict[str, Any]]:
+        """The whole answer to a POST under a key that was lost, as JSON objects, from what the request has made. Raises
+        `failed`, the error that it was lost by, if nothing is recorded or nobody answers; and the request's own error."""
+        again, latest = Again(key, self.patience_s), failed
+        while True:
+            time.sleep(again.pause_s(latest))
+            data = request_bytes("POST", path, query, body, key=key, recall=True)
+            try:
+                with self._exchange(data, None) as reply:
+                    return list(_events(reply))
+            except NotFound:
+                raise failed from None
+            except DaemonAway as exc:
+                latest = exc
 
     def lines(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None
@@ -103,7 +137,7 @@ class Transport:
         return _closing(reply := self._answer(method, path, None, query), _frames(reply))
 
     def upload(
-        self, path: str, source: UploadSource, *, query: Query | None = None
+        self, path: str, source: UploadSource, *, query: Query | None = None, key: str | None = None
     ) -> Generator[dict[str, Any], None, None]:
         """One POST whose body is what `source` gives, of any length. The answer is one JSON object per line and comes
         while a thread still reads and sends. Errors of reading are raised here, and the daemon takes the request for
@@ -111,14 +145,14 @@ class Transport:
 
         An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
         """
-        reply = self._begin(path, query, BYTES)
+        reply = self._begin(path, query, BYTES, key)
         return _uploading(reply, Sender(reply, source))
 
-    def converse(self, path: str, first: Any, *, query: Query | None = None) -> Conversation:
+    def converse(self, path: str, first: Any, *, query: Query | None = None, key: str | None = None) -> Conversation:
         """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
         once."""
         data = line_bytes(first)
-        conversation = Conversation(self._begin(path, query, NDJSON))
+        conversation = Conversation(self._begin(path, query, NDJSON, key))
         conversation.say(data)
         return conversation
 
@@ -126,17 +160,23 @@ class Transport:
         """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
         return Conversation(self._begin(path, None, BYTES))
 
-    def _begin(self, path: str, query: Query | None, content_type: str) -> DaemonReply:
+    def _begin(self, path: str, query: Query | None, content_type: str, key: str | None = None) -> DaemonReply:
         """Send the head of a POST whose body comes in chunks."""
         reply = self._connect()
-        reply.send(begin_bytes(path, query, content_type))
+        reply.send(begin_bytes(path, query, content_type, key))
         return reply
 
     def _answer(
-        self, method: str, path: str, body: Any, query: Query | None, deadline: float | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Query | None,
+        deadline: float | None = None,
+        key: str | None = None,
     ) -> DaemonReply:
         """Send a request, and return its answer when its head is there. TimeoutError at the deadline."""
-        data = request_bytes(method, path, query, body)
+        data = request_bytes(method, path, query, body, key=key)
         for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
             # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it.
             # Ask its successor.

@@ -30,6 +30,7 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind
 from snapshotd.engine.pins import Pins
+from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks
@@ -159,6 +160,7 @@ def _assemble(context: Context, lazy: LazyMount | None, gateway: GatewayMaker) -
     return LocalEngine(
         EngineParts(
             context=context,
+            requests=Requests(context.catalog),
             worker=worker,
             merger=merger,
             cold=cold,

@@ -15,9 +15,10 @@ import base64
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
@@ -36,6 +37,7 @@ from snapshotd.types import (
     Limits,
     Message,
     Network,
+    RequestKey,
     Snapshot,
     SnapshotID,
     StoredValue,
@@ -44,6 +46,7 @@ from snapshotd.types import (
     TrajectoryID,
 )
 
+T = TypeVar("T")
 OutputSink = Callable[[Stream, bytes], None]
 """Receives raw output as it comes, from several threads but never two at once. May block (that slows the command
 down)."""
@@ -170,6 +173,13 @@ class Written:
     directories: int = 0
     bytes: int = 0
     warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def told_by(cls, snapshot: Snapshot) -> Written:
+        """The effect of the write that a snapshot was taken after, as its call tells it."""
+        told = snapshot.call.arguments
+        counts = (told.get("files", 1), told.get("directories", 0), told["bytes"])
+        return cls(snapshot, *counts, tuple(told.get("warnings", ())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,7 +434,28 @@ class CommandInfo:
         return self.status is None
 
 
+class Asking(ABC):
+    """A request, as long as its client waits for the answer."""
+
+    @abstractmethod
+    def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
+        """The answer: of `make`, or if an earlier request under the key has made it, of `recall`, which gets the ids of
+        what was made. Waits while another one under the key is at work. The work of `make` and the key become durable
+        together; a key whose request failed is free again. Conflict: the key is another request's. With `recall_only`
+        NotFound if nothing was made. A request without a key is made."""
+
+    @abstractmethod
+    def asked_again(self) -> bool:
+        """True if the client, which went away before the answer, has asked again under its key. Waits some seconds for
+        that."""
+
+
 class Engine(ABC):
+    @abstractmethod
+    def asking(self, request: RequestKey | None) -> AbstractContextManager[Asking]:
+        """For the time of a request; `request`: its key, if it has one. The verbs that are called in `Asking.once` belong
+        to it."""
+
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
     @abstractmethod

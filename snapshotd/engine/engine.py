@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from snapshotd import __version__
 from snapshotd.engine import share
 from snapshotd.engine.base import (
+    Asking,
     CheckReport,
     Connection,
     Decision,
@@ -46,6 +48,7 @@ from snapshotd.engine.mind.gateways import provider_env
 from snapshotd.engine.mind.keyvalue import tenant_env
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
+from snapshotd.engine.requests import Requests, present
 from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, check_name, children
@@ -78,6 +81,7 @@ from snapshotd.types import (
     ImageID,
     LayerID,
     Message,
+    RequestKey,
     SandboxSpec,
     Snapshot,
     SnapshotID,
@@ -100,6 +104,7 @@ class EngineParts:
     """The parts of the engine, put together in daemon/wiring.py."""
 
     context: Context
+    requests: Requests
     worker: Worker
     merger: Merger
     cold: Cold
@@ -153,6 +158,9 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             self._archive.wait()
         except SnapshotdError:
             return  # the archive has logged it, and tries again
+
+    def asking(self, request: RequestKey | None) -> AbstractContextManager[Asking]:
+        return self._parts.requests.asking(request)
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -229,7 +237,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         sandbox: Sandbox | None = None
         try:
             sandbox, calls = self._sessions.launch(trajectory, snapshot)
-            self._catalog.add_trajectories([(trajectory, snapshot)])
+            self._catalog.add_trajectories([(trajectory, snapshot)], request=present())
         except BaseException:
             if sandbox is not None:
                 self._sessions.discard(sandbox)
@@ -362,7 +370,9 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         for one in forked:
             check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s, part=part)
+            return self._forks.fork(
+                source, forked, resume=resume, idle_timeout_s=idle_timeout_s, part=part, request=present()
+            )
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
@@ -451,7 +461,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
 
     def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as snapshot:
-            self._catalog.tag(snapshot.id, name, move=move)
+            self._catalog.tag(snapshot.id, name, move=move, request=present())
         self._archive.tags_changed()
         return snapshot.id
 

@@ -11,6 +11,7 @@ from tests.contracts import (
     catalog_conversations,
     catalog_journals,
     catalog_references,
+    catalog_requests,
     catalog_snapshots,
     catalog_trajectories,
     catalog_values,
@@ -22,6 +23,7 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     *catalog_conversations.CHECKS,
     *catalog_journals.CHECKS,
     *catalog_references.CHECKS,
+    *catalog_requests.CHECKS,
     *catalog_approvals.CHECKS,
     *catalog_values.CHECKS,
 )

@@ -296,11 +296,13 @@ ELSEWHERE = (
     "engine.values.",
     "engine.output.",
     "engine.command.",
+    "engine.request.",
     "engine.folders.",
     "client.apply.",
 )
 """Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
-background commands: tests/e2e/test_background.py; of folders: tests/e2e/test_hooks.py; and of the client:
+background commands: tests/e2e/test_background.py; of folders: tests/e2e/test_hooks.py; of requests that are
+asked again: tests/e2e/test_asked_again.py; and of the client:
 tests/unit/client/test_host_change.py."""
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.both_clients import asynchronous
-from tests.unit.daemon import process
 from tests.unit.daemon.process import Daemon, start
 
 
@@ -34,13 +32,3 @@ def shared_daemon() -> Iterator[Daemon]:
         running = start(Path(name) / "state", Path(name) / "s.sock")
         yield running
         running.close()
-
-
-@pytest.fixture(params=["threads", "asyncio"])
-def both_clients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module's tests run with each client (`tests/both_clients.py`)."""
-    if request.param == "threads":
-        yield
-        return
-    with asynchronous(monkeypatch, request.module, process):
-        yield

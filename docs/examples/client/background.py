@@ -19,9 +19,7 @@ with Sandbox.create() as sandbox:
 
     sums = sandbox.exec(["python3", "-u", "-c", "while True: print(eval(input()))"], background=True, stdin=True)
     sums.write("6 * 7\n")
-    for stream, data in sums.output(follow=True):
-        print(stream, data.decode().strip())
-        break
+    print(next(sums.lines(follow=True)), "is the first line that it prints")
 
     again = sandbox.command(server.id)
     again.kill()

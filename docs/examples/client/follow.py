@@ -10,12 +10,10 @@ async def main() -> None:
         counting = await sandbox.exec(
             "for i in 1 2 3; do echo $i | tee -a out; done; exec cat", background=True, stdin=True
         )
-        heard = b""
-        async for _stream, data in counting.output(follow=True):
-            heard += data
-            if heard.endswith(b"3\n"):
+        async for line in counting.lines(follow=True):
+            print(line, "while it runs")
+            if line == "3":
                 break
-        print(heard.split(), "while it runs")
         await counting.write("the end\n", end=True)
         print((await counting.wait()).stdout.splitlines(), "in all")
         print((await sandbox.files.read_text("out")).split(), "in its file")

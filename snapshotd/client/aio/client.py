@@ -22,9 +22,10 @@ from snapshotd.client.aio.sharing import AsyncSharing
 from snapshotd.client.aio.transport import AsyncTransport
 from snapshotd.client.aio.values import AsyncValues
 from snapshotd.client.aio.verbs import result_of
-from snapshotd.client.client import OutputSink, Which, _line, _local_or_name, _pair, sandbox_fields
 from snapshotd.client.client import Snapshotd as SnapshotdOfThreads
-from snapshotd.client.exchange import segment
+from snapshotd.client.client import Which, _line, _local_or_name, _pair, sandbox_fields
+from snapshotd.client.commands import OutputSink, ShownOutput
+from snapshotd.client.exchange import AGAIN_S, AnswerLost, new_key, segment
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import (
     ApplyInfo,
@@ -86,6 +87,10 @@ class AsyncSnapshotd(
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
+    A request that makes something is made once. Where its answer is lost, because the daemon was killed or the connection
+    cut, it is asked for again, at most three times, for up to 10 seconds (SNAPSHOTD_RECONNECT_S, if that is less)
+    without a daemon.
+
     `request_timeout`: seconds within which the daemon answers a request, or DaemonUnavailable is raised; None, the
     default: no limit. Commands, transfers and what is followed take as long as they take; `exec` has a `timeout` of its
     own.
@@ -113,7 +118,8 @@ class AsyncSnapshotd(
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and (not (state_dir or "state_dir" in config.given))
         start = self._start if autostart and (not elsewhere) else None
-        self._transport = AsyncTransport(self.socket_path, start, timeout_s=request_timeout)
+        patience_s = min(self._reconnect_s, AGAIN_S)
+        self._transport = AsyncTransport(self.socket_path, start, timeout_s=request_timeout, patience_s=patience_s)
 
     @classmethod
     def _over(cls, transport: AsyncTransport) -> AsyncSnapshotd:
@@ -134,7 +140,7 @@ class AsyncSnapshotd(
         seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
         body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
-        answer = await self._transport.request("POST", "/sandboxes", body=body)
+        answer = await self._transport.request("POST", "/sandboxes", body=body, once=True)
         return (TrajectoryInfo.of(answer["trajectory"]), await self._settled(SnapshotInfo.of(answer["snapshot"]), wait))
 
     async def run(
@@ -168,7 +174,7 @@ class AsyncSnapshotd(
             "program": absolute(program),
             "detach": detach,
         }
-        started = TrajectoryInfo.of(await self._transport.request("POST", "/runs", body=body))
+        started = TrajectoryInfo.of(await self._transport.request("POST", "/runs", body=body, once=True))
         if wait == "stored":
             await self.flush(started.id)
         return started
@@ -206,7 +212,8 @@ class AsyncSnapshotd(
         terminal: AsyncTerminal | None = None,
     ) -> ExecInfo:
         """Run a command as a tool call and take the snapshot. It goes on, and is captured, even if this process goes
-        away.
+        away. It runs once: if the answer is lost, the daemon, or the next one, is asked what became of it, and
+        DaemonUnavailable means that nothing is recorded.
 
         CommandNotFound and CommandNotRunnable leave no snapshot. `on_output` gets raw output as it comes; if it raises
         BrokenPipeError, this process stops reading that stream, and the command meets a broken pipe when it writes
@@ -236,6 +243,7 @@ class AsyncSnapshotd(
             stdin,
             timeout,
             terminal,
+            True,
             if_head=None if if_head is None else check_ref(if_head),
             idle_timeout_s=idle_timeout,
         )
@@ -271,6 +279,7 @@ class AsyncSnapshotd(
             stdin,
             timeout,
             terminal,
+            False,
         )
 
     async def exec_junit(
@@ -315,6 +324,7 @@ class AsyncSnapshotd(
         stdin: Readable | None,
         timeout: float | None,
         terminal: AsyncTerminal | None,
+        recorded: bool,
         **more: Any,
     ) -> ExecInfo:
         if not argv:
@@ -323,38 +333,42 @@ class AsyncSnapshotd(
         body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
-        unread = set[str]()
+        shown, key = (ShownOutput(on_output), new_key() if recorded else None)
         async with await self._transport.converse(
-            path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}
+            path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}, key=key
         ) as talk:
             feeder = None if stdin is None else AsyncFeeder(talk, stdin)
             if terminal is not None:
                 terminal.used_in(talk)
             try:
                 async for event in talk.events():
-                    if event["event"] == "output" and on_output is not None and (event["stream"] not in unread):
-                        try:
-                            on_output(event["stream"], base64.b64decode(event["data_b64"]))
-                        except BrokenPipeError:
-                            unread.add(event["stream"])
+                    if event["event"] == "output":
+                        if not shown.show(event):
                             await talk.say(json.dumps({"event": "unread", "stream": event["stream"]}).encode())
                     elif event["event"] == "taken" and feeder is not None:
                         await feeder.taken(event["bytes"])
                     elif event["event"] == "result":
                         return ExecInfo.of(event)
-            except DaemonUnavailable:
+                raise DaemonUnavailable(
+                    f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured"
+                )
+            except DaemonUnavailable as exc:
                 if feeder is not None and feeder.failure is not None:
                     raise feeder.failure from None
-                raise
+                if key is None or not isinstance(exc, AnswerLost):
+                    raise
+                lost = exc
             finally:
                 if terminal is not None:
                     terminal.used_in(None)
                 if feeder is not None:
                     talk.break_off()
                     await feeder.end()
-        raise DaemonUnavailable(
-            f"the daemon ended the command {where} without a result; `snapshotd log` shows whether it was captured"
-        )
+        shown.begin_again()
+        *again, result = await self._transport.recall(path, key, lost, body=body)
+        for event in again:
+            shown.show(event)
+        return ExecInfo.of(result)
 
     async def fork(
         self,
@@ -393,7 +407,9 @@ class AsyncSnapshotd(
         else:
             check_variants(variants)
             body["variants"] = [{"label": label, **keys} for label, keys in variants.items()]
-        forked = ForkInfo.of(await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body))
+        forked = ForkInfo.of(
+            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body, once=True)
+        )
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
             for line in (
@@ -652,7 +668,9 @@ class AsyncSnapshotd(
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless
         `move`."""
         check_ref(ref)
-        answer = await self._transport.request("PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move})
+        answer = await self._transport.request(
+            "PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move}, once=True
+        )
         return str(answer["snapshot"])
 
     async def tag_if(

@@ -53,7 +53,7 @@ class AsyncCommandVerbs(AsyncVerbs):
             "idle_timeout_s": idle_timeout,
         }
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/commands"
-        return CommandInfo.of(await self._transport.request("POST", path, body=body))
+        return CommandInfo.of(await self._transport.request("POST", path, body=body, once=True))
 
     async def commands(self, ref: str) -> list[CommandInfo]:
         """A trajectory's background commands: those that run, and the newest of those that have ended, oldest

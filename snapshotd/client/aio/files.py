@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import Readable
 from snapshotd.client.files import FileVerbs as FileVerbsOfThreads
 from snapshotd.client.files import Moved, SandboxPath, _at, _path, sandbox_path
@@ -169,19 +170,25 @@ class AsyncFileVerbs(AsyncVerbs):
 
     async def _write(self, where: str, source: UploadSource, query: dict[str, str | None], wait: Wait) -> WriteInfo:
         check_wait(wait)
-        async with aclosing(self._transport.upload(where, source, query=query)) as events:
-            async for event in events:
-                if event["event"] == "result":
-                    done = WriteInfo.of(event)
-                    return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
-        raise DaemonUnavailable(
-            "the daemon ended the write without a result; the trajectory's log shows whether it is there"
-        )
+        key = new_key()
+        try:
+            async with aclosing(self._transport.upload(where, source, query=query, key=key)) as events:
+                async for event in events:
+                    if event["event"] == "result":
+                        done = WriteInfo.of(event)
+                        return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
+            raise DaemonUnavailable(
+                "the daemon ended the write without a result; the trajectory's log shows whether it is there"
+            )
+        except AnswerLost as exc:
+            lost = exc
+        done = WriteInfo.of((await self._transport.recall(where, key, lost, query=query))[-1])
+        return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
 
     async def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
         check_wait(wait)
         return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", _at(ref, what), body=body)), wait
+            SnapshotInfo.of(await self._transport.request("POST", _at(ref, what), body=body, once=True)), wait
         )
 
 

@@ -67,7 +67,8 @@ class AsyncMind(AsyncVerbs):
         check_wait(wait)
         body = {"to": to, "mode": mode, "compensate": compensate}
         return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "rewind"), body=body)), wait
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "rewind"), body=body, once=True)),
+            wait,
         )
 
     async def preview_rewind(
@@ -82,7 +83,7 @@ class AsyncMind(AsyncVerbs):
         rewind."""
         check_wait(wait)
         return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "undo"))), wait
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "undo"), once=True)), wait
         )
 
     async def promote(
@@ -103,12 +104,13 @@ class AsyncMind(AsyncVerbs):
         check_wait(wait)
         body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
         return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "promote"), body=body)), wait
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "promote"), body=body, once=True)),
+            wait,
         )
 
     async def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
         """The request that `merge` ends with: change files of a trajectory in one step."""
-        return SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "merge"), body=request))
+        return SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "merge"), body=request, once=True))
 
     async def edit(
         self,
@@ -145,7 +147,7 @@ class AsyncMind(AsyncVerbs):
             **({} if result is RECORDED else {"result": result}),
         }
         made = TrajectoryInfo.of(
-            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body)
+            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body, once=True)
         )
         if wait == "stored":
             await self.flush(made.id)
@@ -160,7 +162,7 @@ class AsyncMind(AsyncVerbs):
         check_wait(wait)
         body = {"task": task, "compensate": compensate, "resume": resume}
         return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "retry"), body=body)), wait
+            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "retry"), body=body, once=True)), wait
         )
 
     async def effects(self, ref: str) -> list[EffectInfo]:

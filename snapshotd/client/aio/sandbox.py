@@ -14,6 +14,7 @@ from typing import Any, Literal, overload
 from snapshotd.client.aio.carrying import AsyncPort
 from snapshotd.client.aio.client import AsyncSnapshotd
 from snapshotd.client.aio.files import AsyncSandboxFiles, AsyncSnapshotFiles
+from snapshotd.client.commands import Stream, TextLines
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure
 from snapshotd.client.results import (
@@ -75,6 +76,16 @@ class AsyncCommand:
             if event["event"] == "output":
                 yield (event["stream"], base64.b64decode(event["data_b64"]))
 
+    async def lines(self, *, follow: bool = False, stream: Stream | None = None) -> AsyncIterator[str]:
+        """Its output from the beginning as lines of text, without their ends; of one stream, if it is named. With
+        `follow`, each line as it comes, until the command has ended. Bytes that are not UTF-8 become U+FFFD."""
+        lines = TextLines(stream)
+        async for event in self._client.command_events(self._sandbox, self.id, follow=follow):
+            for line in lines.take(event):
+                yield line
+        for line in lines.last():
+            yield line
+
     async def write(self, data: str | bytes, *, end: bool = False) -> None:
         """Write to its standard input, and with `end` close it behind that. For a command that was started with
         `stdin=True`. As `AsyncSnapshotd.write_command`."""
@@ -90,6 +101,15 @@ class AsyncCommand:
         """End it at once, with all that it started. Not an error when it has ended."""
         with contextlib.suppress(Conflict):
             await self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
+
+    async def __aenter__(self) -> AsyncCommand:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Kill it."""
+        await self.kill()
 
     def __repr__(self) -> str:
         return f"<Command {self.id[:12]}>"
@@ -456,6 +476,15 @@ class AsyncSandbox:
         """The events of the agent's run from its beginning; with `follow`, until `finished`, beyond the end of the
         daemon. As `AsyncSnapshotd.events`."""
         return self._client.events(self.id, follow=follow)
+
+    async def lines(self, *, follow: bool = True, stream: Stream | None = None) -> AsyncIterator[str]:
+        """The output of the agent's run, as `AsyncCommand.lines`."""
+        lines = TextLines(stream)
+        async for event in self._client.events(self.id, follow=follow):
+            for line in lines.take(event):
+                yield line
+        for line in lines.last():
+            yield line
 
     async def retry(
         self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"

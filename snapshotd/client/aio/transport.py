@@ -16,11 +16,13 @@ from typing import Any, Self
 
 from snapshotd.client.aio.apart import apart
 from snapshotd.client.exchange import (
+    AGAIN_S,
     BYTES,
     DYING_TRIES,
     NDJSON,
     READ_BYTES,
     UPLOAD_BYTES,
+    Again,
     DaemonAway,
     FrameSplitter,
     HttpAnswer,
@@ -33,12 +35,13 @@ from snapshotd.client.exchange import (
     failure,
     line_bytes,
     lost,
+    new_key,
     request_bytes,
     too_late,
     unreachable,
 )
 from snapshotd.client.transport import Transport, UploadSource
-from snapshotd.errors import DaemonUnavailable
+from snapshotd.errors import DaemonUnavailable, NotFound
 
 
 class AsyncTransport:
@@ -46,20 +49,54 @@ class AsyncTransport:
     begins."""
 
     def __init__(
-        self, socket_path: Path, start: Callable[[], None] | None = None, *, timeout_s: float | None = None
+        self,
+        socket_path: Path,
+        start: Callable[[], None] | None = None,
+        *,
+        timeout_s: float | None = None,
+        patience_s: float = AGAIN_S,
     ) -> None:
         """As `Transport`."""
-        plain = Transport(socket_path, start, timeout_s=timeout_s)
+        plain = Transport(socket_path, start, timeout_s=timeout_s, patience_s=patience_s)
         self.socket_path, self.start, self.timeout_s = plain.socket_path, plain.start, plain.timeout_s
+        self.patience_s = plain.patience_s
 
-    async def request(self, method: str, path: str, *, body: Any = None, query: Query | None = None) -> Any:
-        """One request with a JSON answer (None when it is empty)."""
+    async def request(
+        self, method: str, path: str, *, body: Any = None, query: Query | None = None, once: bool = False
+    ) -> Any:
+        """One request with a JSON answer (None when it is empty), as `Transport.request`."""
+        key = new_key() if once else None
         try:
-            async with asyncio.timeout(self.timeout_s), await self._answer(method, path, body, query) as reply:
-                data = await reply.read_all()
+            async with asyncio.timeout(self.timeout_s):
+                data = await self._requested(method, path, body, query, key)
         except TimeoutError:
             raise too_late(self.timeout_s) from None
         return json.loads(data) if data else None
+
+    async def _requested(self, method: str, path: str, body: Any, query: Query | None, key: str | None) -> bytes:
+        again = Again(key, self.patience_s)
+        while True:
+            try:
+                async with await self._answer(method, path, body, query, key) as reply:
+                    return await reply.read_all()
+            except DaemonAway as exc:
+                await asyncio.sleep(again.pause_s(exc))
+
+    async def recall(
+        self, path: str, key: str, failed: DaemonAway, *, body: Any = None, query: Query | None = None
+    ) -> list[dict[str, Any]]:
+        """The whole answer to a POST under a key that was lost, as `Transport.recall`."""
+        again, latest = Again(key, self.patience_s), failed
+        while True:
+            await asyncio.sleep(again.pause_s(latest))
+            data = request_bytes("POST", path, query, body, key=key, recall=True)
+            try:
+                async with await self._exchange(data) as reply:
+                    return [event_of(line) async for line in reply.lines()]
+            except NotFound:
+                raise failed from None
+            except DaemonAway as exc:
+                latest = exc
 
     async def lines(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None
@@ -90,11 +127,11 @@ class AsyncTransport:
                 yield frame
 
     async def upload(
-        self, path: str, source: UploadSource, *, query: Query | None = None
+        self, path: str, source: UploadSource, *, query: Query | None = None, key: str | None = None
     ) -> AsyncGenerator[dict[str, Any], None]:
         """One POST whose body is what `source` gives, as `Transport.upload`. A thread reads
         files."""
-        async with await self._begin(path, query, BYTES) as reply:
+        async with await self._begin(path, query, BYTES, key) as reply:
             sending = asyncio.create_task(_send_all(reply, source))
             try:
                 await reply.accepted()
@@ -107,11 +144,13 @@ class AsyncTransport:
             finally:
                 await _end(sending)
 
-    async def converse(self, path: str, first: Any, *, query: Query | None = None) -> AsyncConversation:
+    async def converse(
+        self, path: str, first: Any, *, query: Query | None = None, key: str | None = None
+    ) -> AsyncConversation:
         """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
         once."""
         data = line_bytes(first)
-        conversation = AsyncConversation(await self._begin(path, query, NDJSON))
+        conversation = AsyncConversation(await self._begin(path, query, NDJSON, key))
         await conversation.say(data)
         return conversation
 
@@ -119,15 +158,19 @@ class AsyncTransport:
         """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
         return AsyncConversation(await self._begin(path, None, BYTES))
 
-    async def _begin(self, path: str, query: Query | None, content_type: str) -> AsyncDaemonReply:
+    async def _begin(
+        self, path: str, query: Query | None, content_type: str, key: str | None = None
+    ) -> AsyncDaemonReply:
         """Send the head of a POST whose body comes in chunks."""
         reply = await self._connect()
-        await reply.send(begin_bytes(path, query, content_type))
+        await reply.send(begin_bytes(path, query, content_type, key))
         return reply
 
-    async def _answer(self, method: str, path: str, body: Any, query: Query | None) -> AsyncDaemonReply:
+    async def _answer(
+        self, method: str, path: str, body: Any, query: Query | None, key: str | None = None
+    ) -> AsyncDaemonReply:
         """Send a request, and return its answer when its head is there."""
-        data = request_bytes(method, path, query, body)
+        data = request_bytes(method, path, query, body, key=key)
         for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
             try:  # nothing was asked to change: ask the successor of a daemon that was dying
                 return await self._exchange(data)

@@ -14,9 +14,13 @@ from pathlib import Path
 
 from snapshotd.errors import NotFound, UsageError
 
-API_VERSION = "1.2"
+API_VERSION = "1.3"
 VERSION_HEADER = "X-Snapshotd-Version"
 API_PREFIX = "/v1"
+KEY_HEADER = "Idempotency-Key"
+"""Names a request that makes something. Under one key it is made once: a client that has lost the answer asks again."""
+RECALL_HEADER = "X-Snapshotd-Recall"
+"""With it the daemon answers from what an earlier request under the key has made, and makes nothing."""
 
 SOCKET_PATH_MAX_BYTES = 107
 """sockaddr_un has 108 bytes for the path and its closing zero (unix(7))."""

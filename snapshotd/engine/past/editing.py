@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from snapshotd.engine import requests
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.agent_state import MAX_STATE_BYTES
@@ -118,6 +119,7 @@ class Editing:
                     follows=other,
                     keep_messages=kept,
                     entries=entries or (),
+                    request=requests.present(),
                 )
         except BaseException:
             self._sessions.stop(trajectory, keep=False)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from snapshotd.engine import requests
 from snapshotd.engine.base import RewindMode, RewindPreview
 from snapshotd.engine.context import Context
 from snapshotd.engine.past.effects import Effects
@@ -178,6 +179,7 @@ class Rewinding:
                 follows=follows,
                 keep_messages=keep_messages,
                 entries=entries,
+                request=requests.present(),
             )
         except BaseException:
             sandbox.mind.put(old, changed=old_changed)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from snapshotd.engine import requests
 from snapshotd.engine.base import CommandInfo, Event, Stream, output_event
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog, EventLogs, completed
@@ -133,6 +134,7 @@ class Commands:
             log = self._logs.begin(_name(info))
             scope.callback(self._logs.let_go, _name(info))
             log.append(_started(info))
+            self._context.catalog.add_request(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
             sandbox.survival.kept.append(key)
             try:

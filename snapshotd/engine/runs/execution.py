@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+from snapshotd.engine import requests
 from snapshotd.engine.base import ExecResult, OutputSink, Stream
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
@@ -82,7 +83,9 @@ class Execution:
             ),
             id=call.id,
         )
-        snapshot = commit_step(self._context.catalog, sandbox, call, self._listener) if record else None
+        snapshot = None
+        if record:
+            snapshot = commit_step(self._context.catalog, sandbox, call, self._listener, request=requests.present())
         if call.exit_code is None:
             raise SandboxFailed(
                 "the command has ended and its exit code is lost; its output and files are with its snapshot"

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from snapshotd.engine import requests
 from snapshotd.engine.base import FileEntry, Written
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.launch import alive
@@ -32,7 +33,7 @@ from snapshotd.kernel import files, turns
 from snapshotd.kernel.quota import Used
 from snapshotd.trees.live_view import LiveView
 from snapshotd.trees.view import View, follow
-from snapshotd.types import CallStatus, Kind, Snapshot, TrajectoryID, short
+from snapshotd.types import CallStatus, Kind, RequestKey, Snapshot, TrajectoryID, short
 
 MOST_PATHS = 256
 """Files that the record of one call names; how many there were it says, too."""
@@ -217,7 +218,7 @@ class FileCalls:
                 unpacker.unpack(path, read)
             finally:
                 call.changed = bool(done.files or done.directories)
-                call.arguments |= {"paths": list(map(_shown, done.paths)), "files": done.files, "bytes": done.bytes}
+                call.arguments |= {"paths": list(map(_shown, done.paths)), **_counts(done)}
             return lambda _: None
 
         snapshot = self._make(ref, "write", {"path": _shown(path)}, path, receive)
@@ -277,7 +278,7 @@ class FileCalls:
                             except BaseException:
                                 call.changed |= sandbox.root.changed and not before
                                 raise
-                        return self._commit(call)
+                        return self._commit(call, request=requests.present())
             except BaseException as exc:
                 if call.changed:
                     self._record_failure(call, exc)
@@ -292,7 +293,13 @@ class FileCalls:
         except (SnapshotdError, OSError):
             _log.warning("a %s that failed is not recorded", call.name, exc_info=True)
 
-    def _commit(self, call: _Call, status: CallStatus = CallStatus.DONE, error: str | None = None) -> Snapshot:
+    def _commit(
+        self,
+        call: _Call,
+        status: CallStatus = CallStatus.DONE,
+        error: str | None = None,
+        request: RequestKey | None = None,
+    ) -> Snapshot:
         funnel = self._context.secrecy.of(call.sandbox.trajectory)
         record = marker(
             call.name,
@@ -301,7 +308,13 @@ class FileCalls:
             started_at_ns=call.began_at_ns,
             error=funnel.conceal(error),
         )
-        return commit_step(self._context.catalog, call.sandbox, record, self._listener)
+        return commit_step(self._context.catalog, call.sandbox, record, self._listener, request=request)
+
+
+def _counts(done: Unpacked) -> dict[str, Any]:
+    """The outcome of a write as arguments of its call, from which `Written.told_by` reads it."""
+    rare = {"directories": done.directories, "warnings": list(done.warnings)}
+    return {"files": done.files, "bytes": done.bytes, **{name: value for name, value in rare.items() if value}}
 
 
 def _is_named(snapshot: Snapshot, ref: str) -> bool:

@@ -19,6 +19,7 @@ from snapshotd.failpoints import hit
 from snapshotd.types import (
     NAME_PATTERN,
     ExperimentID,
+    RequestKey,
     Snapshot,
     Trajectory,
     TrajectoryID,
@@ -99,9 +100,10 @@ class Forks:
         idle_timeout_s: float | None = None,
         part: ForkPart | None = None,
         announce: Callable[[TrajectoryID], None] = lambda _: None,
+        request: RequestKey | None = None,
     ) -> Forked:
         """See `Engine.fork`. `source` is pinned by the caller, `forked` comes from `children`. `announce` is told of
-        each before it is recorded."""
+        each before it is recorded. `request`: the client's, if the forks are what it asks for."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
         place = part or ForkPart(ExperimentID(new_id()), 0, len(forked))
@@ -120,7 +122,7 @@ class Forks:
                     raise failure
             for fork in forks:
                 announce(fork.id)
-            self._catalog.add_trajectories([(fork, None) for fork in forks])
+            self._catalog.add_trajectories([(fork, None) for fork in forks], request=request)
             hit("engine.fork.recorded")
         except BaseException:
             for sandbox, _ in launched:

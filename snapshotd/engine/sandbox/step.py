@@ -28,6 +28,7 @@ from snapshotd.types import (
     CallStatus,
     Ended,
     JournalEntry,
+    RequestKey,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -49,12 +50,13 @@ def commit_step(
     entries: Sequence[JournalEntry] = (),
     follows: Snapshot | None = None,
     keep_messages: int | None = None,
+    request: RequestKey | None = None,
 ) -> Snapshot:
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
     `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
     that snapshot and not from the head: its journal, its state and its conversation, cut to the first `keep_messages`
-    (None: all of them). Pending messages are appended to it.
+    (None: all of them). Pending messages are appended to it. `request`: the client's, if this step is what it asks for.
 
     Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the
     sandbox goes on. Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the
@@ -100,6 +102,7 @@ def commit_step(
                 ended=ended,
                 fence=sandbox.writer.fence,
                 state=sandbox.mind.state if sandbox.mind.changed else None,
+                request=request,
             )
         except BaseException:
             sandbox.root.uncommitted(captured)

@@ -26,6 +26,7 @@ fake_commands.py.
 from __future__ import annotations
 
 import base64
+import contextlib
 import dataclasses
 import errno
 import os
@@ -33,6 +34,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +60,16 @@ from tests.unit.daemon.fake_files import FakeFiles, entry
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
 IMAGE = t.ImageID("ima9e" + "0" * 27)
+
+
+class _Asking(base.Asking):
+    def once(
+        self, make: Callable[[], base.T], recall: Callable[[tuple[str, ...]], base.T], *, recall_only: bool = False
+    ) -> base.T:
+        return make()
+
+    def asked_again(self) -> bool:
+        return False
 
 
 class FakeEngine(FakeMind, FakeFiles, FakeCommands):
@@ -137,6 +149,10 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self.providers[line.id] = request.providers
         self._take(line, self._call("start", None, None), {b"workspace/a.txt": b"hello\n"})
         return self.lines[line.id]
+
+    def asking(self, request: t.RequestKey | None) -> AbstractContextManager[base.Asking]:
+        """Keys mean nothing here: `e2e/test_asked_again.py` has them."""
+        return contextlib.nullcontext(_Asking())
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 

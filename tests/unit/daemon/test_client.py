@@ -253,7 +253,11 @@ def test_a_command_may_take_longer_than_a_request(shared_daemon: Daemon) -> None
             Snapshotd(shared_daemon.state_dir, autostart=False, request_timeout=timeout)
 
 
-def test_daemon_killed_in_the_middle_of_a_command(daemon: Daemon, short_dir: Path) -> None:
+def test_daemon_killed_in_the_middle_of_a_command(
+    daemon: Daemon, short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is looked for, and the error is the first one."""
+    monkeypatch.setenv("SNAPSHOTD_RECONNECT_S", "0.1")
     box = Sandbox.create(client=daemon.client)
 
     def kill(_: bytes) -> None:
@@ -270,7 +274,7 @@ def test_broken_bytes_are_never_taken_for_the_whole(box: Sandbox) -> None:
 
 def test_a_daemon_of_another_version(client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snapshotd.client.exchange.API_VERSION", "0.9")
-    with pytest.raises(VersionMismatch, match=r"0\.9.*1\.2.*snapshotd daemon --stop"):
+    with pytest.raises(VersionMismatch, match=r"0\.9.*1\.3.*snapshotd daemon --stop"):
         client.trajectories()
 
 

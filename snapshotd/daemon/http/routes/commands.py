@@ -12,9 +12,10 @@ from fastapi import Path as PathParameter
 from starlette.responses import Response
 
 from snapshotd.daemon.http import models, models_commands, streams
-from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.http.routes.shared import JsonRoute, NamedDep, Ref, ServiceDep, checked_ref, once_unless_abandoned
 from snapshotd.engine.base import CommandInfo
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import Conflict, SandboxFailed, UsageError
+from snapshotd.types import CallStatus, short
 
 router = APIRouter(route_class=JsonRoute, dependencies=[Depends(checked_ref)], tags=["runs"])
 CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id.")]
@@ -29,7 +30,7 @@ _EVENTS_DOC = {
 
 @router.post("/trajectories/{ref}/commands", status_code=201)
 async def start_command(
-    request: Request, ref: Ref, body: models_commands.BackgroundRequest, service: ServiceDep
+    request: Request, ref: Ref, body: models_commands.BackgroundRequest, service: ServiceDep, named: NamedDep
 ) -> models_commands.Command:
     """Run a command in the background, as a tool call whose snapshot is taken when it ends. It is killed when the client
     is gone before it has the answer."""
@@ -56,7 +57,17 @@ async def start_command(
         except Conflict:
             pass  # it has ended by itself
 
-    return models_commands.Command.of(await unless_abandoned(request, start, undo))
+    def recalled(made: tuple[str, ...]) -> CommandInfo:
+        info = engine.command(ref, made[0])
+        if info.status is CallStatus.UNKNOWN:
+            raise SandboxFailed(
+                f"the command {short(info.id)} may have run: the daemon was killed while it started the command, or the sandbox "
+                "was lost; look at the files before you start it again"
+            )
+        return info
+
+    started = await once_unless_abandoned(request, service, named, body, start, recalled, undo)
+    return models_commands.Command.of(started)
 
 
 @router.get("/trajectories/{ref}/commands")

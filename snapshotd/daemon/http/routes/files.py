@@ -9,8 +9,19 @@ from starlette.responses import Response
 
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_files as words
-from snapshotd.daemon.http.routes.shared import JsonRoute, PathB64, Ref, ServiceDep, checked_ref, sandbox_path
+from snapshotd.daemon.http.routes.shared import (
+    JsonRoute,
+    NamedDep,
+    PathB64,
+    Ref,
+    ServiceDep,
+    checked_ref,
+    once,
+    sandbox_path,
+    step_once,
+)
 from snapshotd.daemon.http.wire import FILES_PATH, FRAMES
+from snapshotd.engine.base import Written
 
 router = APIRouter(route_class=JsonRoute, prefix=FILES_PATH, tags=["files"], dependencies=[Depends(checked_ref)])
 _User = Annotated[str | None, Query(max_length=256, description="Whose new files are, by name or number; else root's.")]
@@ -91,6 +102,7 @@ async def write(
     ref: Ref,
     path_b64: PathB64,
     service: ServiceDep,
+    named: NamedDep,
     user: _User = None,
     mode: Annotated[int | None, Query(ge=0, le=0o7777, description="Permission bits, as a number.")] = None,
 ) -> Response:
@@ -98,7 +110,13 @@ async def write(
     path, upload = sandbox_path(path_b64), streams.Upload(request)
 
     def produce(emit: streams.Emit) -> None:
-        done = service.engine.write_file(ref, path, upload.read, user=user, mode=mode)
+        done = once(
+            service,
+            named,
+            [path_b64, user, mode],
+            lambda: service.engine.write_file(ref, path, upload.read, user=user, mode=mode),
+            lambda made: Written.told_by(service.engine.snapshot(made[0])),
+        )
         emit({"event": "result", **words.written_json(done)})
 
     return await streams.ndjson(service.streams, produce, uploading=True)
@@ -112,6 +130,7 @@ async def write_archive(
     ref: Ref,
     path_b64: PathB64,
     service: ServiceDep,
+    named: NamedDep,
     user: _User = None,
     attributes: Annotated[bool, Query(description="Modes and times are the archive's, not those of new files.")] = True,
 ) -> Response:
@@ -119,26 +138,34 @@ async def write_archive(
     path, upload = sandbox_path(path_b64), streams.Upload(request)
 
     def produce(emit: streams.Emit) -> None:
-        done = service.engine.write_archive(ref, path, upload.read, user=user, attributes=attributes)
+        done = once(
+            service,
+            named,
+            [path_b64, user, attributes],
+            lambda: service.engine.write_archive(ref, path, upload.read, user=user, attributes=attributes),
+            lambda made: Written.told_by(service.engine.snapshot(made[0])),
+        )
         emit({"event": "result", **words.written_json(done)})
 
     return await streams.ndjson(service.streams, produce, uploading=True)
 
 
 @router.post("/{ref}/make_dir")
-def make_dir(ref: Ref, body: words.MakeDirRequest, service: ServiceDep) -> models.Snapshot:
+def make_dir(ref: Ref, body: words.MakeDirRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Make a directory, with those above it."""
-    return models.Snapshot.of(service.engine.make_dir(ref, sandbox_path(body.path_b64), user=body.user))
+    path = sandbox_path(body.path_b64)
+    return step_once(service, named, body, lambda: service.engine.make_dir(ref, path, user=body.user))
 
 
 @router.post("/{ref}/remove")
-def remove(ref: Ref, body: words.RemoveFileRequest, service: ServiceDep) -> models.Snapshot:
+def remove(ref: Ref, body: words.RemoveFileRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Remove a file, a link, or a directory with all that is in it."""
-    return models.Snapshot.of(service.engine.remove_file(ref, sandbox_path(body.path_b64)))
+    path = sandbox_path(body.path_b64)
+    return step_once(service, named, body, lambda: service.engine.remove_file(ref, path))
 
 
 @router.post("/{ref}/rename")
-def rename(ref: Ref, body: words.RenameFileRequest, service: ServiceDep) -> models.Snapshot:
+def rename(ref: Ref, body: words.RenameFileRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Rename a file or a directory."""
     path, to = sandbox_path(body.path_b64), sandbox_path(body.to_b64)
-    return models.Snapshot.of(service.engine.rename_file(ref, path, to))
+    return step_once(service, named, body, lambda: service.engine.rename_file(ref, path, to))

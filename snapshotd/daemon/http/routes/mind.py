@@ -9,7 +9,15 @@ from starlette.responses import Response
 
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_mind as mind
-from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.http.routes.shared import (
+    JsonRoute,
+    NamedDep,
+    Ref,
+    ServiceDep,
+    checked_ref,
+    once_unless_abandoned,
+    step_once,
+)
 from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.engine.base import RewindMode
 from snapshotd.types import Trajectory
@@ -72,40 +80,51 @@ def preview_rewind(
 
 
 @router.post("/trajectories/{ref}/rewind")
-def rewind(ref: Ref, body: mind.RewindRequest, service: ServiceDep) -> models.Snapshot:
+def rewind(ref: Ref, body: mind.RewindRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Go back to an older snapshot, in place; recorded as a new snapshot, and `undo` takes it back."""
-    return models.Snapshot.of(
-        service.engine.rewind(ref, check_ref(body.to), mode=body.mode, compensate=body.compensate)
+    return step_once(
+        service,
+        named,
+        body,
+        lambda: service.engine.rewind(ref, check_ref(body.to), mode=body.mode, compensate=body.compensate),
     )
 
 
 @router.post("/trajectories/{ref}/undo")
-def undo(ref: Ref, service: ServiceDep) -> models.Snapshot:
+def undo(ref: Ref, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Take the last rewind (or undo) back."""
-    return models.Snapshot.of(service.engine.undo(ref))
+    return step_once(service, named, None, lambda: service.engine.undo(ref))
 
 
 @router.post("/trajectories/{ref}/promote")
-def promote(ref: Ref, body: mind.PromoteRequest, service: ServiceDep) -> models.Snapshot:
+def promote(ref: Ref, body: mind.PromoteRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Make a fork's head the head of the trajectory that it was forked from, in place; recorded there as a new snapshot,
     and `undo` takes it back."""
     into = None if body.into is None else check_ref(body.into, "trajectory")
-    return models.Snapshot.of(
-        service.engine.promote(ref, into=into, leave_behind=body.leave_behind, compensate=body.compensate)
+    return step_once(
+        service,
+        named,
+        body,
+        lambda: service.engine.promote(ref, into=into, leave_behind=body.leave_behind, compensate=body.compensate),
     )
 
 
 @router.post("/trajectories/{ref}/merge")
-def merge(ref: Ref, body: mind.MergeFields, service: ServiceDep) -> models.Snapshot:
+def merge(ref: Ref, body: mind.MergeFields, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Change files of a trajectory to what they are in another snapshot, or to given contents, in one step; recorded as a
     new snapshot, and `undo` takes it back. The client decides which; `Conflict` if the head is another one by now."""
-    return models.Snapshot.of(service.engine.merge(ref, check_ref(body.source), body.request()))
+    return step_once(service, named, body, lambda: service.engine.merge(ref, check_ref(body.source), body.request()))
 
 
 @router.post("/trajectories/{ref}/retry")
-def retry(ref: Ref, body: mind.RetryRequest, service: ServiceDep) -> models.Snapshot:
+def retry(ref: Ref, body: mind.RetryRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Go back to before a task began, compensate its irreversible calls, and let the program go on from there."""
-    return models.Snapshot.of(service.engine.retry(ref, body.task, compensate=body.compensate, resume=body.resume))
+    return step_once(
+        service,
+        named,
+        body,
+        lambda: service.engine.retry(ref, body.task, compensate=body.compensate, resume=body.resume),
+    )
 
 
 @router.get("/trajectories/{ref}/effects")
@@ -123,7 +142,9 @@ def compensate(ref: Ref, body: mind.CompensateRequest, service: ServiceDep) -> l
 
 
 @router.post("/snapshots/{ref}/edit", status_code=201)
-async def edit(request: Request, ref: Ref, body: mind.EditRequest, service: ServiceDep) -> models.Trajectory:
+async def edit(
+    request: Request, ref: Ref, body: mind.EditRequest, service: ServiceDep, named: NamedDep
+) -> models.Trajectory:
     """A new trajectory whose first snapshot is this one, edited. It is stopped again if the client goes away before the
     answer."""
     engine = service.engine
@@ -132,5 +153,13 @@ async def edit(request: Request, ref: Ref, body: mind.EditRequest, service: Serv
     def undo(line: Trajectory) -> None:
         engine.stop(line.id)
 
-    made = await unless_abandoned(request, lambda: engine.edit(ref, wanted, name=body.name, resume=body.resume), undo)
+    made = await once_unless_abandoned(
+        request,
+        service,
+        named,
+        body,
+        lambda: engine.edit(ref, wanted, name=body.name, resume=body.resume),
+        lambda made: engine.trajectory(made[0]),
+        undo,
+    )
     return models.Trajectory.of(made)

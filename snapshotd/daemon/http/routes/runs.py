@@ -16,13 +16,23 @@ from starlette.responses import Response
 from snapshotd.daemon.http import carrying, models, streams
 from snapshotd.daemon.http.attending import Lines, attend
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref, unless_abandoned
+from snapshotd.daemon.http.routes.shared import (
+    JsonRoute,
+    Named,
+    NamedDep,
+    Ref,
+    ServiceDep,
+    checked_ref,
+    once,
+    once_unless_abandoned,
+)
 from snapshotd.daemon.http.wire import ATTENDED, FRAMES, LOG_MAX, PORTS, STDIN_WINDOW_BYTES, check_ref
-from snapshotd.engine.base import Caller, Engine, ExecResult, Stream, output_event
-from snapshotd.errors import UsageError
-from snapshotd.types import Trajectory
+from snapshotd.engine.base import Caller, Engine, ExecResult, Forked, OutputSink, Stream, output_event
+from snapshotd.errors import SandboxFailed, UsageError
+from snapshotd.types import Snapshot, Trajectory
 
 router = APIRouter(route_class=JsonRoute, dependencies=[Depends(checked_ref)])
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _EXEC_DOC = {
     200: {
         "content": {streams.NDJSON: {}},
@@ -81,12 +91,16 @@ _EVENTS_DOC = {
 
 
 @router.post("/sandboxes", status_code=201, tags=["runs"])
-async def create(request: Request, body: models.CreateRequest, service: ServiceDep) -> models.Created:
+async def create(request: Request, body: models.CreateRequest, service: ServiceDep, named: NamedDep) -> models.Created:
     """Create a sandbox without an agent. It is stopped again when the client is gone before it has the answer."""
     engine = service.engine
     sandbox = replace(body.sandbox(), namespace_pid=client_pid(request))
-    trajectory, snapshot = await unless_abandoned(
-        request, lambda: engine.create(sandbox), lambda made: _stop(engine, made[0])
+
+    def recalled(made: tuple[str, ...]) -> tuple[Trajectory, Snapshot]:
+        return engine.trajectory(made[0]), engine.log(made[0])[0]
+
+    trajectory, snapshot = await once_unless_abandoned(
+        request, service, named, body, lambda: engine.create(sandbox), recalled, lambda made: _stop(engine, made[0])
     )
     return models.Created(trajectory=models.Trajectory.of(trajectory), snapshot=models.Snapshot.of(snapshot))
 
@@ -98,7 +112,9 @@ def sandboxes(service: ServiceDep) -> list[models.Sandbox]:
 
 
 @router.post("/runs", status_code=201, tags=["runs"])
-async def run(request: Request, body: models.RunAgentRequest, service: ServiceDep) -> models.Trajectory:
+async def run(
+    request: Request, body: models.RunAgentRequest, service: ServiceDep, named: NamedDep
+) -> models.Trajectory:
     """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before
     it has the answer, unless `detach`."""
     engine = service.engine
@@ -109,7 +125,10 @@ async def run(request: Request, body: models.RunAgentRequest, service: ServiceDe
         if not body.detach:
             _stop(engine, trajectory)
 
-    return models.Trajectory.of(await unless_abandoned(request, lambda: engine.run(asked), undo))
+    started = await once_unless_abandoned(
+        request, service, named, body, lambda: engine.run(asked), lambda made: engine.trajectory(made[0]), undo
+    )
+    return models.Trajectory.of(started)
 
 
 @router.get("/trajectories", tags=["trajectories"])
@@ -149,25 +168,27 @@ async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()]
 
 
 @router.post("/trajectories/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
-async def exec_in_trajectory(request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+async def exec_in_trajectory(
+    request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep, named: NamedDep
+) -> Response:
     """Run a command as a tool call. It goes on, and its snapshot is taken, when the client goes away."""
-    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service)
+    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service, named)
 
 
 @router.post("/trajectories/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
 async def attended_exec_in_trajectory(
-    request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False
+    request: Request, ref: Ref, service: ServiceDep, named: NamedDep, stdin: Stdin = False
 ) -> Response:
     """The same for a client that goes on to speak while the command runs."""
     lines = Lines(request)
     body = _body(await lines.first())
-    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service, stdin, lines)
+    return await _exec(request, _in_trajectory(service.engine, body), ref, body, service, named, stdin, lines)
 
 
 @router.post("/snapshots/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
 async def exec_in_snapshot(request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
     """Run a command in a throw-away fork of a snapshot. It ends when the client goes away."""
-    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service)
+    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, None)
 
 
 @router.post("/snapshots/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
@@ -175,7 +196,7 @@ async def attended_exec_in_snapshot(request: Request, ref: Ref, service: Service
     """The same for a client that goes on to speak while the command runs."""
     lines = Lines(request)
     body = _body(await lines.first())
-    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, stdin, lines)
+    return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, None, stdin, lines)
 
 
 @router.post("/trajectories/{ref}" + PORTS + "{port}", tags=["runs"], **_PORT_DOC)
@@ -185,14 +206,25 @@ async def connect(request: Request, ref: Ref, port: PortNumber, service: Service
 
 
 @router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])
-async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: ServiceDep) -> models.ForkAnswer:
+async def fork(
+    request: Request, ref: Ref, body: models.ForkRequest, service: ServiceDep, named: NamedDep
+) -> models.ForkAnswer:
     """Start `n` new trajectories from one snapshot, all or none."""
     engine = service.engine
     args = None if body.args is None else tuple(body.args)
     models.check_argv(args or ())
     variants = tuple(item.variant() for item in body.variants)
-    forked = await unless_abandoned(
+
+    def recalled(made: tuple[str, ...]) -> Forked:
+        forks = tuple(map(engine.trajectory, made))
+        assert forks[0].experiment is not None
+        return Forked(forks[0].experiment, forks)
+
+    forked = await once_unless_abandoned(
         request,
+        service,
+        named,
+        body,
         lambda: engine.fork(
             ref,
             body.count,
@@ -203,6 +235,7 @@ async def fork(request: Request, ref: Ref, body: models.ForkRequest, service: Se
             idle_timeout_s=body.idle_timeout_s,
             part=None if body.part is None else body.part.part(),
         ),
+        recalled,
         lambda made: _stop(engine, *made.trajectories),
     )
     return models.ForkAnswer.of(forked)
@@ -234,13 +267,15 @@ async def _exec(
     ref: str,
     body: models.ExecRequest,
     service: ServiceDep,
+    named: Named | None,
     stdin: bool = False,
     lines: Lines | None = None,
 ) -> Response:
+    """`named`: None for one that makes nothing."""
     argv = tuple(body.argv)
     models.check_argv(argv)
     env = models.environment(body.env)
-    if body.terminal is not None and lines is None:
+    if body.terminal is not None and lines is None and not (named is not None and named.recall):
         raise UsageError("a terminal needs a client that attends to it; use the path that ends with `/attended`")
     size = None if body.terminal is None else (body.terminal.rows, body.terminal.columns)
     caller = Caller(gives_input=stdin, terminal=size)
@@ -250,14 +285,34 @@ async def _exec(
             emit(output_event(stream, data))  # False when the client is gone: the command goes on all the same
 
         caller.on_taken(lambda count: emit({"event": "taken", "bytes": count}))
-        done: ExecResult = method(
-            ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller, timeout_s=body.timeout_s
-        )
+
+        def execute() -> ExecResult:
+            return method(
+                ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller, timeout_s=body.timeout_s
+            )
+
+        def recalled(made: tuple[str, ...]) -> ExecResult:
+            return _recorded(service.engine, made[0], sink)
+
+        done = execute() if named is None else once(service, named, body, execute, recalled)
         snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
         call = models.Tool.of(done.call)
         emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
 
     return await streams.ndjson(service.streams, produce, attend=attend(request, caller, lines))
+
+
+def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
+    """A command that was executed, from its snapshot; what it has printed goes to `sink`. SandboxFailed as then."""
+    taken = engine.snapshot(snapshot)
+    for stream in STREAMS:
+        for data in engine.output(taken.id, stream):
+            sink(stream, data)
+    if taken.call.exit_code is None:
+        raise SandboxFailed(
+            "the command has ended and its exit code is lost; its output and files are with its snapshot"
+        )
+    return ExecResult(taken.call.exit_code, taken, taken.call)
 
 
 def _stop(engine: Engine, *trajectories: Trajectory) -> None:

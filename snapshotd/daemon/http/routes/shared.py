@@ -5,26 +5,32 @@ from __future__ import annotations
 import base64
 import binascii
 import functools
+import hashlib
 import inspect
+import json
 import pathlib
 import pwd
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import anyio.to_thread
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Header, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.responses import Response
 
+from snapshotd.daemon.http import models
 from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.peer import PEER_UID
 from snapshotd.daemon.http.streams import JSON, StreamLimit, json_bytes
 from snapshotd.daemon.http.watching import Watchers
-from snapshotd.daemon.http.wire import check_ref
+from snapshotd.daemon.http.wire import ATTENDED, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.engine.base import Engine
 from snapshotd.errors import UsageError
+from snapshotd.types import RequestKey, Snapshot
 
 T = TypeVar("T")
 
@@ -115,9 +121,79 @@ def sandbox_path(path_b64: str) -> bytes:
     return b"/".join(parts)
 
 
-async def unless_abandoned(request: Request, call: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """Run a call that starts something; if the client has gone before the answer, undo it."""
-    outcome = await anyio.to_thread.run_sync(call)
-    if await request.is_disconnected():
-        await anyio.to_thread.run_sync(lambda: undo(outcome))
+@dataclass(frozen=True, slots=True)
+class Named:
+    """How a request that makes something names itself. `recall`: answer only from what an earlier one has made."""
+
+    key: str | None
+    recall: bool
+    target: str
+    """Its method and path, the same for a command that the client attends to."""
+
+    def request(self, *body: object) -> RequestKey | None:
+        """Its key, bound to its target and `body`. None: it has none. UsageError: it asks to be recalled, and has
+        none."""
+        if self.key is None:
+            if self.recall:
+                raise UsageError(
+                    f"a request can be recalled only under its {KEY_HEADER}; send the one that it was sent with"
+                )
+            return None
+        said = json.dumps([self.target, *body], sort_keys=True, default=BaseModel.model_dump)
+        return RequestKey(self.key, hashlib.blake2b(said.encode(), digest_size=16).hexdigest(), time.time_ns())
+
+
+async def _named(
+    request: Request,
+    key: Annotated[
+        str | None,
+        Header(
+            alias=KEY_HEADER,
+            pattern="^[!-~]{1,200}$",
+            description="1 to 200 printable ASCII characters that no other request has. Whatever the request makes is made once under "
+            "it: the same request again waits for the first one, and answers from what that has made, for a day and across "
+            "restarts. Another method, path or body under it is a `Conflict`. The body of an upload is not compared. A request that "
+            "failed has made nothing, and its key is free again.",
+        ),
+    ] = None,
+    recall: Annotated[
+        bool,
+        Header(
+            alias=RECALL_HEADER,
+            description="Make nothing: `NotFound` if nothing was made under the key. Needs no upload.",
+        ),
+    ] = False,
+) -> Named:
+    return Named(key, recall, f"{request.method} {request.url.path.removesuffix(ATTENDED)}")
+
+
+NamedDep = Annotated[Named, Depends(_named)]
+Recall = Callable[[tuple[str, ...]], T]
+
+
+def once(service: Service, named: Named, body: object, make: Callable[[], T], recall: Recall[T]) -> T:
+    """The answer to a request that makes something: see `Asking.once`."""
+    with service.engine.asking(named.request(body)) as asking:
+        return asking.once(make, recall, recall_only=named.recall)
+
+
+def step_once(service: Service, named: Named, body: object, make: Callable[[], Snapshot]) -> models.Snapshot:
+    """The same for what is answered with the snapshot of a step."""
+    return models.Snapshot.of(once(service, named, body, make, lambda made: service.engine.snapshot(made[0])))
+
+
+async def once_unless_abandoned(
+    request: Request,
+    service: Service,
+    named: Named,
+    body: object,
+    make: Callable[[], T],
+    recall: Recall[T],
+    undo: Callable[[T], None],
+) -> T:
+    """The same for what runs on: if the client has gone before the answer, and does not ask again, it is undone."""
+    with service.engine.asking(named.request(body)) as asking:
+        outcome = await anyio.to_thread.run_sync(lambda: asking.once(make, recall, recall_only=named.recall))
+        if await request.is_disconnected() and not await anyio.to_thread.run_sync(asking.asked_again):
+            await anyio.to_thread.run_sync(lambda: undo(outcome))
     return outcome

@@ -11,7 +11,16 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import JsonRoute, PathB64, Ref, ServiceDep, checked_ref, sandbox_path
+from snapshotd.daemon.http.routes.shared import (
+    JsonRoute,
+    NamedDep,
+    PathB64,
+    Ref,
+    ServiceDep,
+    checked_ref,
+    once,
+    sandbox_path,
+)
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import UsageError
 
@@ -108,14 +117,21 @@ async def patch(
 
 
 @router.put("/tags/{name}")
-def tag(name: str, body: models.TagRequest, service: ServiceDep) -> models.Tagged:
+def tag(name: str, body: models.TagRequest, service: ServiceDep, named: NamedDep) -> models.Tagged:
     """Give a snapshot a tag."""
     if not t.NAME_PATTERN.fullmatch(name):
         raise UsageError(
             f"{name!r} cannot be a tag: use up to 64 letters, digits and ._- , starting with a letter or digit"
         )
     check_ref(body.ref)
-    return models.Tagged(snapshot=service.engine.tag(body.ref, name, move=body.move), name=name)
+    tagged = once(
+        service,
+        named,
+        body,
+        lambda: service.engine.tag(body.ref, name, move=body.move),
+        lambda made: t.SnapshotID(made[0]),
+    )
+    return models.Tagged(snapshot=tagged, name=name)
 
 
 @router.delete("/tags/{name}", status_code=204)

@@ -1,0 +1,41 @@
+"""Requests that carry a key of their client's, and what each has made. A row is written by the transaction that makes
+it, so that a client that has lost an answer can ask again: nothing is made twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from snapshotd.errors import Conflict
+from snapshotd.sqlite import Database
+from snapshotd.types import RequestKey
+
+KEPT_NS = 24 * 3600 * 1_000_000_000
+"""Age from which a key is forgotten. A client asks again within seconds."""
+KEPT_MAX = 100_000
+"""Most keys that are kept: about 20 MB."""
+
+
+def add_request(db: Database, request: RequestKey | None, made: Sequence[str]) -> None:
+    """Record what a request has made (None: it has no key). The oldest keys go. Inside a transaction of the caller."""
+    if request is None:
+        return
+    db.write("DELETE FROM requests WHERE key = ? OR created_at_ns < ?", (request.key, request.at_ns - KEPT_NS))
+    db.write(
+        "INSERT INTO requests (key, digest, made, created_at_ns) VALUES (?,?,?,?)",
+        (request.key, request.digest, json.dumps(made), request.at_ns),
+    )
+    db.write("DELETE FROM requests WHERE pk <= (SELECT max(pk) FROM requests) - ?", (KEPT_MAX,))
+
+
+def find_request(db: Database, request: RequestKey) -> tuple[str, ...] | None:
+    """See `Catalog.made_by`."""
+    row = db.read_one("SELECT digest, made, created_at_ns FROM requests WHERE key = ?", (request.key,))
+    if row is None or row[2] < request.at_ns - KEPT_NS:
+        return None
+    if row[0] != request.digest:
+        raise Conflict(
+            f"the idempotency key {request.key!r} belongs to another request, which was answered already; give each request "
+            "a key of its own, and repeat one with the same method, path and body"
+        )
+    return tuple(json.loads(row[1]))

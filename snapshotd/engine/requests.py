@@ -1,0 +1,108 @@
+"""Requests under a key of their client's: whatever they make is made once, however often they are asked.
+
+The request that is at work is known to its thread (`present`): the verb hands it to the transaction that makes what was
+asked for, so that a crash leaves both or neither (`catalog/requests.py`). A second request under the key waits for the
+first one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.engine.base import Asking
+from snapshotd.errors import NotFound
+from snapshotd.failpoints import hit
+from snapshotd.types import RequestKey
+
+T = TypeVar("T")
+_AGAIN_S = 3.0
+"""A client that lost the answer asks again at once."""
+_present: ContextVar[RequestKey | None] = ContextVar("request", default=None)
+
+
+def present() -> RequestKey | None:
+    """The request whose work this thread does; None: it has no key. For the one commit that is what it asks for."""
+    return _present.get()
+
+
+class _Key:
+    """A key under which requests are at work."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.changed = threading.Condition()
+        self.asked = 0
+        self.present = 0
+
+
+class Requests:
+    """See the module's text. Thread-safe."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._keys: dict[str, _Key] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def asking(self, request: RequestKey | None) -> Iterator[Asking]:
+        """See `Engine.asking`."""
+        if request is None:
+            yield _Unnamed()
+            return
+        with self._lock:
+            key = self._keys.setdefault(request.key, _Key())
+            key.present += 1
+        with key.changed:
+            key.asked += 1
+            number = key.asked
+            key.changed.notify_all()
+        try:
+            yield _Named(self._catalog, request, key, number)
+        finally:
+            with self._lock:
+                key.present -= 1
+                if not key.present:
+                    del self._keys[request.key]
+
+
+class _Unnamed(Asking):
+    def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
+        return make()
+
+    def asked_again(self) -> bool:
+        return False
+
+
+class _Named(Asking):
+    def __init__(self, catalog: Catalog, request: RequestKey, key: _Key, number: int) -> None:
+        self._catalog, self._request, self._key, self._number = catalog, request, key, number
+
+    def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
+        with self._key.lock:
+            made = self._catalog.made_by(self._request)
+            if made is not None:
+                return recall(made)
+            if recall_only:
+                raise NotFound(
+                    "nothing is recorded under this idempotency key: what was asked for failed, was cut off, or has been done "
+                    "more than a day ago; look at the trajectory's log before you ask for it again"
+                )
+            token = _present.set(self._request)
+            try:
+                outcome = make()
+            except BaseException:
+                self._catalog.forget_request(self._request)
+                raise
+            finally:
+                _present.reset(token)
+        hit("engine.request.done")
+        return outcome
+
+    def asked_again(self) -> bool:
+        with self._key.changed:
+            return self._key.changed.wait_for(lambda: self._key.asked > self._number, _AGAIN_S)

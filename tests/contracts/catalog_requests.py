@@ -1,0 +1,69 @@
+"""What every catalog must do: requests with a key of their client's, and what they have made. See catalog.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.errors import Conflict
+from snapshotd.types import RequestKey, SnapshotID, new_id
+from tests.contracts.refusal import refuses
+from tests.records import follow, fork, started
+
+DAY_NS = 24 * 3600 * 10**9
+REQUEST = RequestKey("key-1", "digest", 5 * DAY_NS)
+
+
+def what_is_made_is_recorded_with_it(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    assert catalog.made_by(REQUEST) is None
+    second = follow(first)
+    catalog.commit_snapshot(second, (), expected_head=first.id, request=REQUEST)
+    assert catalog.made_by(REQUEST) == (second.id,)
+    tagging = replace(REQUEST, key="key-2")
+    catalog.tag(first.id, "t", request=tagging)
+    assert catalog.made_by(tagging) == (first.id,)
+    forking = replace(REQUEST, key="key-3")
+    forks = [fork(second, trajectory), fork(second, trajectory)]
+    catalog.add_trajectories([(one, None) for one in forks], request=forking)
+    assert catalog.made_by(forking) == tuple(one.id for one in forks)
+    catalog.add_request(None, ["nothing"])
+    catalog.forget_request(forking)
+    assert catalog.made_by(forking) is None
+
+
+def nothing_is_recorded_of_what_was_not_made(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    second = follow(first)
+
+    def commit() -> None:
+        catalog.commit_snapshot(second, (), expected_head=SnapshotID(new_id()), request=REQUEST)
+
+    refuses(Conflict, commit)
+    assert catalog.made_by(REQUEST) is None
+
+
+def a_key_belongs_to_one_request_and_for_a_day(catalog: Catalog) -> None:
+    catalog.add_request(REQUEST, ["a", "b"])
+    assert catalog.made_by(replace(REQUEST, at_ns=REQUEST.at_ns + DAY_NS)) == ("a", "b")
+    other = replace(REQUEST, digest="another")
+    refuses(Conflict, catalog.made_by, other, says=("key-1", "another request"))
+    late = replace(other, at_ns=REQUEST.at_ns + DAY_NS + 1)
+    assert catalog.made_by(late) is None
+    catalog.add_request(late, ["c"])
+    assert catalog.made_by(late) == ("c",)
+
+
+def keys_of_a_day_ago_go(catalog: Catalog) -> None:
+    catalog.add_request(REQUEST, ["a"])
+    catalog.add_request(replace(REQUEST, key="key-2", at_ns=REQUEST.at_ns + DAY_NS + 1), ["b"])
+    assert catalog.made_by(REQUEST) is None
+
+
+CHECKS: tuple[Callable[[Catalog], None], ...] = (
+    what_is_made_is_recorded_with_it,
+    nothing_is_recorded_of_what_was_not_made,
+    a_key_belongs_to_one_request_and_for_a_day,
+    keys_of_a_day_ago_go,
+)
