@@ -26,6 +26,7 @@ NAMES: tuple[str, ...] = (
     "engine.journal.begun",
     "engine.journal.ended",
     "engine.resume.settled",
+    "engine.reuse.moved",
     "engine.values.changed",
     "engine.start.container_created",
     "engine.start.pivoted",

@@ -370,7 +370,8 @@ class Snapshot:
     pause_ns: int
     created_at_ns: int
     method: str = "pivot"
-    """The way it was captured: `pivot`, `copy` (live processes), `unchanged` (shares its parent's stack) or `build`."""
+    """The way it was captured: `pivot`, `copy` (live processes), `unchanged` (shares its parent's stack), `build`, or
+    `reused` (has the files of another trajectory's snapshot)."""
     files: FileChanges | None = None
     """None until the background count is done."""
     tags: tuple[str, ...] = ()
@@ -386,6 +387,9 @@ class Snapshot:
     conversation, it is the target of the rewind; for an edited snapshot, it is the one before the original."""
     warnings: tuple[str, ...] = ()
     """Parts of the sandbox's files that the stored ones lack, one sentence each."""
+    reused: SnapshotID | None = None
+    """The snapshot of an earlier run that its call was answered from, if its method is `reused`. It need not be there
+    any more."""
 
     @property
     def continues(self) -> SnapshotID | None:

@@ -227,6 +227,8 @@ def _send(
         "task": subtask.get(),
     }
     fields.update((name, value) for name, value in optional.items() if value)
+    if spec.kind == "tool":
+        fields.update(spec.reusable())
     fields.update(extra)
     body = put(fields, "arguments", sent)
     if spec.approve:

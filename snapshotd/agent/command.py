@@ -8,6 +8,7 @@ nothing is recorded.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import subprocess
@@ -87,6 +88,9 @@ def _add_calls(commands: Any) -> None:
             "--compensate", type=_json, metavar="JSON", help="the command that undoes it, as a list of texts"
         )
         made.add_argument("--task", help="the subtask that it belongs to")
+        made.add_argument(
+            "--no-reuse", action="store_true", help="its outcome depends on more than its arguments and the files"
+        )
     begin.add_argument("--json", action="store_true")
     end = _command(
         commands, "end", _end, "End a call that was begun; returns when the snapshot is taken, and prints its id."
@@ -164,6 +168,10 @@ def _fields(options: argparse.Namespace) -> Dict[str, Any]:
         "compensate": options.compensate and compensation(options.name, options.compensate),
     }
     fields.update((name, value) for name, value in optional.items() if value)
+    if options.no_reuse:
+        fields["reuse"] = False
+    elif options.command:
+        fields["code"] = hashlib.sha256(repr(options.command).encode("utf-8", "surrogateescape")).hexdigest()[:32]
     return fields
 
 

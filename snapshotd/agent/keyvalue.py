@@ -43,7 +43,7 @@ class Store:
 
     def entry(self, key: str, *, namespace: str = "default", version: Optional[int] = None) -> Optional[StoredValue]:
         """The value with its version, or None."""
-        fields: Dict[str, Any] = {"namespace": namespace, "key": key}
+        fields: Dict[str, Any] = dict(within(), namespace=namespace, key=key)
         if version is not None:
             fields["version"] = version
         answer = (
@@ -96,7 +96,7 @@ class Store:
     ) -> List[StoredValue]:
         """Values in the order of their keys. Their keys begin with `prefix` and come behind `after`, and their fields
         (dotted paths) equal the values in `where`."""
-        fields: Dict[str, Any] = {"namespace": namespace, "prefix": prefix, "limit": limit}
+        fields: Dict[str, Any] = dict(within(), namespace=namespace, prefix=prefix, limit=limit)
         if where:
             fields["where"] = strict(where)
         if after:

@@ -9,6 +9,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
+from snapshotd.agent import code
 from snapshotd.agent.replay import Replayed
 from snapshotd.agent.wire.values import clean, label, restored
 
@@ -34,6 +35,7 @@ class Spec:
         approve: Union[bool, str] = False,
         compensate: Optional[Compensation] = None,
         key: Optional[Key] = None,
+        reuse: bool = True,
     ) -> None:
         self.function = function
         self.kind = kind
@@ -51,7 +53,11 @@ class Spec:
             raise TypeError("The key of {} is neither a text nor a function.".format(self.name))
         self.side_effect = side_effect
         self.approve = clean(approve) if isinstance(approve, str) else approve
+        if not isinstance(reuse, bool):
+            raise TypeError("reuse of {} is neither True nor False.".format(self.name))
         self.key = key
+        self._reuse = reuse
+        self._code: Optional[str] = None
         self.compensate = None if compensate is None else compensation(self.name, compensate)
         self.signature: Optional[inspect.Signature] = None
         try:
@@ -111,6 +117,14 @@ class Spec:
             return None
         made = self.key(*args, **kwargs) if callable(self.key) else self.key.format(**self.bind(args, kwargs))
         return label("The idempotency key of {}".format(self.name), made)
+
+    def reusable(self) -> Dict[str, Any]:
+        """The fields that decide if another run's call of this tool may be answered from this one: its code, or that
+        none may. The code is looked at once, at the first call."""
+        if self._reuse and self._code is None:
+            self._code = code.digest(self.function)
+            self._reuse = self._code is not None
+        return {"code": self._code} if self._reuse else {"reuse": False}
 
     # -- what a model call does otherwise (models.py) --
 

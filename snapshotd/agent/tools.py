@@ -39,6 +39,7 @@ def tool(
     approve: Union[bool, str] = False,
     compensate: Optional[Compensation] = None,
     key: Optional[Key] = None,
+    reuse: bool = True,
 ) -> Callable[[F], F]: ...
 def tool(
     function: Optional[F] = None,
@@ -48,6 +49,7 @@ def tool(
     approve: Union[bool, str] = False,
     compensate: Optional[Compensation] = None,
     key: Optional[Key] = None,
+    reuse: bool = True,
 ) -> Any:
     """Make `function` a recorded tool call, as `@tool` or `@tool(name="shell")`. Its arguments, result and exceptions
     stay as they are.
@@ -67,12 +69,20 @@ def tool(
     program that defines it has to start itself under `if __name__ == "__main__"`.
     `key`: an idempotency key of the program's own: a text that is formatted with the call's arguments, as
     `"order-{number}"`, or a function of them.
+    `reuse`: False for a `local` tool whose outcome depends on more than its arguments and the files (the network, the
+    clock, an object of the program): `snapshotd run --reuse` then runs it, and everything after it.
 
     The wrapped function raises SnapshotdUnavailable when the daemon goes away and does not come back, and
     SnapshotdError when it refuses (disk full, a program that leaves the recorded path); before the function ran if the
     intent could not be recorded, and instead of its result if the outcome could not.
     """
-    options: Dict[str, Any] = {"side_effect": side_effect, "approve": approve, "compensate": compensate, "key": key}
+    options: Dict[str, Any] = {
+        "side_effect": side_effect,
+        "approve": approve,
+        "compensate": compensate,
+        "key": key,
+        "reuse": reuse,
+    }
     if function is None:
         return lambda inner: wrap(inner, name, **options)
     return wrap(function, name, **options)

@@ -7,7 +7,6 @@ its own.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +26,6 @@ from snapshotd.types import (
     SnapshotID,
     TrajectoryID,
 )
-
-_ID = re.compile(f"[0-9a-f]{{{ID_HEX_CHARS}}}")
 
 ENTRY_SELECT = """
 SELECT e.id, e.pk, e.number, e.kind, e.name, e.head, e.began_at_ns, e.side_effect, e.key, e.status, e.ended_at_ns, e.error, b.id,
@@ -138,7 +135,7 @@ def restore_entries(db: Database, line: int, snapshot: Snapshot, number: int, en
 def _insert(
     db: Database, line: int, number: int, snapshot: int | None, entry: JournalEntry, arguments: str | None
 ) -> None:
-    if not _ID.fullmatch(entry.id):
+    if not rows.ID.fullmatch(entry.id):
         raise UsageError(
             f"{entry.id[:80]!a} cannot be the id of a call: it must be {ID_HEX_CHARS} hexadecimal digits in lower case"
         )

@@ -6,12 +6,14 @@ A value that does not decode is damage (DataLoss): this module wrote the columns
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.types import (
+    ID_HEX_CHARS,
     AgentSpec,
     CallStatus,
     DamagedOutput,
@@ -25,6 +27,7 @@ from snapshotd.types import (
     RecordID,
     SandboxSpec,
     Snapshot,
+    SnapshotID,
     SnapshotState,
     Stack,
     ToolCall,
@@ -57,6 +60,8 @@ FROM trajectories t JOIN images i ON i.pk = t.image JOIN snapshots h ON h.pk = t
      LEFT JOIN snapshots b ON b.pk = t.began
 """
 
+ID = re.compile(f"[0-9a-f]{{{ID_HEX_CHARS}}}")
+
 SNAPSHOT_SELECT = """
 SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pause_ns, s.created_at_ns, s.method,
        s.files_added, s.files_changed, s.files_deleted, s.files_bytes,
@@ -64,7 +69,8 @@ SELECT s.pk, s.id, p.id, t.id, s.seq, i.id, k.layers, s.messages, s.state, s.pau
        s.call_id, s.call_name, s.call_status, s.call_started_at_ns, s.call_duration_ns, s.call_exit_code, s.call_error,
        s.call_output, s.call_stdout, s.call_stderr, b.id, s.own_layers, s.tree, w.id,
        (SELECT value FROM meta WHERE key = 'warnings/' || s.id),
-       (SELECT json_group_array(json_array(which, hash, bytes) ORDER BY which) FROM damaged_outputs WHERE snapshot = s.pk), s.call_arguments
+       (SELECT json_group_array(json_array(which, hash, bytes) ORDER BY which) FROM damaged_outputs WHERE snapshot = s.pk),
+       CASE s.method WHEN 'reused' THEN (SELECT details ->> '$.reused' FROM entries WHERE id = s.call_id) END, s.call_arguments
 FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory JOIN stacks k ON k.pk = s.stack JOIN images i ON i.pk = k.image
      LEFT JOIN snapshots p ON p.pk = s.parent LEFT JOIN snapshots b ON b.pk = s.base LEFT JOIN snapshots w ON w.pk = s.follows
 """
@@ -324,6 +330,7 @@ class SnapshotDecoder:
                 follows,
                 warnings,
                 damaged,
+                reused,
                 arguments,
             ) = row
             call = ToolCall(
@@ -359,6 +366,9 @@ class SnapshotDecoder:
                 tree,
                 follows,
                 tuple(json.loads(warnings)) if warnings else (),
+                SnapshotID(reused)
+                if isinstance(reused, str) and ID.fullmatch(reused)
+                else None,  # a bundle may say anything
             )
 
     def _stack(self, image: str, layers: str) -> Stack:

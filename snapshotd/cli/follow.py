@@ -227,6 +227,7 @@ def _line(event: dict[str, Any]) -> str | None:
             files=event.get("files"),
             pause_ms=event["pause_ms"],
             method=event.get("method", "pivot"),
+            reused=event.get("reused"),
         )
     if kind == "approval":
         which, tool = short(event["id"]), printable(str(event["tool"]))
@@ -239,9 +240,8 @@ def _line(event: dict[str, Any]) -> str | None:
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
-        return (
-            f"■ {how}, {event['snapshots']} snapshots{state}; `snapshotd log {short(event['trajectory'])}` lists them"
-        )
+        reused = f", reused {event['reused']['calls']} of {event['reused']['of']} calls" if "reused" in event else ""
+        return f"■ {how}, {event['snapshots']} snapshots{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
 
 

@@ -80,6 +80,7 @@ def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
         "created_at": item.created_at,
         "tags": list(item.tags),
         "warnings": list(item.warnings),
+        "reused": item.reused,
     }
 
 

@@ -135,6 +135,7 @@ def snapshot_line(
     pause_ms: float,
     method: str,
     state: str | None = None,
+    reused: str | None = None,
 ) -> str:
     """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`, and the state if it was waited for. `files`: None until counted."""
     parts = [f"● {seq} {short(snapshot_id)}", printable(tool), status]
@@ -144,6 +145,8 @@ def snapshot_line(
     parts.append(milliseconds(pause_ms))
     if method == "copy":
         parts.append("(copied: live processes)")
+    if reused is not None:
+        parts.append(f"(reused from {short(reused)})")
     if state is not None:
         parts.append(state)
     return "  ".join(parts)

@@ -127,6 +127,8 @@ class SnapshotInfo(ApiRecord):
     edit."""
     warnings: tuple[str, ...]
     """Parts of the sandbox's files that the stored ones lack, one sentence each."""
+    reused: str | None = None
+    """The snapshot of an earlier run that its call was answered from."""
 
 
 @record(frozen=True)

@@ -58,12 +58,13 @@ Event = dict[str, Any]
     started   trajectory, snapshot, runtime, image
     output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64); `call` where a tool call printed it, else `shown_bytes` (how many
               bytes of the program's stream are shown with this)
-    snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method
+    snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method; `reused`: the snapshot of an earlier run
+              that its call was answered from
     warning   message; `code` (of errors.py) where it ended the run; `left_out_bytes` where so much output is not among the events
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
     approval  id, tool, status: a person is asked, or has decided
-    finished  trajectory, exit_code, snapshots (how many), status; always last
+    finished  trajectory, exit_code, snapshots (how many), status; `reused` ({"calls", "of"}) if the run reuses; always last
 """
 
 
@@ -122,6 +123,8 @@ class RunRequest:
     """The user that runs it in the sandbox, as `USER[:GROUP]`; None: root."""
     program: Path | None = None
     """Host folder with the agent's program, which the sandbox has at /opt/agent-program, below the workspace's layer."""
+    reuse: bool = False
+    """Answer its tool calls from earlier runs that began in the same way, as long as it does the same."""
 
 
 @dataclass(frozen=True, slots=True)

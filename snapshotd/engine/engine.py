@@ -46,6 +46,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import provider_env
 from snapshotd.engine.mind.keyvalue import tenant_env
+from snapshotd.engine.mind.reuse import INPUTS, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.requests import Requests, present
@@ -184,7 +185,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         requirements = python_packages.wanted(request)
         agent = inputs.agent_spec(request)
         trajectory, snapshot, sandbox, calls = self._begin(
-            request.sandbox, request.agent, agent, requirements, request.program
+            request.sandbox, request.agent, agent, requirements, request.program, reuse=request.reuse
         )
         try:
             self._sessions.adopt(sandbox, calls)
@@ -203,6 +204,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         agent: AgentSpec | None,
         requirements: tuple[str, ...],
         program: Path | None = None,
+        *,
+        reuse: bool = False,
     ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         check_name(request.name)
@@ -214,10 +217,14 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             stack = stack.push(programs.layer_for(self._context, stack, program, request.namespace_pid))
         if requirements:
             stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
+        arguments = _start_arguments(request, image)
+        below = stack
         layer = inputs.build(self._context.store, stack, request, agent_file)
         if layer is not None:
             stack = stack.push(layer)
-        snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
+        if agent is not None:
+            arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **({REUSE: True} if reuse else {})}
+        snapshot = _first_snapshot(stack, marker("start", arguments))
         plain, secret = provider_env(request.providers)
         open_env = (*request.env, *plain, *tenant_env(request.tenant))
         env = self._context.secrecy.environment(snapshot.trajectory, open_env, (*request.secrets, *secret))

@@ -290,6 +290,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
 ELSEWHERE = (
     "engine.journal.",
     "engine.resume.",
+    "engine.reuse.",
     "engine.approval.",
     "engine.compensate.",
     "engine.edit.",
@@ -301,8 +302,8 @@ ELSEWHERE = (
     "client.apply.",
 )
 """Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
-background commands: tests/e2e/test_background.py; of folders: tests/e2e/test_hooks.py; of requests that are
-asked again: tests/e2e/test_asked_again.py; and of the client:
+background commands: tests/e2e/test_background.py; of reuse: tests/e2e/test_reuse.py; of folders: tests/e2e/test_hooks.py;
+of requests that are asked again: tests/e2e/test_asked_again.py; and of the client:
 tests/unit/client/test_host_change.py."""
 
 

@@ -138,7 +138,7 @@ class Snapshot(Answer):
     pause_ms: float = Field(description="How long the sandbox stood still for it.")
     created_at: str
     tags: list[str]
-    method: str = Field(description="How it was captured: pivot, copy, unchanged or build.")
+    method: str = Field(description="How it was captured: pivot, copy, unchanged, build or reused.")
     messages: int = Field(description="Length of the conversation up to it.")
     image: str
     layers: int = Field(description="Sealed layers over the image.")
@@ -148,6 +148,7 @@ class Snapshot(Answer):
     warnings: list[str] = Field(
         description="Parts of the sandbox's files that the stored ones lack, one sentence each."
     )
+    reused: str | None = Field(description="The snapshot of an earlier run that its call was answered from.")
 
     @staticmethod
     def of(s: t.Snapshot) -> Snapshot:
@@ -168,6 +169,7 @@ class Snapshot(Answer):
             layers=len(s.stack.layers),
             follows=s.follows,
             warnings=list(s.warnings),
+            reused=s.reused,
         )
 
 
@@ -481,6 +483,10 @@ class RunAgentRequest(SandboxFields):
         None, description="Absolute path of a folder with the agent's program, for /opt/agent-program in the sandbox."
     )
     detach: bool = Field(False, description="Keep the run when the client goes away before it has the answer.")
+    reuse: bool = Field(
+        False,
+        description="Answer its tool calls from earlier runs that began in the same way, as long as it does the same.",
+    )
 
     def run(self) -> RunRequest:
         if (self.agent is None) == (not self.command):
@@ -496,6 +502,7 @@ class RunAgentRequest(SandboxFields):
             requirements=absolute(self.requirements, "requirements file"),
             user=self.user,
             program=absolute(self.program, "folder of the program"),
+            reuse=self.reuse,
         )
 
 

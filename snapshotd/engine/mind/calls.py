@@ -8,26 +8,23 @@ import io
 import json
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind.answers import as_recorded
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import DENIED, Recorded
+from snapshotd.engine.mind.replay import DENIED
 from snapshotd.engine.protocol.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWriter, Intent, Outcome
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.secrecy import ConcealedWriter
 from snapshotd.errors import Conflict, Denied, LimitExceeded, NotFound, UsageError
-from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import BlobID, CallID, EntryKind, Message, ToolCall
 
-MAX_REPLAYED_BYTES = 64 << 20
-"""Size limit of a recorded result that is handed out again: the daemon holds it in memory."""
 _QUESTION = "approve"
 _STORE = "store"
 
@@ -84,7 +81,7 @@ class AgentCalls:
     def hello(self, pid: int) -> Answer:
         self.open.wait()
         sandbox = self._bound()
-        replaying = self.recorder is not None and self.recorder.replay.replaying
+        replaying = self.recorder is not None and self.recorder.is_answered
         return {"trajectory": sandbox.trajectory.id, "snapshot": sandbox.head, "replaying": replaying}
 
     # -- agents that come back -----------------------------------------------------------------------------------------
@@ -117,6 +114,9 @@ class AgentCalls:
         opened = recorder.reopened(intent.call_id) if again else None
         if opened is not None:
             return self._begun(recorder, opened, intent)
+        before = recorder.reused_before(intent.call_id) if again else None
+        if before is not None:
+            return as_recorded(self._context, recorder.funnel, before)
         if intent.kind is EntryKind.TASK:
             recorded = (
                 recorder.replay.skipped_task(recorder.funnel.conceal_text(intent.name)) if intent.skippable else None
@@ -126,7 +126,7 @@ class AgentCalls:
         if recorded is not None:
             if DENIED in recorded.entry.details:
                 raise Denied(recorded.entry.error or f"{intent.name} was not let run")
-            return self._as_recorded(recorded)
+            return as_recorded(self._context, recorder.funnel, recorded)
         answer: Answer = {}
         if intent.kind is EntryKind.TOOL and self._gate is not None:
             try:
@@ -147,8 +147,11 @@ class AgentCalls:
             if verdict.approval is not None and verdict.approval.edited is not None:
                 answer["arguments"] = recorder.funnel.reveal(verdict.arguments)
                 intent = replace(intent, arguments=answer["arguments"])
+        reused = recorder.reused(intent)
+        if reused is not None:
+            return reused
         opened = recorder.begin(intent)
-        if recorder.replay.take_live():
+        if recorder.take_live():
             answer["live"] = True
         return {**answer, "key": recorder.funnel.reveal(opened.entry.key)}
 
@@ -161,32 +164,6 @@ class AgentCalls:
             **({"arguments": reveal(opened.entry.arguments)} if changed else {}),
             "live": True,
         }
-
-    def _as_recorded(self, recorded: Recorded) -> Answer:
-        assert self.recorder is not None
-        entry, snapshot, funnel = recorded.entry, recorded.snapshot, self.recorder.funnel
-        replayed: Answer = {"status": entry.status, "error": entry.error, "exit_code": None, "snapshot": entry.snapshot}
-        answer: Answer = {"replayed": replayed}
-        if snapshot is None:
-            replayed["result"] = entry.result
-            return answer
-        error = None if snapshot.call.error is None else funnel.reveal_text(snapshot.call.error)
-        replayed.update(status=snapshot.call.status, error=error, exit_code=snapshot.call.exit_code)
-        result = self._context.recorded(snapshot, "output")
-        if result is not None:
-            answer["body"] = self._whole(result, funnel)
-        return answer
-
-    def _whole(self, result: Iterator[bytes], funnel: Funnel) -> bytes:
-        pieces, size = [], 0
-        for piece in funnel.reveal_stream(result):
-            size += len(piece)
-            if size > MAX_REPLAYED_BYTES:
-                raise LimitExceeded(
-                    f"a recorded result of more than {MAX_REPLAYED_BYTES} bytes cannot be replayed; rewind to before it"
-                )
-            pieces.append(piece)
-        return b"".join(pieces)
 
     def body_writer(self, call_id: str) -> BodyWriter:
         opened = None if self.recorder is None else self.recorder.pending.opened(call_id)
@@ -309,6 +286,7 @@ class AgentCalls:
         if taken is not None:
             return {"snapshot": taken.id, "live": True}
         call = replace(marker("checkpoint", arguments), id=CallID(call_id))
+        recorder.pending.beyond(within)
         if within is not None:
             return {"snapshot": recorder.step(call).id}
         recorded = recorder.replay.replayed(EntryKind.CHECKPOINT, "checkpoint", arguments)
@@ -317,7 +295,7 @@ class AgentCalls:
         taken = recorder.complete(
             EntryKind.CHECKPOINT, "checkpoint", arguments, call, began_at_ns=time.time_ns(), details={}
         )
-        return {"snapshot": taken.id, **({"live": True} if recorder.replay.take_live() else {})}
+        return {"snapshot": taken.id, **({"live": True} if recorder.take_live() else {})}
 
     def approve(
         self,
@@ -337,6 +315,7 @@ class AgentCalls:
         known = recorder.known(call_id) if again else None
         if known is not None:
             return {**recorder.funnel.reveal(known.result), "live": True}
+        recorder.pending.beyond(within)
         arguments = recorder.funnel.conceal({"question": question, "details": details})
         recorded = recorder.replay.replayed(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
         if recorded is not None:
@@ -357,7 +336,7 @@ class AgentCalls:
         if within is not None:
             return {**recorder.funnel.reveal(answer)}
         recorder.answered(CallID(call_id), _QUESTION, arguments, answer, began_at_ns=began)
-        return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.replay.take_live() else {})}
+        return {**recorder.funnel.reveal(answer), **({"live": True} if recorder.take_live() else {})}
 
     # -- conversation, state, store ------------------------------------------------------------------------------------
 
@@ -378,10 +357,10 @@ class AgentCalls:
         self._bound()
         return {} if self.recorder is None else self.recorder.state.values()
 
-    def state_set(self, key: str, value: tuple[Any] | None) -> None:
+    def state_set(self, key: str, value: tuple[Any] | None, within: str | None = None) -> None:
         self._bound()
         if self.recorder is not None:
-            self.recorder.set_value(key, value)
+            self.recorder.set_value(key, value, within)
 
     def task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> Answer:
         self._bound()
@@ -409,6 +388,8 @@ class AgentCalls:
         """A request that the program itself makes to the store is a recorded fact: a replay neither sees newer values
         nor writes again. A request from inside a call is not recorded: the replay answers the whole call."""
         self._bound()
+        if self.recorder is not None:
+            self.recorder.pending.beyond(within)
         if self.recorder is None or within is not None:
             return self._stored(op, fields, rid)
         known = self.recorder.recorded_fact(_STORE, rid)

@@ -38,6 +38,9 @@ class Open:
     clock_ns: int
     said: int = 0
     """Messages that were appended from within it."""
+    beyond: bool = False
+    """It did more than change files: state, store, a question or a checkpoint. No other run is answered with
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,14 @@ class Pending:
         if opened is None:
             raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
         return opened
+
+    def beyond(self, call_id: str | None) -> None:
+        """The running call does more than change files. None, or no open call: nothing happens."""
+        with self._sandbox.lock:
+            opened = None if call_id is None else self._open.get(call_id)
+            if opened is not None and not opened.beyond:
+                opened.beyond = True
+                self._note({"beyond": call_id})
 
     def lost(self, call_ids: Iterable[str]) -> None:
         """The ends of these calls will never come: their outcome is unknown, and their files belong to the next
@@ -181,10 +192,11 @@ class Pending:
         tasks = {
             call_id: {
                 "said": opened.said,
+                "beyond": opened.beyond,
                 **({"task": _of_task(opened.entry)} if opened.entry.kind is EntryKind.TASK else {}),
             }
             for call_id, opened in self._open.items()
-            if opened.said or opened.entry.kind is EntryKind.TASK
+            if opened.said or opened.beyond or opened.entry.kind is EntryKind.TASK
         }
         residue = {"facts": [asdict(fact) for fact in self._facts], "open": tasks, "requests": list(self._requests)}
         return {key: value for key, value in residue.items() if value}
@@ -210,6 +222,9 @@ class Pending:
             self._said(message, len(message.role) + len(json.dumps(message.content)), line["within"], line["rid"])
         elif "fact" in line:
             self._facts.append(_Fact(**line["fact"]))
+        elif "beyond" in line:
+            if line["beyond"] in self._open:
+                self._open[line["beyond"]].beyond = True
         elif "answered" in line:
             pass  # older live records note the store's answers here; the catalog has them now
         elif "begun" in line:
@@ -225,6 +240,7 @@ class Pending:
                     self._reopen(_as_task(call_id, what["task"]), what["said"])
                 elif call_id in self._open:
                     self._open[call_id].said = what["said"]
+                    self._open[call_id].beyond = what.get("beyond", False)
 
     def _reopen(self, entry: JournalEntry, said: int) -> Open:
         opened = Open(entry, time.perf_counter_ns() - max(0, time.time_ns() - entry.began_at_ns), said)

@@ -10,25 +10,31 @@ The replay of a program that was started again is in retracing.py.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.agent_state import AgentState
+from snapshotd.engine.mind.answers import as_recorded
 from snapshotd.engine.mind.idempotency import Keys
 from snapshotd.engine.mind.pending import Open, Pending
-from snapshotd.engine.mind.replay import DENIED, Resumption
-from snapshotd.engine.mind.retracing import SAID, Live, Retracing, revealed
-from snapshotd.engine.protocol.agent_handler import Intent
+from snapshotd.engine.mind.replay import DENIED, SAID, Recorded, Resumption
+from snapshotd.engine.mind.retracing import Live, Retracing, revealed
+from snapshotd.engine.mind.reuse import BEYOND, CODE, REUSE, REUSED, EarlierCall, Reuse
+from snapshotd.engine.protocol.agent_handler import Answer, Intent
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.engine.sandbox.places import Places
+from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step
-from snapshotd.errors import SnapshotdError
+from snapshotd.errors import DataLoss, LimitExceeded, NotFound, SnapshotdError
 from snapshotd.failpoints import hit
+from snapshotd.secrets.base import MARKER_BYTES
 from snapshotd.types import (
     CallID,
     CallStatus,
@@ -58,9 +64,10 @@ class Recorder:
         places: Places,
         resumption: Resumption | None = None,
         keys: Keys | None = None,
+        reuse: Reuse | None = None,
     ) -> None:
-        self.sandbox, self._listener = sandbox, listener
-        self._catalog = context.catalog
+        self.sandbox, self._listener, self._places, self._reuse = sandbox, listener, places, reuse
+        self._context, self._catalog = context, context.catalog
         self.funnel = context.secrecy.of(sandbox.trajectory)
         """All records go in through it; answers to the program are revealed."""
         self.state = AgentState(sandbox, self.funnel)
@@ -72,6 +79,19 @@ class Recorder:
             else Retracing(context, sandbox, listener, places, self.funnel, self.state, resumption)
         )
         """The recorded past that the program still has to meet."""
+        self._was_answered = self.is_answered
+        """The program has been told so."""
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the program's next calls may be answered from records: its own, or those of earlier runs."""
+        return self.replay.replaying or (self._reuse is not None and self._reuse.active)
+
+    def take_live(self) -> bool:
+        """True if the answer in the making is the first one after which nothing is answered from records."""
+        with self.replay.lock:
+            before, self._was_answered = self._was_answered, self.is_answered
+            return before and not self._was_answered
 
     # -- entries -------------------------------------------------------------------------------------------------------
 
@@ -84,6 +104,10 @@ class Recorder:
             details["compensate"] = {"argv": conceal(list(intent.compensate))}
         if intent.task is not None:
             details["task"] = conceal(intent.task)
+        if intent.code is not None:
+            details[CODE] = conceal(intent.code)
+        if not intent.reuse:
+            details[REUSE] = False
         call_id = CallID(intent.call_id)
         entry = JournalEntry(
             id=call_id,
@@ -171,7 +195,7 @@ class Recorder:
             call.status,
             time.time_ns(),
             error=call.error,
-            details={SAID: opened.said} if opened.said else {},
+            details={**({SAID: opened.said} if opened.said else {}), **({BEYOND: True} if opened.beyond else {})},
         )
         try:
             return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)
@@ -210,9 +234,10 @@ class Recorder:
         began_at_ns: int,
         details: dict[str, Any],
         side_effect: SideEffect = SideEffect.LOCAL,
+        captured: Captured | None = None,
     ) -> Snapshot:
         """Something that is recorded when it has ended (a task, a named snapshot), with its snapshot. `call.id` becomes
-        the entry's."""
+        the entry's. `captured`: as in `commit_step`."""
         self.replay.check()
         entry = JournalEntry(
             id=call.id,
@@ -228,8 +253,85 @@ class Recorder:
             details=details,
         )
         return self.pending.taking(
-            entry, lambda whole: commit_step(self._catalog, self.sandbox, call, self._listener, entries=[whole])
+            entry,
+            lambda whole: commit_step(
+                self._catalog, self.sandbox, call, self._listener, entries=[whole], captured=captured
+            ),
         )
+
+    # -- calls of earlier runs -----------------------------------------------------------------------------------------
+
+    def reused(self, intent: Intent) -> Answer | None:
+        """The answer to a tool's call from an earlier run: recorded, with the sandbox's files switched to those after
+        it. None: it has to run, and so has everything after it. Errors as `end_step`."""
+        if self._reuse is None or intent.kind is not EntryKind.TOOL:
+            return None
+        with self.replay.lock:
+            if self.replay.replaying or not self._reuse.active:
+                return None
+            conceal = self.funnel.conceal
+            asked = replace(intent, name=conceal(intent.name), arguments=conceal(intent.arguments))
+            for step in self._reuse.steps(asked):
+                answer = self._known_answer(step)
+                taken = None if answer is None else self._take_over(asked, step)
+                if answer is not None and taken is not None:
+                    self._reuse.took(step, taken)
+                    answer["replayed"]["snapshot"] = taken.id
+                    return answer
+            self._reuse.end()
+            return None
+
+    def _known_answer(self, step: EarlierCall) -> Answer | None:
+        """A step as the program is answered. None: its result is gone, too large, or holds a secret that this run does
+        not know."""
+        try:
+            answer = as_recorded(self._context, self.funnel, Recorded(revealed(self.funnel, step.entry), step.snapshot))
+        except (NotFound, DataLoss, LimitExceeded):
+            return None
+        return None if MARKER_BYTES.search(answer.get("body", b"")) else answer
+
+    def _take_over(self, intent: Intent, step: EarlierCall) -> Snapshot | None:
+        """A step of an earlier run becomes this run's next one. None: its files are gone."""
+        began_at_ns, clock_ns = time.time_ns(), time.perf_counter_ns()
+        details: dict[str, Any] = {REUSED: step.snapshot.id}
+        if intent.code is not None:
+            details[CODE] = intent.code
+        if intent.task is not None:
+            details["task"] = self.funnel.conceal(intent.task)
+        with contextlib.ExitStack() as held:
+            held.enter_context(self.sandbox.lock)
+            try:
+                source = held.enter_context(self._context.pins.pinned(step.snapshot.id))
+            except NotFound:
+                return None
+            captured = self._places.take_over(self.sandbox, source)
+            if captured is None:
+                return None
+            hit("engine.reuse.moved")
+            call = replace(
+                source.call,
+                id=CallID(intent.call_id),
+                started_at_ns=began_at_ns,
+                duration_ns=time.perf_counter_ns() - clock_ns,
+            )
+            return self.complete(
+                EntryKind.TOOL,
+                call.name,
+                call.arguments,
+                call,
+                began_at_ns=began_at_ns,
+                details=details,
+                captured=captured,
+            )
+
+    def reused_before(self, call_id: str) -> Recorded | None:
+        """A call that was answered from an earlier run, and asks again because it did not hear that."""
+        entry = self.known(call_id)
+        if entry is None or entry.snapshot is None or REUSED not in entry.details:
+            return None
+        return Recorded(revealed(self.funnel, entry), self._catalog.get_snapshot(entry.snapshot))
+
+    # -- others --------------------------------------------------------------------------------------------------------
 
     def refused(self, intent: Intent, why: str, details: dict[str, Any] | None = None) -> None:
         """A call that was not let run: it has failed, with the reason. Repeated under its id, it is recorded once. Not
@@ -341,9 +443,10 @@ class Recorder:
             found = list(itertools.islice(itertools.chain(recorded, pending), limit))
         return [Message(message.role, self.funnel.reveal(message.content)) for message in found]
 
-    def set_value(self, key: str, value: tuple[Any] | None) -> None:
+    def set_value(self, key: str, value: tuple[Any] | None, within: str | None = None) -> None:
         """See `AgentHandler.state_set`. LimitExceeded."""
         self.replay.check()
+        self.pending.beyond(within)
         self.state.set_value(key, value)
 
     def set_task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> dict[str, Any]:

@@ -36,6 +36,8 @@ SIDE = "side"
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded
 first."""
+SAID = "said"
+"""Detail of an entry: messages that were appended from within it."""
 PROMOTED = "promoted"
 """Detail of an entry that came from a branch: the id under which the branch recorded it."""
 

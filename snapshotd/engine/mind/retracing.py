@@ -19,7 +19,7 @@ from typing import Any
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.agent_state import AgentState
-from snapshotd.engine.mind.replay import Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
+from snapshotd.engine.mind.replay import SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
 from snapshotd.engine.mind.retelling import OtherWords, Retelling
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -28,8 +28,6 @@ from snapshotd.errors import Diverged
 from snapshotd.secrets.redactor import Funnel
 from snapshotd.types import CallID, EntryKind, JournalEntry, Message, Snapshot, SnapshotID, new_id, short
 
-SAID = "said"
-"""Detail of an entry: messages that were appended from within it."""
 _OTHERS_S = 60.0
 """How long a conversation that has met everything recorded waits for the next step of another one."""
 _CHANGED_BY_PEOPLE = ("edit", "retry")
@@ -100,10 +98,6 @@ class Live:
     def when_live(self, call: Callable[[], None]) -> None:
         """Call now, and when the program has gone live."""
         call()
-
-    def take_live(self) -> bool:
-        """True if the answer in the making is the first one after a replay."""
-        return False
 
     def live_if_exhausted(self) -> bool:
         """Go live now, before the next call begins, if everything recorded has been met. Returns True if calls are live
@@ -184,8 +178,6 @@ class Retracing(Live):
         """Told when the replay has come further, or ends."""
         self._replay, self._kept = Replay(resumption.entries), Kept(resumption.entries)
         self._way = _Way(resumption, Retelling(context.catalog, resumption.began, resumption.head))
-        self._went_live = False
-        """The next answer has to say so."""
         self._before_live: Callable[[], None] = lambda: None
         self._after_live: Callable[[], None] = lambda: None
 
@@ -329,14 +321,9 @@ class Retracing(Live):
             state = self.sandbox.mind.state
             self.sandbox.mind.put(state, changed=state != self._context.catalog.state(self.sandbox.head))
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
-        self.replaying, self._went_live = False, True
+        self.replaying = False
         self._moved.notify_all()
         self._after_live()
-
-    def take_live(self) -> bool:
-        with self.lock:
-            went_live, self._went_live = self._went_live, False
-            return went_live
 
     def _other_than(self, recorded: JournalEntry | None, actual: str) -> None:
         """A fork goes live from the last snapshot that matched; a resume is refused."""

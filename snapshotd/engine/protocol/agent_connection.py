@@ -188,6 +188,8 @@ class AgentConnection:
             wire.optional_label(fields, "task", 200),
             _facts(fields),
             wire.boolean(fields, "skippable"),
+            wire.boolean(fields, "reuse", default=True),
+            wire.optional_label(fields, "code", 64),
         )
 
     def _call_end(self, request: AgentRequest) -> Answer:
@@ -266,7 +268,8 @@ class AgentConnection:
         return {"body": _encode(self._handler.state())}
 
     def _state_set(self, request: AgentRequest) -> Answer:
-        self._handler.state_set(wire.label(request.fields, "key", 200), self._value(request, "value"))
+        key = wire.label(request.fields, "key", 200)
+        self._handler.state_set(key, self._value(request, "value"), _within(request))
         return {}
 
     def _task(self, request: AgentRequest) -> Answer:

@@ -38,7 +38,8 @@ class BodyWriter(Protocol):
 @dataclass(frozen=True, slots=True)
 class Intent:
     """A `call_begin`. `approve`: the program itself wants a person's agreement, with its question if it is a text.
-    `facts`: as `Entry.facts`."""
+    `facts`: as `Entry.facts`. `reuse` False: its recorded outcome is for this run alone; `code`: a digest of the tool,
+    which another run's has to equal."""
 
     call_id: str
     name: str
@@ -51,6 +52,8 @@ class Intent:
     task: str | None = None
     facts: tuple[Any, ...] = ()
     skippable: bool = False
+    reuse: bool = True
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ class AgentHandler(Protocol):
     def state(self) -> dict[str, Any]:
         """The agent's own state."""
 
-    def state_set(self, key: str, value: tuple[Any] | None) -> None:
+    def state_set(self, key: str, value: tuple[Any] | None, within: str | None = None) -> None:
         """Set a key (a one-element tuple), or remove it."""
 
     def task(self, name: str, status: str, depends: tuple[str, ...], note: str | None) -> Answer:

@@ -260,9 +260,9 @@ def integer(fields: dict[str, Any], key: str, low: int, high: int, default: int 
     return value
 
 
-def boolean(fields: dict[str, Any], key: str) -> bool:
-    """True or false; false when it is left out."""
-    value = fields.get(key, False)
+def boolean(fields: dict[str, Any], key: str, *, default: bool = False) -> bool:
+    """True or false; `default` when it is left out."""
+    value = fields.get(key, default)
     if not isinstance(value, bool):
         raise Malformed(UsageError(f"The field {key} is neither true nor false; correct the request."))
     return value

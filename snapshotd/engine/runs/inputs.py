@@ -3,6 +3,8 @@ dependencies, over the image."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -15,7 +17,10 @@ from snapshotd.formats import ingest
 from snapshotd.kernel import files
 from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.layers.store import LayerStore
-from snapshotd.types import AgentSpec, LayerID, Stack
+from snapshotd.trees.base import Entry
+from snapshotd.trees.stack_view import StackView
+from snapshotd.trees.view import View
+from snapshotd.types import AgentSpec, Kind, LayerID, Stack
 
 WORKSPACE = b"workspace"
 AGENT_DIR = b"agent"
@@ -45,6 +50,36 @@ def build(store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path 
         store.remove(layer)
         raise
     return layer
+
+
+def digest(store: LayerStore, below: Stack, layer: LayerID | None) -> str:
+    """A digest of the files that a run begins with, over its image: equal for equal content, owners, permissions and
+    attributes of the workspace, whatever its times, and the same layers with its dependencies. The program's own file
+    counts as part of the workspace alone. 64 hexadecimal characters. Cost: reads the workspace."""
+    found = hashlib.sha256(json.dumps(below.layers).encode())
+    if layer is None:
+        return found.hexdigest()
+    fd = store.read_upper(layer)
+    try:
+        with StackView([fd]) as view:
+            if any(name == WORKSPACE for name, _ in view.list(b"")):
+                for path, entry in view.walk(WORKSPACE):
+                    found.update(_described(view, path, entry))
+        return found.hexdigest()
+    finally:
+        os.close(fd)
+
+
+def _described(view: View, path: bytes, entry: Entry) -> bytes:
+    content = b""
+    if entry.kind is Kind.SYMLINK:
+        content = view.readlink(path)
+    elif entry.kind is Kind.FILE:
+        with open(view.open(path), "rb") as file:
+            content = hashlib.file_digest(file, "sha256").digest()
+    xattrs = [(name.hex(), value.hex()) for name, value in sorted(view.xattrs(path).items())]
+    facts = (path.hex(), entry.kind, entry.mode, entry.uid, entry.gid, entry.rdev, content.hex(), xattrs)
+    return json.dumps(facts).encode()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from snapshotd.engine.base import Stream, output_event
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.reuse import counted
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox.intake import Intake, open_intakes
 from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, printed, pump
@@ -165,7 +166,10 @@ class Program:
             agent = sandbox.trajectory.agent
             call = marker(
                 "exit",
-                {"argv": list(agent.argv if agent is not None else ())},
+                {
+                    "argv": list(agent.argv if agent is not None else ()),
+                    **counted(self._context.catalog, sandbox.trajectory),
+                },
                 status=status_of(outcome),
                 exit_code=outcome.exit_code,
                 stdout=outcome.stdout,

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from weakref import WeakValueDictionary
 
 from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink
@@ -23,6 +24,7 @@ from snapshotd.engine.mind.idempotency import Keys, cut_off
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.mind.reuse import Reuse, counted, wanted
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution, ended_as
 from snapshotd.engine.runs.launch import Launcher, alive
@@ -140,10 +142,14 @@ class Sessions:
             record = record_of(self._context, sandbox.container.id)
             record.open()
             sandbox.survival.use(record)
-        recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption, keys)
+        recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption, keys, self._reuse(sandbox))
         calls.bind(sandbox, recorder, self._gate, self._store)
         self._gateways.open(sandbox, recorder)
         self._register(sandbox, recorder)
+
+    def _reuse(self, sandbox: Sandbox) -> Reuse | None:
+        reuses = wanted(self._context.catalog, sandbox.trajectory)
+        return Reuse(self._context, sandbox) if reuses else None
 
     def _register(self, sandbox: Sandbox, recorder: Recorder) -> None:
         with self._lock:
@@ -166,7 +172,14 @@ class Sessions:
         try:
             sandbox.writer.own(catalog.draw_fence(trajectory.id))
             sandbox.mind.put(catalog.state(head.id), changed=False)
-            recorder = Recorder(self._context, sandbox, self._stepped, self._places, keys=cut_off(catalog, trajectory))
+            recorder = Recorder(
+                self._context,
+                sandbox,
+                self._stepped,
+                self._places,
+                keys=cut_off(catalog, trajectory),
+                reuse=self._reuse(sandbox),
+            )
             recorder.restore(survivor.record)
             calls.bind(sandbox, recorder, self._gate, self._store)
             calls.restore()
@@ -397,6 +410,7 @@ class Sessions:
             sandbox.use.cut_off()
         if sandbox.closed:
             status = TrajectoryStatus.STOPPED
+        reused: dict[str, Any] = {}
         try:
             try:
                 with self.starting(trajectory.id):
@@ -408,6 +422,7 @@ class Sessions:
                 self._launcher.end(sandbox)
             self._background.wait()
             count = self._context.catalog.count_snapshots(trajectory.id)
+            reused = counted(self._context.catalog, trajectory)
         except SnapshotdError as exc:
             log.append({"event": "warning", "message": exc.message})
             count = sandbox.writer.seq
@@ -420,6 +435,7 @@ class Sessions:
                 "exit_code": exit_code,
                 "snapshots": count,
                 "status": status,
+                **reused,
             }
         )
 

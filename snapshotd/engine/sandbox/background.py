@@ -127,6 +127,7 @@ class Background:
                 "files": None if files is None else asdict(files),
                 "pause_ms": round(snapshot.pause_ns / 1e6, 3),
                 "method": snapshot.method,
+                **({"reused": snapshot.base} if snapshot.method == "reused" else {}),
                 **({"reason": captured.reason} if captured is not None and captured.reason else {}),
             }
         )

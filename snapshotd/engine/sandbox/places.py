@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.sandbox.root import frozen
+from snapshotd.engine.sandbox.root import Captured, frozen
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing.cold import gone
 from snapshotd.engine.storing.look import open_view
-from snapshotd.errors import NotFound, SandboxFailed
+from snapshotd.errors import DataLoss, NotFound, OutOfSpace, SandboxFailed
 from snapshotd.kernel import files
 from snapshotd.trees import apply, diff
 from snapshotd.types import Snapshot, SnapshotState, Stack, short
@@ -44,7 +45,7 @@ class Places:
     def go_to(self, sandbox: Sandbox, snapshot: Snapshot) -> None:
         """Give a sandbox the files of a snapshot, in place: by switching its root if every process in it is parked,
         else file by file. Waits until no command of a client owns it. If a retention policy gave the snapshot's files
-        up, the sandbox keeps its present ones. SandboxFailed, DataLoss."""
+        up, the sandbox keeps its present ones. SandboxFailed, DataLoss, NotFound."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
         if snapshot.state is SnapshotState.PRUNED:
@@ -63,6 +64,27 @@ class Places:
                 sandbox.root.replace(self._take(snapshot), snapshot.id)()
             else:
                 self._rewrite(sandbox, snapshot, reason)
+
+    def take_over(self, sandbox: Sandbox, snapshot: Snapshot) -> Captured | None:
+        """Give a sandbox the files of a pinned snapshot of another run, as `go_to`, and return them as its next
+        snapshot has them. None: they cannot be had, and the sandbox has its present ones. Caller holds the sandbox's
+        lock until that snapshot is there. SandboxFailed, DataLoss."""
+        start = time.perf_counter_ns()
+        if sandbox.closed:
+            raise SandboxFailed(f"the sandbox of {short(sandbox.trajectory.id)} has ended")
+        stack = sandbox.root.stack
+        if not self._is_there(sandbox, snapshot):
+            reason = sandbox.root.blocker()
+            try:
+                stack = snapshot.stack if reason else self._take(snapshot)
+            except (DataLoss, NotFound, OutOfSpace) as exc:
+                _log.warning("no call of %s is answered from %s: %s", sandbox.trajectory.id, snapshot.id, exc.message)
+                return None
+            if reason is None:
+                sandbox.root.replace(stack, snapshot.id)()
+            else:
+                self._rewrite(sandbox, snapshot, reason)
+        return Captured(stack, "reused", None, time.perf_counter_ns() - start, snapshot.id, 0)
 
     def _is_there(self, sandbox: Sandbox, snapshot: Snapshot) -> bool:
         if sandbox.root.changed:

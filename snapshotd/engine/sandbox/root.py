@@ -288,7 +288,9 @@ class SandboxRoot:
         sealed = captured.stack.layers[: captured.own_layers]
         self._parts.store.unpin(sealed)  # the catalog refers to them now
         self.own_layers = [layer for layer in self.own_layers if layer not in sealed]
-        if captured.method != "copy":  # a copy leaves the stack as it was
+        if captured.method == "reused" and self.changed:
+            pass  # the live upper holds what differs between the stack, which is not the snapshot's, and its files
+        elif captured.method != "copy":  # a copy leaves the stack as it was
             self.base, self.fresh = snapshot, 0
         self._survival.committed(snapshot, self.present)
 

@@ -51,12 +51,14 @@ def commit_step(
     follows: Snapshot | None = None,
     keep_messages: int | None = None,
     request: RequestKey | None = None,
+    captured: Captured | None = None,
 ) -> Snapshot:
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
     `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
     that snapshot and not from the head: its journal, its state and its conversation, cut to the first `keep_messages`
     (None: all of them). Pending messages are appended to it. `request`: the client's, if this step is what it asks for.
+    `captured`: the sandbox's files are recorded already; else they are captured.
 
     Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the
     sandbox goes on. Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the
@@ -70,7 +72,7 @@ def commit_step(
             raise SandboxFailed(
                 f"the sandbox of {short(sandbox.trajectory.id)} has ended; its last snapshot is {short(sandbox.head)}"
             )
-        captured = _capture(sandbox)
+        captured = captured or _capture(sandbox)
         hit("engine.step.sealed")
         messages = tuple(sandbox.mind.messages)
         kept = sandbox.writer.messages

@@ -12,6 +12,7 @@ from snapshotd.cli.text import file_counts, milliseconds, print_json, printable,
 from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
+from snapshotd.terms import short
 
 _LAST = 100
 
@@ -47,7 +48,8 @@ def command(
     Oldest first, with the tool call that each was taken after, its changed files, and its state: captured (survives a
     crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The daemon counts
     changed files in the background: until then they are shown as "…", and "files" is null. With --json: an array of
-    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings}.
+    {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings,reused}. A call that was answered from
+    an earlier run (`run --reuse`) has "← SNAPSHOT", the one that it was answered from.
     """
     if graph:
         if everything or quiet or last is not None:
@@ -93,7 +95,7 @@ def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
         (
             str(item.seq),
             shown_id(item.id, full=no_trunc),
-            printable(item.tool.name),
+            printable(item.tool.name) if item.reused is None else f"{printable(item.tool.name)} ← {short(item.reused)}",
             status(item.tool.status),
             "-" if item.tool.exit_code is None else str(item.tool.exit_code),
             file_counts(item.files),

@@ -103,6 +103,8 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
     ]
     if item.follows is not None:
         facts.insert(2, ("mind", f"continues that of {item.follows}"))
+    if item.reused is not None:
+        facts.append(("reused", f"answered from {item.reused}, without a run"))
     if tool.error:
         facts.append(("error", printable(tool.error)))
     facts += [("warning", printable(warning)) for warning in item.warnings]

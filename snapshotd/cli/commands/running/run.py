@@ -21,6 +21,7 @@ _EXAMPLES = [
     "snapshotd run --workspace . --network bridge --env OPENAI_API_KEY agent.py --task 'fix the tests'",
     "snapshotd run --workspace . claude -p 'fix the tests'",
     "snapshotd run --workspace . -- pytest -q",
+    "snapshotd run --reuse --workspace . agent.py",
     "snapshotd run --detach --name nightly agent.py && snapshotd attach nightly",
 ]
 
@@ -48,6 +49,9 @@ _EXAMPLES = [
 @click.option(
     "-d", "--detach", is_flag=True, help="Print the trajectory's id and leave; `snapshotd attach` follows it."
 )
+@click.option(
+    "--reuse", is_flag=True, help="Answer its tool calls from earlier runs that began in the same way and did the same."
+)
 @click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
 @wait_option
 @json_option
@@ -62,6 +66,7 @@ def command(
     requirements: str | None,
     user: str | None,
     detach: bool,
+    reuse: bool,
     quiet: bool,
     wait: Wait | None,
     as_json: bool,
@@ -79,7 +84,12 @@ def command(
     --wait stored waits for all its snapshots when the agent has ended; with --detach, for the ones that exist when it
     has started.
 
-    With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}.
+    With --reuse a call of a local tool that an earlier run made, from the same image, workspace, environment and
+    arguments and after the same calls, is not made again: it has the recorded outcome and files. The first other call
+    runs, and everything after it.
+
+    With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}, and with --reuse
+    "reused": {"calls","of"}.
     """
     wanted = _program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
@@ -95,7 +105,7 @@ def command(
     client = connect(ctx)
     with patience():
         trajectory = client.run(
-            **wanted, requirements=requirements, user=user, detach=detach, **sandbox_keywords(options)
+            **wanted, requirements=requirements, user=user, detach=detach, reuse=reuse, **sandbox_keywords(options)
         )
     if detach:
         state = {} if wait is None else {"state": settled(client, trajectory.id, wait)}

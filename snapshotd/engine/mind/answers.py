@@ -1,0 +1,48 @@
+"""The answer that a program gets for a call that is recorded: its outcome, with what was redacted put back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind.replay import Recorded
+from snapshotd.engine.protocol.agent_handler import Answer
+from snapshotd.errors import LimitExceeded
+from snapshotd.secrets.redactor import Funnel
+
+MAX_REPLAYED_BYTES = 64 << 20
+"""Size limit of a recorded result that is handed out again: the daemon holds it in memory."""
+
+
+def as_recorded(context: Context, funnel: Funnel, recorded: Recorded) -> Answer:
+    """The fields of an answer to `call_begin`. LimitExceeded; NotFound or DataLoss: the result is gone."""
+    entry, snapshot = recorded.entry, recorded.snapshot
+    replayed: dict[str, Any] = {
+        "status": entry.status,
+        "error": entry.error,
+        "exit_code": None,
+        "snapshot": entry.snapshot,
+    }
+    answer: Answer = {"replayed": replayed}
+    if snapshot is None:
+        replayed["result"] = entry.result
+        return answer
+    error = None if snapshot.call.error is None else funnel.reveal_text(snapshot.call.error)
+    replayed.update(status=snapshot.call.status, error=error, exit_code=snapshot.call.exit_code)
+    result = context.recorded(snapshot, "output")
+    if result is not None:
+        answer["body"] = _whole(result, funnel)
+    return answer
+
+
+def _whole(result: Iterator[bytes], funnel: Funnel) -> bytes:
+    pieces, size = [], 0
+    for piece in funnel.reveal_stream(result):
+        size += len(piece)
+        if size > MAX_REPLAYED_BYTES:
+            raise LimitExceeded(
+                f"a recorded result of more than {MAX_REPLAYED_BYTES} bytes cannot be replayed; rewind to before it"
+            )
+        pieces.append(piece)
+    return b"".join(pieces)
