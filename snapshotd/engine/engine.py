@@ -362,7 +362,9 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         for one in forked:
             check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
-            return self._forks.fork(source, forked, resume=resume, idle_timeout_s=idle_timeout_s, part=part)
+            return self._forks.fork(
+                source, forked, self._mind.editing, resume=resume, idle_timeout_s=idle_timeout_s, part=part
+            )
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)

@@ -293,6 +293,7 @@ ELSEWHERE = (
     "engine.approval.",
     "engine.compensate.",
     "engine.edit.",
+    "engine.fork.changed",
     "engine.values.",
     "engine.output.",
     "engine.command.",
