@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from snapshotd.engine.base import Provider
 from snapshotd.engine.context import Context
+from snapshotd.engine.identity import SandboxIdentity
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.model_calls import ModelCalls
 from snapshotd.engine.mind.recorder import Recorder
@@ -32,9 +33,6 @@ _LISTENER = ".gateway"
 _KEY = "_KEY"
 _MODEL = PROVIDER + "MODEL"
 """Environment name of the model that every request asks for, whatever the agent says."""
-
-NO_KEY = "kept-by-snapshotd"
-"""Placeholder that agents find in place of a key, because their clients want one."""
 
 GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]], Gateway]
 
@@ -77,11 +75,12 @@ class Gateways:
             return {}
         families = self._upstreams(sandbox)
         url = f"http://127.0.0.1:{sandbox.gateway.port}"
+        token = SandboxIdentity.of(sandbox.trajectory.id).token  # in place of a key, because clients want one
         env = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
         if Family.OPENAI in families:
-            env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": NO_KEY}
+            env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": token}
         if Family.ANTHROPIC in families:
-            env |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": NO_KEY}
+            env |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": token}
         return env
 
     def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:
