@@ -31,6 +31,7 @@ NAMES: tuple[str, ...] = (
     "engine.start.container_created",
     "engine.start.pivoted",
     "engine.fork.recorded",
+    "engine.fork.changed",
     "engine.edit.forked",
     "engine.remove.recorded",
     "engine.archive.tree",

@@ -12,8 +12,8 @@
 call waits ("is parked") while the daemon takes one snapshot of files, conversation and call. `model` records model
 calls. `message` appends to the conversation, `messages` returns it (a fork's begins with what it inherited),
 `checkpoint` takes a named snapshot without a tool call. `state` holds JSON that is saved with each snapshot, `task`
-names parts of the work, `now`, `random`, `randint` and `uuid` are recorded, `approve` asks a person, `store` outlives
-the run.
+names parts of the work, `now`, `random`, `randint`, `seed` and `uuid` are recorded, `approve` asks a person, `store`
+outlives the run.
 
 A program that is started again in a resumed or forked sandbox runs from its top: recorded calls are answered from the
 record, until it reaches a call that is not recorded yet. So it has to do the same again up to there: any input from
@@ -34,7 +34,7 @@ docs/agent-protocol.md.
 from snapshotd.agent.approvals import Approval, approve
 from snapshotd.agent.calls import current_call, emit, record_usage
 from snapshotd.agent.conversation import checkpoint, message, messages
-from snapshotd.agent.facts import now, randint, random, uuid
+from snapshotd.agent.facts import now, randint, random, seed, uuid
 from snapshotd.agent.keyvalue import store
 from snapshotd.agent.models import model
 from snapshotd.agent.replay import ReplayedError
@@ -60,6 +60,7 @@ __all__ = [
     "randint",
     "random",
     "record_usage",
+    "seed",
     "state",
     "store",
     "task",

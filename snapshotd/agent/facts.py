@@ -38,6 +38,12 @@ def randint(low: int, high: int) -> int:
             return int(_fact("random", low + drawn % span))
 
 
+def seed() -> int:
+    """A random integer from 0 up to 2^53, for `random.seed` and other generators: a replay seeds them as they were, and
+    each fork has its own after the snapshot."""
+    return int(_fact("seed", int.from_bytes(os.urandom(7), "big") >> 3))
+
+
 def uuid() -> str:
     """A random UUID (version 4) as text."""
     import uuid as generator  # costs milliseconds to import and is rarely needed

@@ -18,7 +18,7 @@ from snapshotd.client.experiments import Experiments
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
-from snapshotd.client.local.sizes import size_given
+from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.mind import Mind
 from snapshotd.client.ports import Ports
 from snapshotd.client.results import (
@@ -52,7 +52,6 @@ from snapshotd.client.verbs import (
     absolute,
     b64,
     check_timeout,
-    check_variants,
     check_wait,
     local_path,
     on_this_machine,
@@ -375,9 +374,11 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
         the snapshot (with `args`, if given) and goes on from there.
 
-        `variants` makes one child for each, in their order: a label, and `name`, `args` (in place of those of the fork)
-        and `env` (added to the source's) as far as they are given. `{index}` and `{variant}` in names, arguments and
-        values become the child's number and label. `n` is left out then.
+        `variants` makes one child for each, in their order: a label, and the keywords in which it differs. `name` and
+        `args` go before those of the fork; `env` and `secrets` are added to the source's; `network`, `memory`, `cpus`,
+        `pids` and `disk` are as in `create`; `files`, `messages`, `drop_messages`, `add_messages`, `result` and `state`
+        as in `edit`; every model request through the child's gateway asks for `model`. `{index}` and `{variant}` in
+        names, arguments and values of the environment become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
         daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
@@ -393,8 +394,9 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         elif n != 1:
             raise UsageError("a fork with variants has one child for each; leave the number out")
         else:
-            check_variants(variants)
-            body["variants"] = [{"label": label, **keys} for label, keys in variants.items()]
+            from snapshotd.client.branching.variants import variant_fields
+
+            body["variants"] = variant_fields(variants)
         forked = ForkInfo.of(
             self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body, once=True)
         )
@@ -795,12 +797,6 @@ def sandbox_fields(
     means the daemon's default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
     the model providers that the recording gateway forwards to; `tenant` is the tenant of the key-value store that its
     agents read and write. UsageError for text that is no amount."""
-    limits = {
-        "memory_bytes": size_given("memory", memory),
-        "cpus": cpus,
-        "pids": pids,
-        "disk_bytes": size_given("disk", disk),
-    }
     return {
         "image": image,
         "runtime": runtime,
@@ -811,7 +807,7 @@ def sandbox_fields(
         "secrets": dict(secrets or {}),
         "providers": [dataclasses.asdict(item) for item in providers],
         "tenant": tenant,
-        "limits": {key: value for key, value in limits.items() if value is not None},
+        "limits": limit_fields(memory, cpus, pids, disk),
     }
 
 

@@ -140,17 +140,8 @@ class Mind(Verbs):
         that cannot be made.
         """
         check_wait(wait)
-        body = {
-            "files": [_file(path, content) for path, content in (files or {}).items()],
-            "drop_messages": drop_messages,
-            "messages": None if messages is None else _messages(messages),
-            "add_messages": _messages(add_messages),
-            "state": dict(state or {}),
-            "env": dict(env or {}),
-            "name": name,
-            "resume": resume,
-            **({} if result is RECORDED else {"result": result}),
-        }
+        changes = edit_fields(files, messages, drop_messages, add_messages, result, state)
+        body = {**changes, "env": dict(env or {}), "name": name, "resume": resume}
         made = TrajectoryInfo.of(
             self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body, once=True)
         )
@@ -183,6 +174,25 @@ class Mind(Verbs):
     @staticmethod
     def _line(ref: str, verb: str) -> str:
         return f"/trajectories/{ref_segment(ref, 'trajectory')}/{verb}"
+
+
+def edit_fields(
+    files: Mapping[str | bytes, str | bytes | None] | None = None,
+    messages: Sequence[tuple[str, Any]] | None = None,
+    drop_messages: int = 0,
+    add_messages: Sequence[tuple[str, Any]] = (),
+    result: Any = RECORDED,
+    state: Mapping[str, Any] | None = None,
+) -> Json:
+    """Changes of files and mind, as the API takes them. See `Mind.edit`."""
+    return {
+        "files": [_file(path, content) for path, content in (files or {}).items()],
+        "drop_messages": drop_messages,
+        "messages": None if messages is None else _messages(messages),
+        "add_messages": _messages(add_messages),
+        "state": dict(state or {}),
+        **({} if result is RECORDED else {"result": result}),
+    }
 
 
 def _file(path: str | bytes, content: str | bytes | None) -> Json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from snapshotd.client.exchange import segment
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport
-from snapshotd.daemon.http.wire import FORK_MAX, TIMEOUT_MAX_S, check_ref
+from snapshotd.daemon.http.wire import TIMEOUT_MAX_S, check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
@@ -62,7 +62,6 @@ def check_timeout(timeout: float | None) -> None:
 
 Progress = Callable[[str], object]
 """Receives one line of progress for people."""
-VARIANT_KEYS = ("name", "args", "env")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +72,6 @@ class ForkPlace:
     experiment: str
     first: int
     count: int
-
-
-def check_variants(variants: Mapping[str, Mapping[str, Any]], most: int = FORK_MAX) -> None:
-    """UsageError: there are none, too many, or one has a key that no variant has."""
-    if not 1 <= len(variants) <= most:
-        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {most}; nothing was started")
-    for label, keys in variants.items():
-        for key in keys:
-            if key not in VARIANT_KEYS:
-                raise UsageError(f"the variant {label} has an unknown key {key!r}; known are {', '.join(VARIANT_KEYS)}")
 
 
 def ref_segment(ref: str, what: str = "snapshot or trajectory") -> str:

@@ -155,7 +155,8 @@ def _assemble(context: Context, lazy: LazyMount | None, gateway: GatewayMaker) -
     gate, values = Gate(context, webhooks), KeyValueStore(context.catalog)
     gateways = Gateways(context, gate, gateway)
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
-    forks = Forks(context, sessions, disposal.forget)
+    resumes = Resumes(context, sessions)
+    forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
     steps = background.submit
     return LocalEngine(
         EngineParts(
@@ -173,7 +174,7 @@ def _assemble(context: Context, lazy: LazyMount | None, gateway: GatewayMaker) -
             sessions=sessions,
             upkeep=Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict),
             forks=forks,
-            resumes=Resumes(context, sessions),
+            resumes=resumes,
             files=FileCalls(context, sessions, steps),
             mind=Mind(context, sessions, cold, gate, values, steps, fork=forks.once, forget=disposal.forget),
             browse=Browse(context),

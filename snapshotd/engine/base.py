@@ -138,14 +138,21 @@ class ExecResult:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One child of a fork whose children differ. Its `name` and `args` go before those of the fork, its `env` is added
-    to the source's. `{index}` and `{variant}` in its name, in its arguments and in the values of its environment become
-    its number from 0 and its `label`."""
+    """One child of a fork whose children differ. Its `name` and `args` go before those of the fork, its `env` and its
+    `secrets` are added to the source's. `{index}` and `{variant}` in its name, in its arguments and in the values of its
+    environment become its number from 0 and its `label`. `model`: every model request through its gateway asks for this
+    model. `network` and `limits` (fields of `Limits`) go before the source's."""
 
     label: str
     name: str | None = None
     args: tuple[str, ...] | None = None
     env: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[tuple[str, str], ...] = ()
+    edit: EditRequest | None = None
+    """Changes of files and mind, without an environment: the child's first own snapshot (marker `edit`)."""
+    model: str | None = None
+    network: Network | None = None
+    limits: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -581,7 +588,9 @@ class Engine(ABC):
         With `variants` there is one child for each, and `n` is their number. Several children are called NAME-0,
         NAME-1, ..., or by the labels of their variants, unless `{index}` or `{variant}` in the name tells them apart.
         `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default. `part`: these are some of more children.
-        UsageError: there is no program to resume, or two variants have one label or name."""
+        With `resume`, the program of a child with an `edit` may not leave the recorded path before the snapshot: its run
+        is interrupted then, as one that `resume` starts. UsageError: there is no program to resume, two variants have
+        one label or name, an edit cannot be made, or a model is named where there is no gateway."""
 
     @abstractmethod
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:

@@ -378,7 +378,13 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             check_name(one.name)
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             return self._forks.fork(
-                source, forked, resume=resume, idle_timeout_s=idle_timeout_s, part=part, request=present()
+                source,
+                forked,
+                self._mind.editing,
+                resume=resume,
+                idle_timeout_s=idle_timeout_s,
+                part=part,
+                request=present(),
             )
 
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:

@@ -72,12 +72,14 @@ class Upstream:
     `base_url`: the URL that the provider's own client would use: `https://api.openai.com/v1`,
     `https://api.anthropic.com`, or any compatible service, with or without a path, with or without a slash at its end.
     For OpenAI a missing path means `/v1`. `api_key` is sent as `Authorization: Bearer` (OpenAI) or `x-api-key`
-    (Anthropic); None sends none. `headers` replace the agent's headers of the same names.
+    (Anthropic); None sends none. `headers` replace the agent's headers of the same names. `model`: every request for a
+    reply asks for it; None: for the agent's.
     """
 
     base_url: str
     api_key: str | None = field(default=None, repr=False)
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    model: str | None = None
 
     def __post_init__(self) -> None:
         try:
@@ -184,6 +186,7 @@ class TurnRequest:
 
     `params` is every field of the body but the model, the stream flag and the conversation (tools, temperature, ...),
     as it came. `items` is the conversation on the wire, the system prompt first; `message(i)` belongs to `items[i]`.
+    `sent_as` is the model that the provider is asked for, if it is another than the agent's.
     `previous` is the id of the reply (Responses API: `previous_response_id`, or the id of a `conversation`) that the
     messages continue; if it is not None, the messages are only the new ones. `store`: True if the provider was asked to
     remember the reply. Threads: may be read by several.
@@ -199,6 +202,7 @@ class TurnRequest:
     previous: str | None = None
     store: bool = False
     body_bytes: int = 0
+    sent_as: str | None = None
 
     @cached_property
     def digest(self) -> bytes:

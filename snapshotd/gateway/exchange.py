@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.gateway import json_body, routes
@@ -80,7 +81,7 @@ class Exchange:
 
     def _pass_through(self, provider: ProviderKind) -> None:
         try:
-            with self._watched(), self._send(provider) as reply:
+            with self._watched(), self._send(provider, self._http.body) as reply:
                 self._peer.start(reply.status, reply.headers, reply.length)
                 for piece in reply.pieces:
                     self._peer.send(piece)
@@ -91,14 +92,14 @@ class Exchange:
             raise Gone from cut
 
     def _turn(self, dialect: Dialect) -> None:
-        request = self._read(dialect)
+        request, body = self._read(dialect)
         recorded = self._settings.handler.turn(request)
         if recorded is not None:
             self._replay(recorded)
             return
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
         try:
-            with self._watched(), self._send(dialect.provider) as reply:
+            with self._watched(), self._send(dialect.provider, body) as reply:
                 _LiveReply(
                     self._peer, self._forwarder, self._settings, dialect, request, reply, (started_at_ns, started_ns)
                 ).pass_on()
@@ -108,7 +109,8 @@ class Exchange:
             self._settings.handler.replied(request, lost)
             self._tell(failed)
 
-    def _read(self, dialect: Dialect) -> TurnRequest:
+    def _read(self, dialect: Dialect) -> tuple[TurnRequest, bytes]:
+        """The request, and its body as the provider gets it."""
         body = self._http.body
         values = json_body.count_values(body)
         if values > json_body.NODE_LIMIT:
@@ -116,7 +118,14 @@ class Exchange:
                 f"The request's body holds more than {json_body.NODE_LIMIT} JSON values; send fewer messages."
             )
         self._peer.reserve(values * json_body.NODE_BYTES)
-        return dialect.read_request(json_body.parse_object(body), len(body), self._settings.memo)
+        fields = json_body.parse_object(body)
+        request = dialect.read_request(fields, len(body), self._settings.memo)
+        upstream = self._settings.upstreams.get(dialect.provider)
+        if upstream is None or upstream.model in (None, request.model):
+            return request, body
+        self._peer.reserve(len(body))
+        other = json.dumps({**fields, "model": upstream.model}, ensure_ascii=False, separators=(",", ":"))
+        return replace(request, sent_as=upstream.model), other.encode()
 
     def _replay(self, recorded: RecordedReply) -> None:
         if recorded.error is not None:
@@ -136,16 +145,14 @@ class Exchange:
             raise Gone
         self._peer.end()
 
-    def _send(self, provider: ProviderKind) -> AbstractContextManager[Reply]:
+    def _send(self, provider: ProviderKind, body: bytes) -> AbstractContextManager[Reply]:
         upstream = self._settings.upstreams.get(provider)
         if upstream is None:
             raise UpstreamFailed(
                 404, f"No provider is configured for requests in the manner of {provider}; configure one in the daemon."
             )
         http = self._http
-        return self._forwarder.send(
-            provider, upstream, http.method, http.path, http.query, http.headers, http.body or None
-        )
+        return self._forwarder.send(provider, upstream, http.method, http.path, http.query, http.headers, body or None)
 
     def _watched(self) -> AbstractContextManager[None]:
         return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))

@@ -95,6 +95,18 @@ def id_mapped_clone(dir_fd: int, userns_fd: int) -> int:
     return fd
 
 
+def read_only_file(file_fd: int) -> int:
+    """A detached mount of one file (O_PATH), read-only, nosuid, nodev and noexec. Returns its descriptor."""
+    fd = clone(file_fd)
+    try:
+        strict = sc.MOUNT_ATTR_RDONLY | sc.MOUNT_ATTR_NOSUID | sc.MOUNT_ATTR_NODEV | sc.MOUNT_ATTR_NOEXEC
+        set_attributes(fd, attr_set=strict)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def seal_here() -> None:
     """Make the mount at "/" of the calling thread's mount namespace read-only, for good.
 

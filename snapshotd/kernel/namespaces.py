@@ -1,5 +1,5 @@
-"""Entering a mount or network namespace from one short-lived thread, and making user namespaces: as id maps only, or to
-live in."""
+"""Entering a mount, network or UTS namespace from one short-lived thread, and making user namespaces: as id maps only,
+or to live in."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -88,6 +89,20 @@ def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
 
     try:
         return _in_thread("network-namespace", joined)
+    finally:
+        os.close(ns_fd)
+
+
+def set_hostname(pid: int, hostname: str) -> None:
+    """Set the hostname in the UTS namespace of a process. OSError when the process is gone."""
+    ns_fd = os.open(f"/proc/{pid}/ns/uts", os.O_RDONLY | os.O_CLOEXEC)
+
+    def joined() -> None:
+        sc.call("setns", ns_fd, sc.CLONE_NEWUTS)
+        socket.sethostname(hostname)
+
+    try:
+        _in_thread("uts-namespace", joined)
     finally:
         os.close(ns_fd)
 

@@ -23,6 +23,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, SandboxFailed
 from snapshotd.kernel import files, mounts, namespaces
@@ -32,6 +33,8 @@ from snapshotd.types import IdMap, LayerID, Stack
 
 CONVENIENCES = (b"/etc/resolv.conf", b"/etc/hosts", b"/etc/hostname")
 """Files that a runtime mounts for comfort; an image that has something else in their place goes without them."""
+MACHINE_ID = b"etc/machine-id"
+"""File of the root that a sandbox may have its own form of (`Target.machine_id_fd`)."""
 _MOVED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG)
 """Errors for a mount point whose directory was moved or replaced."""
 MAX_CACHED_LOWERS = 64
@@ -58,6 +61,10 @@ class Target:
     retired: deque[int] = field(default_factory=deque)
     """Former roots. Letting go of one evicts its inodes, which takes as long as much changed: never while the container
     waits."""
+    machine_id_fd: int = -1
+    """A file to mount over `MACHINE_ID` in every root where that is a regular file; -1: none."""
+    machine_id_mount: int = -1
+    """The id of the mount that covers it in the present root; -1: none does."""
     lowers: OrderedDict[str, int] = field(default_factory=OrderedDict)
     """Descriptors of lower layers (id-mapped where needed), kept from one pivot to the next: opening and mapping one
     costs 40 us."""
@@ -86,6 +93,12 @@ class Target:
             self.lowers[key] = opener(self.id_map.base if self.id_map else 0)
         self.lowers.move_to_end(key)
         return self.lowers[key]
+
+    def cover_machine_id(self, file: Path, mount: int = -1) -> None:
+        """Mount this file over `MACHINE_ID` in every root from now on, where that is a regular file. `mount`: the id of
+        the mount that does so already. OSError."""
+        self.machine_id_fd = os.open(file, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self.machine_id_mount = mount
 
     def bury(self) -> None:
         """Let go of former roots. After the container goes on; from any thread, and from several."""
@@ -119,9 +132,10 @@ class Target:
         return namespaces.in_mount_namespace(self.mount_ns_fd, lambda: os.open("/", flags))
 
     def close(self) -> None:
-        for fd in (self.mount_ns_fd, self.userns_fd):
+        for fd in (self.mount_ns_fd, self.userns_fd, self.machine_id_fd):
             if fd is not None and fd >= 0:
                 os.close(fd)
+        self.machine_id_fd = -1
         self.bury()
         for fd in (*self.lowers.values(), *([self.root_fd] if self.root_fd >= 0 else [])):
             os.close(fd)
@@ -150,10 +164,13 @@ def pivot(
     The caller makes sure that every live process has its working directory and open files outside the root (see
     engine/sandbox/quiesce.py).
     """
-    with _overlay(target, store, stack, upper) as new_root:
+    points = tuple(point for point in layout.points if point[1] != target.machine_id_mount)
+    with _overlay(target, store, stack, upper) as new_root, _machine_id(target) as machine_id:
         owner = target.id_map.base if target.id_map else 0
         announce(mounts.mount_id(new_root))
-        namespaces.in_mount_namespace(target.mount_ns_fd, lambda: _switch(new_root, layout.points, owner, seal=seal))
+        target.machine_id_mount = namespaces.in_mount_namespace(
+            target.mount_ns_fd, lambda: _switch(new_root, points, machine_id, owner, seal=seal)
+        )
         if target.root_fd >= 0:
             target.retired.append(target.root_fd)
         target.root_fd = os.dup(new_root)
@@ -195,6 +212,19 @@ def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) ->
         mount = hold(mounts.overlay(lowers, parts[0], parts[1]))
         target.trim()
         yield mount
+
+
+@contextlib.contextmanager
+def _machine_id(target: Target) -> Iterator[int]:
+    """A mount of the sandbox's own machine id, for one root; -1: it has none."""
+    if target.machine_id_fd < 0:
+        yield -1
+        return
+    tree = mounts.read_only_file(target.machine_id_fd)
+    try:
+        yield tree
+    finally:
+        os.close(tree)
 
 
 def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
@@ -239,8 +269,9 @@ def _clones(points: tuple[tuple[bytes, int], ...], opened: ExitStack) -> list[tu
     return trees
 
 
-def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], owner: int, *, seal: bool) -> None:
-    """Steps 2 to 5, in a thread inside the container's mount namespace."""
+def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], machine_id: int, owner: int, *, seal: bool) -> int:
+    """Steps 2 to 5, in a thread inside the container's mount namespace. Returns the id of the mount that covers the
+    machine id; -1: none does."""
     with ExitStack() as opened:
         os.chdir("/")
         try:
@@ -266,6 +297,7 @@ def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], owner: int, *,
             attached = True
             for point, tree in trees:
                 _hang(new_root, point, tree, owner)
+            covered = _cover_machine_id(new_root, machine_id)
             os.fchdir(new_root)
             sc.call("pivot_root", b".", b".")
         except BaseException:
@@ -275,6 +307,27 @@ def _switch(new_root: int, points: tuple[tuple[bytes, int], ...], owner: int, *,
                 mounts.unseal_here()
             raise
         mounts.detach(b".")
+        return covered
+
+
+def _cover_machine_id(new_root: int, tree: int) -> int:
+    """Hang the sandbox's machine id over the root's, where that is a regular file. Nothing is made in the (hostile) root,
+    and no link of it is followed."""
+    if tree < 0:
+        return -1
+    try:
+        spot = files.open_beneath(new_root, MACHINE_ID, os.O_PATH | os.O_NOFOLLOW)
+    except OSError as exc:
+        if exc.errno not in _MOVED:
+            raise
+        return -1
+    try:
+        if not stat.S_ISREG(os.fstat(spot).st_mode):
+            return -1
+        mounts.attach(tree, spot)
+        return mounts.mount_id(tree)
+    finally:
+        os.close(spot)
 
 
 def _attach_on_proc(new_root: int) -> None:

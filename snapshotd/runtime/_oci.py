@@ -13,7 +13,15 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.runtime import seccomp
-from snapshotd.runtime.base import CAPABILITIES, DEFAULT_PATH, RUN_DIR, SHARE_DIR, ContainerSpec, ExecSpec
+from snapshotd.runtime.base import (
+    CAPABILITIES,
+    DEFAULT_PATH,
+    FIRST_HOSTNAME,
+    RUN_DIR,
+    SHARE_DIR,
+    ContainerSpec,
+    ExecSpec,
+)
 from snapshotd.types import IdMap, Limits, Network
 
 STUB_DIRS = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc")
@@ -71,7 +79,7 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
     """`config.json` of a container whose only process is its init."""
     return {
         "ociVersion": "1.0.2",
-        "hostname": spec.hostname,
+        "hostname": FIRST_HOSTNAME,
         "root": {"path": str(placement.root), "readonly": True},
         "process": process(ExecSpec(argv=INIT_ARGV, cwd="/", env={"PATH": DEFAULT_PATH})),
         "mounts": _mounts(spec, id_map),

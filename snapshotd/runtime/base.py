@@ -48,6 +48,8 @@ CAPABILITIES: tuple[str, ...] = (
 """The capabilities for building, installing and testing software. Docker's default set less MKNOD, NET_RAW and
 AUDIT_WRITE."""
 
+FIRST_HOSTNAME = "sandbox"
+"""Hostname of a container until `Runtime.rename`."""
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -67,7 +69,6 @@ class ContainerSpec:
     limits: Limits
     network: Network
     image_name: str = "snapshotd"
-    hostname: str = "sandbox"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +211,11 @@ class Runtime(ABC):
 
         From now on it is like any other container. Commands of the earlier daemon run on; the keeper has the kept ones.
         """
+
+    @abstractmethod
+    def rename(self, container: Container, hostname: str) -> None:
+        """Give a container that has run no command yet another hostname, in all places where the driver keeps it.
+        OSError when it cannot be set; SandboxFailed."""
 
     @abstractmethod
     def destroy(self, container_id: ContainerID) -> None:

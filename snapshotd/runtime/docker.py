@@ -30,6 +30,7 @@ import docker.errors
 import requests.exceptions
 
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import _exec, failure
 from snapshotd.runtime._attach import attached, id_map_of
 from snapshotd.runtime._checks import check_share_dir
@@ -39,6 +40,7 @@ from snapshotd.runtime._process import CHILDREN, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import (
     CAPABILITIES,
+    FIRST_HOSTNAME,
     RUN_DIR,
     SHARE_DIR,
     Container,
@@ -87,6 +89,8 @@ class DockerRuntime(Runtime):
         self._lock = threading.Lock()
         self._image_lock = threading.Lock()
         self._known: dict[ContainerID, RuncContainer] = {}
+        self._host_files: dict[ContainerID, tuple[Path, ...]] = {}
+        """The engine's files that a container which was not renamed yet sees as /etc/hostname and /etc/hosts."""
 
     # -- the contract --------------------------------------------------------------------------------------------------
 
@@ -133,6 +137,13 @@ class DockerRuntime(Runtime):
         with contextlib.suppress(SandboxFailed):  # it is gone
             _exec.ready(container, self._runc_container(container.id), self._starter)
 
+    def rename(self, container: Container, hostname: str) -> None:
+        set_hostname(container.pid, hostname)
+        with self._lock:
+            paths = self._host_files.pop(container.id, ())
+        for path in paths:
+            _replace_word(path, FIRST_HOSTNAME, hostname)
+
     def attach(self, container_id: ContainerID) -> Container | None:
         for record in self._find(container_id):
             docker_id = record["Id"]
@@ -155,6 +166,7 @@ class DockerRuntime(Runtime):
         CHILDREN.reap_all(container_id)  # where its init had ended, nothing else does
         with self._lock:
             self._known.pop(container_id, None)
+            self._host_files.pop(container_id, None)
         if self._starter is not None:
             self._starter.forget(container_id)
         remove_files(self._run_dir / container_id)
@@ -247,14 +259,15 @@ class DockerRuntime(Runtime):
             self._image(spec.image_name),
             name=f"snapshotd-{short(spec.id)}",
             entrypoint=[*INIT_ARGV],
-            hostname=spec.hostname,
+            hostname=FIRST_HOSTNAME,
             labels={_INSTANCE_LABEL: self._instance, _CONTAINER_LABEL: spec.id},
             host_config=host_config,
             user="0:0",
             working_dir="/",
         )["Id"]
         api.start(docker_id)
-        pid = int(api.inspect_container(docker_id)["State"]["Pid"])
+        made = api.inspect_container(docker_id)
+        pid = int(made["State"]["Pid"])
         if (
             not pid
             or not wait_for_execve(pid, _START_DEADLINE_S)
@@ -268,6 +281,8 @@ class DockerRuntime(Runtime):
                 f"process {pid} of container {short(spec.id)} is not here: the engine runs on another machine"
             )
         self._learn(spec.id, docker_id, pid)
+        with self._lock:
+            self._host_files[spec.id] = tuple(Path(made[key]) for key in ("HostnamePath", "HostsPath") if made[key])
         return Container(spec.id, pid, id_map_of(pid))
 
     def _image(self, name: str) -> str:
@@ -313,6 +328,16 @@ class DockerRuntime(Runtime):
         fd = os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
         with open(fd, "rb") as f:
             return known is not None and known.name.encode() in f.read()
+
+
+def _replace_word(path: Path, old: str, new: str) -> None:
+    """In a file of the engine, in place: it is mounted in the container. OSError."""
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with open(fd, "r+", encoding="utf-8") as f:
+        changed = re.sub(rf"(?<!\S){re.escape(old)}(?!\S)", new, f.read())
+        f.seek(0)
+        f.truncate()
+        f.write(changed)
 
 
 class _Gone(SandboxFailed):

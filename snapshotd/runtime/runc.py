@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
 from snapshotd.runtime._attach import attached
 from snapshotd.runtime._checks import check_share_dir
@@ -129,6 +130,9 @@ class RuncRuntime(Runtime):
         if known != pidfd:
             os.close(pidfd)  # made by this daemon, or attached before
         return container
+
+    def rename(self, container: Container, hostname: str) -> None:
+        set_hostname(container.pid, hostname)
 
     def destroy(self, container_id: ContainerID) -> None:
         with self._destroying[hash(container_id) % len(self._destroying)]:

@@ -37,6 +37,18 @@ def check_namespaces(rig: Rig) -> None:
         assert rig.shell(container, "echo $$; cat /proc/1/comm").split()[1] in ("init", "catatonit", "exe")
 
 
+def check_rename(rig: Rig) -> None:
+    """Also where an engine keeps the name in files. Another container keeps its own."""
+    with rig.container() as container, rig.container() as other:
+        files = "cat /proc/sys/kernel/hostname; cat /etc/hostname /etc/hosts 2>/dev/null || true"
+        assert "sandbox" in rig.shell(container, files).split()
+        rig.runtime.rename(container, "sandbox-0123456789ab")
+        words = rig.shell(container, files).split()
+        assert words[0] == "sandbox-0123456789ab"
+        assert "sandbox" not in words
+        assert rig.shell(other, "cat /proc/sys/kernel/hostname") == "sandbox\n"
+
+
 def _id_map(container: Container) -> IdMap | None:
     inside, outside, count = (int(word) for word in Path(f"/proc/{container.pid}/uid_map").read_text().split())
     return None if (inside, outside) == (0, 0) and count == 2**32 - 1 else IdMap(outside, count)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from snapshotd import failpoints
-from snapshotd.engine.base import EditRequest, FileEdit, MergeRequest
+from snapshotd.engine.base import EditRequest, FileEdit, Forked, MergeRequest, Variant
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.failpoints import EXIT_CODE
@@ -149,6 +149,31 @@ def _change(engine: LocalEngine, what: str, trajectory: str) -> None:
     engine.merge(trajectory, engine.trajectory("branch").head, request)
 
 
+@pytest.mark.parametrize("name", ["engine.fork.recorded", "engine.step.committed", "engine.fork.changed"])
+def test_changed_children_are_all_there_or_none(first: LocalEngine, name: str) -> None:
+    """Killed when the first of two children was changed, too."""
+    agent = mind_rig.agent(first)
+    agent.tool("write", {}, "echo x > x")
+    state_dir = first._context.state_dir
+    first.close()
+    killed_at(name, state_dir, "fork", agent.id)
+    second = mind_rig.reopened(state_dir)
+    try:
+        assert [trajectory.id for trajectory in second.trajectories()] == [agent.id]
+        assert second._catalog.get_meta("half_made") == "[]"
+        forked = _fork(second, agent.id)
+        assert [Agent(second, one.id).files() for one in forked.trajectories] == [{"x": "x\n", "y": "y"}, {"x": "x\n"}]
+        assert [len(second.log(one.id)) for one in forked.trajectories] == [1, 0]
+        assert second._catalog.get_meta("half_made") == "[]"
+    finally:
+        second.close()
+
+
+def _fork(engine: LocalEngine, trajectory: str) -> Forked:
+    variants = (Variant("changed", edit=_EDIT), Variant("same"))
+    return engine.fork(engine.trajectory(trajectory).head, 2, args=None, name=None, variants=variants)
+
+
 def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:
     with contextlib.suppress(Conflict):
         agent.begin("mail", {"to": "a"}, cancelled=gone, **more)
@@ -165,6 +190,9 @@ def _child(state_dir: Path, what: str, trajectory: str) -> None:
         return
     if what == "edit":
         engine.edit(engine.trajectory(trajectory).head, _EDIT, name="edited")
+        return
+    if what == "fork":
+        _fork(engine, trajectory)
         return
     more = {"side_effect": SideEffect.IRREVERSIBLE, "approve": True}
     gone = threading.Event()

@@ -294,6 +294,7 @@ ELSEWHERE = (
     "engine.approval.",
     "engine.compensate.",
     "engine.edit.",
+    "engine.fork.changed",
     "engine.values.",
     "engine.output.",
     "engine.command.",

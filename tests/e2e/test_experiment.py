@@ -292,6 +292,25 @@ def test_branches_that_died_with_the_machine_are_resumed(own_snap: Snap, tmp_pat
 
 
 @pytest.mark.runc
+def test_a_branch_begins_with_what_its_variant_changes(
+    snap: Snap, described: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The keys of a variants file, in an experiment; files begin at its folder."""
+    (tmp_path / "given.txt").write_text("given\n")
+    file = described("", ways=("plus", "times"))
+    more = 'files = { "given" = "given.txt" }\nstate.hint = [1]\npids = 90\n'
+    file.write_text(file.read_text() + more)  # of the last table, which is that of `times`
+    info = snap.json("experiment", "run", file)
+    name = f"{tmp_path.name}.times.0"
+    assert {one["label"]: one["state"] for one in info["branches"]} == {"plus": "scored", "times": "scored"}
+    assert snap("cat", f"{name}:given").stdout == "given\n"
+    assert snap.json("state", name)["hint"] == [1]
+    assert next(one for one in snap.json("ls") if one["name"] == name)["limits"]["pids"] == 90
+    snap("cat", f"{tmp_path.name}.plus.0:given", code=4)
+    snap("experiment", "rm", tmp_path.name)
+
+
+@pytest.mark.runc
 def test_what_is_wrong_in_a_file_is_said_with_its_line(
     snap: Snap, described: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -301,6 +320,11 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(
         ("parallel = 2", "paralel = 2", ":3: there is no key 'paralel'; did you mean 'parallel'?"),
         ("parallel = 2", "parallel = 0", ":3: parallel is not a whole number"),
         ('env.WAY = "plus"', 'evn.WAY = "plus"', ":10: there is no key 'evn' of variants.plus; did you mean 'env'?"),
+        (
+            'env.WAY = "plus"',
+            'env.WAY = "plus"\nfiles.x = "absent"',
+            "absent, for x in the variant plus, cannot be read",
+        ),
         ('kind = "number"', 'kind = "junit"', "report"),
         ('kind = "number"', 'kind = "marks"', ":6: kind of score is not one of exit, number, junit"),
         ("resume = true", "", "nothing to run"),

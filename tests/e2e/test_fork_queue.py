@@ -86,9 +86,15 @@ def test_variants_wait_for_their_turn(snap: Snap, box: str) -> None:
 
 
 @pytest.mark.runc
-def test_what_a_queue_refuses(snap: Snap, box: str) -> None:
+def test_what_a_queue_refuses(snap: Snap, box: str, tmp_path: Path) -> None:
     before = snap.json("ls")
+    many, too_many = tmp_path / "many.toml", tmp_path / "too-many.toml"
+    many.write_text("".join(f"[w{number}]\n" for number in range(257)))
+    too_many.write_text("".join(f"[w{number}]\n" for number in range(10_001)))
     for words, said in (
+        (("--variants", many, "--", "true"), "257 forks are more than the 256 that one fork makes; --parallel P"),
+        (("--variants", too_many, "--parallel", "5", "--", "true"), "10001 variants, but one fork makes 1 to 10000"),
+        (("--variants", too_many, "--", "true"), "10001 forks"),
         (("--n", "10000", "--", "true"), "--parallel"),
         (("--n", "10001", "--parallel", "5", "--", "true"), "10000"),
         (("--n", "3", "--parallel", "0", "--", "true"), "whole number"),

@@ -56,7 +56,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("sandbox",),
         ("storing",),
         ("protocol",),
-        ("base", "caller", "context", "events", "pins", "requests", "secrecy", "watch"),
+        ("base", "caller", "context", "events", "identity", "pins", "requests", "secrecy", "watch"),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
     "daemon": (("children", "hooks", "host", "lock", "logs", "server", "wiring"), ("http",)),

@@ -54,7 +54,6 @@ from snapshotd.client.verbs import (
     absolute,
     b64,
     check_timeout,
-    check_variants,
     check_wait,
     local_path,
     ref_segment,
@@ -390,9 +389,11 @@ class AsyncSnapshotd(
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
         the snapshot (with `args`, if given) and goes on from there.
 
-        `variants` makes one child for each, in their order: a label, and `name`, `args` (in place of those of the fork)
-        and `env` (added to the source's) as far as they are given. `{index}` and `{variant}` in names, arguments and
-        values become the child's number and label. `n` is left out then.
+        `variants` makes one child for each, in their order: a label, and the keywords in which it differs. `name` and
+        `args` go before those of the fork; `env` and `secrets` are added to the source's; `network`, `memory`, `cpus`,
+        `pids` and `disk` are as in `create`; `files`, `messages`, `drop_messages`, `add_messages`, `result` and `state`
+        as in `edit`; every model request through the child's gateway asks for `model`. `{index}` and `{variant}` in
+        names, arguments and values of the environment become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
         daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
@@ -408,8 +409,9 @@ class AsyncSnapshotd(
         elif n != 1:
             raise UsageError("a fork with variants has one child for each; leave the number out")
         else:
-            check_variants(variants)
-            body["variants"] = [{"label": label, **keys} for label, keys in variants.items()]
+            from snapshotd.client.branching.variants import variant_fields
+
+            body["variants"] = variant_fields(variants)
         forked = ForkInfo.of(
             await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body, once=True)
         )

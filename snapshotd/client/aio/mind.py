@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from snapshotd.client.aio.verbs import AsyncVerbs
-from snapshotd.client.mind import RECORDED, Mode, _file, _messages
+from snapshotd.client.mind import RECORDED, Mode, edit_fields
 from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Wait, check_wait, ref_segment
@@ -135,17 +135,8 @@ class AsyncMind(AsyncVerbs):
         that cannot be made.
         """
         check_wait(wait)
-        body = {
-            "files": [_file(path, content) for path, content in (files or {}).items()],
-            "drop_messages": drop_messages,
-            "messages": None if messages is None else _messages(messages),
-            "add_messages": _messages(add_messages),
-            "state": dict(state or {}),
-            "env": dict(env or {}),
-            "name": name,
-            "resume": resume,
-            **({} if result is RECORDED else {"result": result}),
-        }
+        changes = edit_fields(files, messages, drop_messages, add_messages, result, state)
+        body = {**changes, "env": dict(env or {}), "name": name, "resume": resume}
         made = TrajectoryInfo.of(
             await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body, once=True)
         )

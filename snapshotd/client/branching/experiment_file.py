@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotd.client.branching.toml_places import nearest, place
+from snapshotd.client.branching.toml_checks import (
+    COUNT,
+    FLAG,
+    NUMBER,
+    TABLE,
+    TABLE_OF_TEXTS,
+    TEXT,
+    TEXTS,
+    Check,
+    TomlText,
+    one_of,
+)
+from snapshotd.client.branching.variant_tables import VARIANT
 from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import UsageError
 from snapshotd.terms import NAME_PATTERN
@@ -94,91 +106,62 @@ def parse_experiment(text: str, shown: str, folder: str, name: str) -> Experimen
     return _Reader(text, shown).read(folder, name)
 
 
-_Check = tuple[Callable[[Any], bool], str]
-
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(one, str) for one in value)
-
-
-def _is_env(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e15
-
-
-_TEXT: _Check = (lambda value: isinstance(value, str) and value != "", "a text")
-_TEXTS: _Check = (_is_texts, "a list of texts")
-_ENV: _Check = (_is_env, "a table of texts")
-_FLAG: _Check = (lambda value: isinstance(value, bool), "true or false")
-_COUNT: _Check = (
-    lambda value: isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= QUEUE_MAX,
-    f"a whole number from 1 to {QUEUE_MAX}",
-)
-_NUMBER: _Check = (_is_number, "a number above 0")
-_TABLE: _Check = (lambda value: isinstance(value, dict), "a table")
-_SOURCE: _Check = (
+_SOURCE: Check = (
     lambda value: isinstance(value, dict) or (isinstance(value, str) and value != ""),
     "a snapshot or a table",
 )
 
-_TOP: dict[str, _Check] = {
-    "name": _TEXT,
+_TOP: dict[str, Check] = {
+    "name": TEXT,
     "from": _SOURCE,
-    "program": _TEXTS,
-    "resume": _FLAG,
-    "n": _COUNT,
-    "variants": _TABLE,
-    "repeat": _COUNT,
-    "parallel": _COUNT,
-    "protected": _TEXTS,
-    "score": _TABLE,
-    "stop": _TABLE,
-    "budget": _TABLE,
-    "prices": _TABLE,
+    "program": TEXTS,
+    "resume": FLAG,
+    "n": COUNT,
+    "variants": TABLE,
+    "repeat": COUNT,
+    "parallel": COUNT,
+    "protected": TEXTS,
+    "score": TABLE,
+    "stop": TABLE,
+    "budget": TABLE,
+    "prices": TABLE,
 }
-_FROM: dict[str, _Check] = {"image": _TEXT, "workspace": _TEXT, "runtime": _TEXT, "network": _TEXT, "env": _ENV}
-_VARIANT: dict[str, _Check] = {"args": _TEXTS, "env": _ENV}
-_SCORE: dict[str, _Check] = {
-    "command": _TEXTS,
-    "kind": (lambda value: value in KINDS, f"one of {', '.join(KINDS)}"),
-    "report": _TEXT,
-    "files": _TEXT,
-    "at": _TEXT,
-    "env": _ENV,
-    "timeout": _NUMBER,
+_FROM: dict[str, Check] = {"image": TEXT, "workspace": TEXT, "runtime": TEXT, "network": TEXT, "env": TABLE_OF_TEXTS}
+_SCORE: dict[str, Check] = {
+    "command": TEXTS,
+    "kind": one_of(*KINDS),
+    "report": TEXT,
+    "files": TEXT,
+    "at": TEXT,
+    "env": TABLE_OF_TEXTS,
+    "timeout": NUMBER,
 }
-_BUDGET: dict[str, _Check] = {"seconds": _NUMBER, "calls": _COUNT, "tokens": _NUMBER, "cost": _NUMBER}
-_STOP: dict[str, _Check] = {"first_pass": _FLAG, "best_of": _COUNT, **_BUDGET}
-_PRICES: dict[str, _Check] = {"input": _NUMBER, "output": _NUMBER}
+_BUDGET: dict[str, Check] = {"seconds": NUMBER, "calls": COUNT, "tokens": NUMBER, "cost": NUMBER}
+_STOP: dict[str, Check] = {"first_pass": FLAG, "best_of": COUNT, **_BUDGET}
+_PRICES: dict[str, Check] = {"input": NUMBER, "output": NUMBER}
 
 
 class _Reader:
     def __init__(self, text: str, shown: str) -> None:
-        self._text, self._shown = text, shown
-
-    def _refuse(self, message: str, *path: str) -> UsageError:
-        return UsageError(f"{self._shown}{place(self._text, *path) if path else ''}: {message}; nothing was started")
+        self._text, self._toml = text, TomlText(text, shown)
 
     def read(self, folder: str, name: str) -> Experiment:
         try:
             top = tomllib.loads(self._text)
         except ValueError as exc:
-            raise self._refuse(f"the experiment is no TOML: {exc}") from exc
-        self._check(top, _TOP)
+            raise self._toml.refusal(f"the experiment is no TOML: {exc}") from exc
+        self._toml.check(top, _TOP)
         given = {key: self._table(top, key, known) for key, known in _TABLES.items()}
         if "from" not in top:
-            raise self._refuse("there is no `from`: name the snapshot that all branches begin at, or an image")
+            raise self._toml.refusal("there is no `from`: name the snapshot that all branches begin at, or an image")
         if isinstance(top["from"], dict):
-            self._check(top["from"], _FROM, "from")
+            self._toml.check(top["from"], _FROM, "from")
         variants = self._variants(top)
         if not (top.get("resume") or "program" in top or all("args" in one for one in variants.values())):
-            raise self._refuse("the branches have nothing to run: give a `program`, or `resume = true`")
+            raise self._toml.refusal("the branches have nothing to run: give a `program`, or `resume = true`")
         repeat = top.get("repeat", 1)
         if len(variants) * repeat > QUEUE_MAX:
-            raise self._refuse(
+            raise self._toml.refusal(
                 f"{len(variants) * repeat} branches are more than {QUEUE_MAX}; repeat fewer times", "repeat"
             )
         name = top.get("name", name)
@@ -188,7 +171,7 @@ class _Reader:
             Spending(**{key: one[key] for key in _BUDGET if key in one}) for one in (given["budget"], stop)
         )
         if prices == {} and (budget.cost is not None or total.cost is not None):
-            raise self._refuse("a limit of cost needs [prices] with input and output, of a million tokens")
+            raise self._toml.refusal("a limit of cost needs [prices] with input and output, of a million tokens")
         return Experiment(
             name=name,
             source=top["from"],
@@ -208,38 +191,29 @@ class _Reader:
             folder=folder,
         )
 
-    def _table(self, top: dict[str, Any], key: str, known: Mapping[str, _Check]) -> dict[str, Any]:
+    def _table(self, top: dict[str, Any], key: str, known: Mapping[str, Check]) -> dict[str, Any]:
         table: dict[str, Any] = top.get(key, {})
-        self._check(table, known, key)
+        self._toml.check(table, known, key)
         return table
-
-    def _check(self, table: Mapping[str, Any], known: Mapping[str, _Check], *path: str) -> None:
-        for key, value in table.items():
-            where = f" of {'.'.join(path)}" if path else ""
-            if key not in known:
-                raise self._refuse(f"there is no key {key!r}{where}{nearest(key, known)}", *path, key)
-            fits, wanted = known[key]
-            if not fits(value):
-                raise self._refuse(f"{key}{where} is not {wanted}", *path, key)
 
     def _variants(self, top: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if "variants" not in top:
             return {str(index): {} for index in range(top.get("n", 1))}
         if "n" in top:
-            raise self._refuse("there are variants, and each is one branch: leave `n` out, or give `repeat`", "n")
+            raise self._toml.refusal("there are variants, and each is one branch: leave `n` out, or give `repeat`", "n")
         if not top["variants"]:
-            raise self._refuse("there is no variant; write a table for each, such as [variants.cold]", "variants")
+            raise self._toml.refusal("there is no variant; write a table for each, such as [variants.cold]", "variants")
         for label, one in top["variants"].items():
             if not isinstance(one, dict):
-                raise self._refuse(f"{label} is no variant; write a table, [variants.{label}]", "variants", label)
-            self._check(one, _VARIANT, "variants", label)
+                raise self._toml.refusal(f"{label} is no variant; write a table, [variants.{label}]", "variants", label)
+            self._toml.check(one, VARIANT, "variants", label)
         return dict(top["variants"])
 
     def _check_names(self, name: str, labels: list[str], repeat: int) -> None:
         for label in labels:
             made = f"{name}.{label}.{repeat - 1}"
             if not NAME_PATTERN.fullmatch(made):
-                raise self._refuse(
+                raise self._toml.refusal(
                     f"a branch would be called {made[:100]!r}, which is no name: names have up to {NAME_CHARS} letters, "
                     "digits, '.', '_' and '-'; change the experiment's `name` or the variant's label",
                     "variants",
@@ -248,12 +222,16 @@ class _Reader:
 
     def _score(self, given: dict[str, Any]) -> ScoreRule:
         if "command" not in given:
-            raise self._refuse("there is no `command` in [score], so the branches could not be told apart", "score")
+            raise self._toml.refusal(
+                "there is no `command` in [score], so the branches could not be told apart", "score"
+            )
         kind = given.get("kind", "exit")
         if (kind == "junit") != ("report" in given):
-            raise self._refuse('kind = "junit" and a `report` (its path in the branch) go together', "score", "kind")
+            raise self._toml.refusal(
+                'kind = "junit" and a `report` (its path in the branch) go together', "score", "kind"
+            )
         if "at" in given and "files" not in given:
-            raise self._refuse("`at` is the place of `files`, and there are none", "score", "at")
+            raise self._toml.refusal("`at` is the place of `files`, and there are none", "score", "at")
         return ScoreRule(
             tuple(given["command"]),
             kind,

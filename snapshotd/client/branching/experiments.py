@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 from snapshotd.client.branching.comparing import is_call, tokens_of
 from snapshotd.client.branching.experiment_file import Experiment, Spending
 from snapshotd.client.branching.experiment_records import FINAL, ExperimentBranch, ExperimentInfo, Records
-from snapshotd.client.branching.queueing import fitting
+from snapshotd.client.branching.queueing import fitting, memory_needed
 from snapshotd.client.branching.scoring import SCORER_PATH, ScoredRun, Scorer, archived, at_once
+from snapshotd.client.branching.variant_tables import keywords
 from snapshotd.client.results import SnapshotInfo, TrajectoryInfo
 from snapshotd.client.verbs import ForkPlace
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, SnapshotdError
@@ -44,6 +45,10 @@ def run_experiment(
     client: Snapshotd, experiment: Experiment, *, patience_s: float, on_change: Callable[[ExperimentInfo], object]
 ) -> ExperimentInfo:
     """See `Snapshotd.run_experiment`."""
+    for label, table in experiment.variants.items():
+        keywords(
+            label, dict(table), experiment.folder
+        )  # a file or a secret that is missing is said before anything starts
     rule = experiment.score
     folder = None if rule.files is None else Path(experiment.folder, rule.files)
     with archived(folder) as archive:
@@ -127,7 +132,7 @@ class _Driver:
         if self._experiment.parallel is not None:
             return self._experiment.parallel
         source = self._client.trajectory(self._client.snapshot(self._info.snapshot).trajectory)
-        return fitting(self._client, source.limits.memory_bytes)
+        return fitting(self._client, memory_needed(source, self._experiment.variants))
 
     # -- one branch ----------------------------------------------------------------------------------------------------
 
@@ -185,7 +190,7 @@ class _Driver:
         try:
             line = self._client.trajectory(name)
         except NotFound:
-            own = {**experiment.variants[label], "name": name}
+            own = {**keywords(label, dict(experiment.variants[label]), experiment.folder), "name": name}
             (line,) = self._client.fork(
                 self._info.snapshot,
                 args=experiment.program,

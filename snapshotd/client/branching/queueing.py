@@ -11,8 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.branching.scoring import at_once
+from snapshotd.client.branching.variants import Variants, check_variants
+from snapshotd.client.local.sizes import size_given
 from snapshotd.client.results import TrajectoryInfo
-from snapshotd.client.verbs import ForkPlace, check_variants
+from snapshotd.client.verbs import ForkPlace
 from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import SnapshotdError, UsageError
 
@@ -54,6 +56,12 @@ def fitting(client: Snapshotd, memory_bytes: int) -> int:
     return max(1, min(most, free * 3 // 4 // max(1, memory_bytes)))
 
 
+def memory_needed(source: TrajectoryInfo, variants: Variants | None) -> int:
+    """The most memory, in bytes, that one of the children may take."""
+    own = [size_given("memory", given.get("memory")) for given in (variants or {"": {}}).values()]
+    return max(source.limits.memory_bytes if one is None else one for one in own)
+
+
 @dataclass(slots=True)
 class _Queue:
     client: Snapshotd
@@ -61,7 +69,7 @@ class _Queue:
     experiment: str
     labels: list[str]
     options: Mapping[str, Any]
-    variants: Mapping[str, Mapping[str, Any]] | None
+    variants: Variants | None
     keep_going: bool
     made: list[str] = field(default_factory=list)
     taken_back: bool = False
@@ -113,7 +121,7 @@ def fork_queue(
     *,
     parallel: int | None,
     keep_going: bool,
-    variants: Mapping[str, Mapping[str, Any]] | None,
+    variants: Variants | None,
     on_child: Callable[[QueuedFork], object],
     options: Mapping[str, Any],
 ) -> QueueInfo:
@@ -131,7 +139,7 @@ def fork_queue(
             "a queue needs programs that end, so that others can begin: give the forks a command, or let the program resume"
         )
     snapshot = client.snapshot(ref)
-    many = parallel or fitting(client, client.trajectory(snapshot.trajectory).limits.memory_bytes)
+    many = parallel or fitting(client, memory_needed(client.trajectory(snapshot.trajectory), variants))
     labels = list(variants) if variants is not None else [str(index) for index in range(n)]
     queue = _Queue(client, snapshot.id, uuid.uuid4().hex, labels, options, variants, keep_going)
     found: dict[int, QueuedFork] = {}

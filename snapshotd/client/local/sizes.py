@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from snapshotd.errors import UsageError
 
@@ -29,3 +30,16 @@ def size_given(keyword: str, size: int | str | None) -> int | None:
             f"{keyword}={size[:80]!r} is no amount: give bytes as a number, or text such as '512m' or '2g'"
         )
     return count
+
+
+def limit_fields(
+    memory: int | str | None = None, cpus: float | None = None, pids: int | None = None, disk: int | str | None = None
+) -> dict[str, Any]:
+    """The limits of a sandbox that are given, as the API takes them. UsageError for text that is no amount."""
+    limits = {
+        "memory_bytes": size_given("memory", memory),
+        "cpus": cpus,
+        "pids": pids,
+        "disk_bytes": size_given("disk", disk),
+    }
+    return {key: value for key, value in limits.items() if value is not None}

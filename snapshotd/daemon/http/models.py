@@ -16,17 +16,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from snapshotd import types as t
-from snapshotd.daemon.http.wire import FORK_MAX, PROVIDER_URLS, QUEUE_MAX, TIMEOUT_MAX_S
-from snapshotd.engine.base import (
-    Forked,
-    ForkPart,
-    Provider,
-    ProviderKind,
-    RunRequest,
-    SandboxInfo,
-    SandboxRequest,
-    Variant,
-)
+from snapshotd.daemon.http.wire import PROVIDER_URLS, TIMEOUT_MAX_S
+from snapshotd.engine.base import Forked, Provider, ProviderKind, RunRequest, SandboxInfo, SandboxRequest
 from snapshotd.errors import UsageError
 from snapshotd.trees.base import Change, Entry, RestoreReport
 
@@ -366,7 +357,7 @@ def path_json(path: bytes) -> dict[str, str]:
 # -- requests ----------------------------------------------------------------------------------------------------------
 
 
-_IDLE = "The sandbox ends, with a last snapshot, after so many seconds without a command; 0: never."
+IDLE = "The sandbox ends, with a last snapshot, after so many seconds without a command; 0: never."
 
 
 class LimitsRequest(Request):
@@ -465,7 +456,7 @@ class SandboxFields(Request):
 class CreateRequest(SandboxFields):
     """A sandbox without an agent."""
 
-    idle_timeout_s: float = Field(0, ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False, description=_IDLE)
+    idle_timeout_s: float = Field(0, ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False, description=IDLE)
 
     def sandbox(self) -> SandboxRequest:
         return replace(super().sandbox(), idle_timeout_s=self.idle_timeout_s)
@@ -538,59 +529,8 @@ class ExecRequest(Request):
         ge=0,
         le=TIMEOUT_MAX_S,
         allow_inf_nan=False,
-        description=f"{_IDLE} Null: as it is; the daemon's default if it was stopped.",
+        description=f"{IDLE} Null: as it is; the daemon's default if it was stopped.",
     )
-
-
-class VariantFields(Request):
-    """One child of a fork. `{index}` and `{variant}` in its name, its arguments and the values of its environment
-    become its number from 0 and its label."""
-
-    label: str
-    name: str | None = Field(None, description="Its name, in place of the fork's.")
-    args: list[str] | None = Field(None, description="Its program's arguments, in place of the fork's.")
-    env: dict[str, str] = Field(default_factory=dict, description="Added to the environment of the source.")
-
-    def variant(self) -> Variant:
-        """UsageError names the malformed part."""
-        if not t.NAME_PATTERN.fullmatch(self.label):
-            raise UsageError(
-                f"{self.label!r} cannot be a variant: use up to 64 letters, digits and ._- , starting with a letter or digit"
-            )
-        args = None if self.args is None else tuple(self.args)
-        check_argv(args or ())
-        return Variant(self.label, self.name, args, environment(self.env))
-
-
-class ForkPartFields(Request):
-    experiment: str = Field(pattern="^[0-9a-f]{32}$", description="The same for all parts.")
-    first: int = Field(ge=0, lt=QUEUE_MAX, description="The number of the first child of this part.")
-    count: int = Field(ge=1, le=QUEUE_MAX, description="The number of children of all parts.")
-
-    def part(self) -> ForkPart:
-        return ForkPart(t.ExperimentID(self.experiment), self.first, self.count)
-
-
-class ForkRequest(Request):
-    n: int = Field(1, ge=1, le=FORK_MAX)
-    args: list[str] | None = Field(
-        None, description="Start the program in each with these; `{index}` is the fork's number from 0."
-    )
-    name: str | None = None
-    resume: bool = Field(False, description="Replay the program up to the snapshot; it goes on from there.")
-    idle_timeout_s: float | None = Field(
-        None, ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False, description=f"{_IDLE} Null: the daemon's default."
-    )
-    variants: list[VariantFields] = Field(
-        default_factory=list, max_length=FORK_MAX, description="One fork for each; `n` may be left out then."
-    )
-    part: ForkPartFields | None = Field(
-        None, description="The place of these forks in a larger fork that is made piece by piece."
-    )
-
-    @property
-    def count(self) -> int:
-        return len(self.variants) if self.variants and "n" not in self.model_fields_set else self.n
 
 
 class RestoreRequest(Request):

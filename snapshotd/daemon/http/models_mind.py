@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -353,7 +354,7 @@ def _below_root(path_b64: str) -> bytes:
     return path
 
 
-class EditRequest(Request):
+class EditFields(Request):
     """The differences between the new snapshot and its source."""
 
     files: list[FileFields] = Field(default_factory=list, max_length=_ITEMS_MAX)
@@ -365,19 +366,12 @@ class EditRequest(Request):
         description="Another result of the snapshot's tool call, also null; leave it out to keep the recorded one.",
     )
     state: Json = Field(default_factory=dict, description="Keys of the state to set; null removes one.")
-    env: dict[str, str] = Field(default_factory=dict)
-    name: str | None = Field(None, description="Name of the new trajectory.")
-    resume: bool = Field(False, description="Let the program go on from there.")
 
     def request(self) -> base.EditRequest:
         """UsageError names the malformed part."""
         if self.messages is not None and self.drop_messages:
             raise UsageError(
                 "a whole conversation was given, so there is nothing to drop; give `messages` or `drop_messages`"
-            )
-        if self.name is not None and not t.NAME_PATTERN.fullmatch(self.name):
-            raise UsageError(
-                f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"
             )
         edit = base.EditRequest(
             files=tuple(item.edit() for item in self.files),
@@ -386,12 +380,25 @@ class EditRequest(Request):
             add_messages=tuple(item.message() for item in self.add_messages),
             result=(check_json(self.result, "the result"),) if "result" in self.model_fields_set else None,
             state=tuple(check_json(self.state, "the state").items()),
-            env=environment(self.env),
         )
         paths = [item.path for item in edit.files]
         if len(set(paths)) < len(paths):
             raise UsageError("the same path is edited twice; say one thing about each path")
         return edit
+
+
+class EditRequest(EditFields):
+    env: dict[str, str] = Field(default_factory=dict)
+    name: str | None = Field(None, description="Name of the new trajectory.")
+    resume: bool = Field(False, description="Let the program go on from there.")
+
+    def request(self) -> base.EditRequest:
+        """UsageError names the malformed part."""
+        if self.name is not None and not t.NAME_PATTERN.fullmatch(self.name):
+            raise UsageError(
+                f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"
+            )
+        return replace(super().request(), env=environment(self.env))
 
 
 class ApproveRequest(Request):

@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterable, Mapping
 
 from snapshotd.engine.base import Provider
 from snapshotd.engine.context import Context
+from snapshotd.engine.identity import SandboxIdentity
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.model_calls import ModelCalls
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.secrecy import PROVIDER
-from snapshotd.errors import SandboxFailed
+from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.gateway.base import Gateway, GatewayHandler, Upstream
 from snapshotd.gateway.base import ProviderKind as Family
 from snapshotd.kernel import network
 from snapshotd.kernel.namespaces import in_network_namespace
-from snapshotd.types import Network, short
+from snapshotd.types import Network, Trajectory, short
 
 PORT = 11411
 """Port of the endpoint inside the sandbox: no process uses ports before the sandbox's first program."""
@@ -30,8 +31,8 @@ _BACKLOG = 64
 _LISTENER = ".gateway"
 """Behind a container's id: the keeper's name of the socket."""
 _KEY = "_KEY"
-NO_KEY = "kept-by-snapshotd"
-"""Placeholder that agents find in place of a key, because their clients want one."""
+_MODEL = PROVIDER + "MODEL"
+"""Environment name of the model that every request asks for, whatever the agent says."""
 
 GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]], Gateway]
 
@@ -49,6 +50,19 @@ def provider_env(providers: Iterable[Provider]) -> tuple[tuple[tuple[str, str], 
     return tuple(plain), tuple(secret)
 
 
+def model_env(owner: Trajectory, model: str | None) -> tuple[tuple[str, str], ...]:
+    """The model that the gateway of a fork of `owner` asks for, as its environment records it. UsageError: `owner` has
+    no gateway."""
+    if model is None:
+        return ()
+    if not any(PROVIDER + family.upper() in dict(owner.env) for family in Family):
+        raise UsageError(
+            f"the model of a fork of {short(owner.id)} cannot be {model[:80]!r}: no gateway sees its model requests; run "
+            "the agent with a provider, or name the model in its arguments or environment"
+        )
+    return ((_MODEL, model),)
+
+
 class Gateways:
     """Thread-safe."""
 
@@ -61,11 +75,12 @@ class Gateways:
             return {}
         families = self._upstreams(sandbox)
         url = f"http://127.0.0.1:{sandbox.gateway.port}"
+        token = SandboxIdentity.of(sandbox.trajectory.id).token  # in place of a key, because clients want one
         env = {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
         if Family.OPENAI in families:
-            env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": NO_KEY}
+            env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": token}
         if Family.ANTHROPIC in families:
-            env |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": NO_KEY}
+            env |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": token}
         return env
 
     def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:
@@ -107,7 +122,9 @@ class Gateways:
             url = env.get(PROVIDER + family.upper())
             if url is not None:
                 key = env.get(PROVIDER + family.upper() + _KEY)
-                found[family] = Upstream(reveal(url), None if key is None else reveal(key))
+                model = env.get(_MODEL)
+                key = None if key is None else reveal(key)
+                found[family] = Upstream(reveal(url), key, model=None if model is None else reveal(model))
         return found
 
 

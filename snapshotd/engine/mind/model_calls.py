@@ -124,6 +124,8 @@ class ModelCalls:
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
         details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
+        if request.sent_as is not None:
+            details["sent_as"] = request.sent_as
         result = wire_records.result(reply, calls)
         status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)

@@ -11,7 +11,8 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -22,7 +23,7 @@ from snapshotd.engine.mind.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.mind.pending import MAX_PENDING_BYTES
 from snapshotd.engine.mind.replay import LANE
 from snapshotd.engine.past.rewinding import Rewinding
-from snapshotd.engine.runs.half_made import HalfMade
+from snapshotd.engine.runs.half_made import Announce, HalfMade
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
@@ -36,6 +37,7 @@ from snapshotd.types import (
     EntryKind,
     JournalEntry,
     Message,
+    RequestKey,
     Snapshot,
     Trajectory,
     TrajectoryID,
@@ -45,12 +47,24 @@ from snapshotd.types import (
 
 MAX_MODE = 0o7777
 
-Fork = Callable[[Snapshot, str | None, Callable[[TrajectoryID], None]], Trajectory]
+Fork = Callable[[Snapshot, str | None, Announce], Trajectory]
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedMind:
+    """A mind that follows snapshot `follows`: it keeps `kept` of its messages and has `added` after them. `entries`: the
+    source's own, with another result; None: they stay."""
+
+    entries: list[JournalEntry] | None
+    follows: Snapshot
+    kept: int
+    added: list[Message]
+    state: dict[str, Any]
 
 
 class Editing:
     """See the module's text. Thread-safe. `fork`: a running fork of a snapshot, of this name, announced before it is
-    recorded; `forget`: takes it back."""
+    recorded; `forget`: takes it back. It is the `Changes` of a fork whose children differ, too (engine/runs/forks.py)."""
 
     def __init__(
         self,
@@ -67,66 +81,69 @@ class Editing:
 
     def edit(self, source: Snapshot, request: EditRequest, name: str | None) -> Trajectory:
         """See `Engine.edit`, without the resumption. `source` is pinned. Nothing is left when it raises."""
+        self.check(source, request)
+        with self.making() as announce:
+            trajectory = self._fork(source, name, announce)
+            hit("engine.edit.forked")
+            try:
+                self.change(trajectory, source, request, requests.present())
+            except BaseException:
+                self._sessions.stop(trajectory, keep=False)
+                self._forget(trajectory.id)
+                raise
+        return self._catalog.get_trajectory(trajectory.id)
+
+    def making(self) -> AbstractContextManager[Announce]:
+        """See `HalfMade.making`."""
+        return self._half_made.making()
+
+    def check(self, source: Snapshot, request: EditRequest) -> None:
+        """UsageError, LimitExceeded: the request cannot be made of this snapshot. Files that the
+        tree cannot take are found out by `change`."""
         for item in request.files:
             check_file(item)
         if request.result is not None or request.messages is not None or request.add_messages or request.drop_messages:
             self._check_is_heard(source)
-        funnel = self._context.secrecy.of(self._catalog.get_trajectory(source.trajectory))
-        entries = self._entries(source, request, funnel.conceal)
-        follows = (
-            self._catalog.get_snapshot(source.continues)
-            if entries is not None and source.continues is not None
-            else source
-        )
-        kept, added = self._messages(source, follows, request, funnel.conceal)
-        state = self._state(source, request, funnel.conceal)
-        with self._half_made.making() as announce:
-            trajectory = self._fork(source, name, announce)
-            hit("engine.edit.forked")
-            self._change(trajectory, source, request, added, state, follows=follows, kept=kept, entries=entries)
-        return self._catalog.get_trajectory(trajectory.id)
+        self._changed_mind(self._catalog.get_trajectory(source.trajectory), source, request)
 
-    def _change(
-        self,
-        trajectory: Trajectory,
-        source: Snapshot,
-        request: EditRequest,
-        added: list[Message],
-        state: dict[str, Any],
-        *,
-        follows: Snapshot,
-        kept: int,
-        entries: list[JournalEntry] | None,
+    def change(
+        self, trajectory: Trajectory, source: Snapshot, request: EditRequest, asked: RequestKey | None = None
     ) -> None:
-        """Make the edits in the fork, in one step; or remove the fork."""
-        try:
-            sandbox = self._sessions.find(trajectory.id)
-            assert sandbox is not None
-            self._set_env(sandbox, request.env)
-            began = self._catalog.get_trajectory(source.trajectory).began
-            if began is not None:
-                self._catalog.set_began(trajectory.id, began)
-            with self._rewinding.quiet(sandbox, "edit"):
-                self._replace(sandbox, source, request.files)
-                sandbox.mind.messages[:] = added
-                sandbox.mind.put(state, changed=True)
-                other = follows if entries is not None or kept < source.messages else None
-                commit_step(
-                    self._catalog,
-                    sandbox,
-                    marker("edit", _summary(source, request)),
-                    self._listener,
-                    follows=other,
-                    keep_messages=kept,
-                    entries=entries or (),
-                    request=requests.present(),
-                )
-        except BaseException:
-            self._sessions.stop(trajectory, keep=False)
-            self._forget(trajectory.id)
-            raise
+        """Make the edits in a running fork of the source, in one step. The caller removes the fork when it raises.
+        `asked`: the client's request, if this step is what it asks for."""
+        sandbox = self._sessions.find(trajectory.id)
+        assert sandbox is not None
+        mind = self._changed_mind(trajectory, source, request)
+        self._set_env(sandbox, request.env)
+        began = self._catalog.get_trajectory(source.trajectory).began
+        if began is not None:
+            self._catalog.set_began(trajectory.id, began)
+        with self._rewinding.quiet(sandbox, "edit"):
+            self._replace(sandbox, source, request.files)
+            sandbox.mind.messages[:] = mind.added
+            sandbox.mind.put(mind.state, changed=True)
+            commit_step(
+                self._catalog,
+                sandbox,
+                marker("edit", _summary(source, request)),
+                self._listener,
+                follows=mind.follows if mind.entries is not None or mind.kept < source.messages else None,
+                keep_messages=mind.kept,
+                entries=mind.entries or (),
+                request=asked,
+            )
 
     # -- mind ----------------------------------------------------------------------------------------------------------
+
+    def _changed_mind(self, trajectory: Trajectory, source: Snapshot, request: EditRequest) -> _ChangedMind:
+        """The mind after the edit. The secrets of `trajectory` are concealed in it."""
+        conceal = self._context.secrecy.of(trajectory).conceal
+        entries = self._entries(source, request, conceal)
+        follows = source
+        if entries is not None and source.continues is not None:
+            follows = self._catalog.get_snapshot(source.continues)
+        kept, added = self._messages(source, follows, request, conceal)
+        return _ChangedMind(entries, follows, kept, added, self._state(source, request, conceal))
 
     def _check_is_heard(self, source: Snapshot) -> None:
         """UsageError for an agent behind the gateway: it sends its model what it remembers itself, so that a changed

@@ -1,17 +1,27 @@
-"""Forking: several trajectories from one snapshot, all or none."""
+"""Forking: several trajectories from one snapshot, all or none.
+
+launch   a sandbox for each child, on the snapshot's files
+record   all of them, in one transaction
+change   the files and the mind of the children that differ there, one step each
+start    the programs
+"""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-from snapshotd.engine.base import Forked, ForkPart, Variant
+from snapshotd.engine.base import EditRequest, Forked, ForkPart, Variant
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.mind.gateways import model_env
 from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.runs.half_made import Announce
 from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
@@ -55,11 +65,11 @@ def _filled(index: int, one: Variant, args: tuple[str, ...] | None, name: str | 
         return _fill(text, one.label, index)
 
     own = args if one.args is None else one.args
-    return Variant(
-        one.label,
-        _name(name, one.label, index) if one.name is None else fill(one.name),
-        None if own is None else tuple(map(fill, own)),
-        tuple((key, fill(value)) for key, value in one.env),
+    return replace(
+        one,
+        name=_name(name, one.label, index) if one.name is None else fill(one.name),
+        args=None if own is None else tuple(map(fill, own)),
+        env=tuple((key, fill(value)) for key, value in one.env),
     )
 
 
@@ -74,54 +84,122 @@ def _fill(text: str, label: str, index: int) -> str:
     return _PLACE.sub(lambda found: str(index) if found[1] == "index" else label, text)
 
 
-class Forks:
-    """`forget`: takes a trajectory back that was recorded a moment ago."""
+class Changes(Protocol):
+    """The way to children that differ from their source in files or mind (engine/past/editing.py)."""
 
-    def __init__(self, context: Context, sessions: Sessions, forget: Callable[[TrajectoryID], None]) -> None:
+    def check(self, source: Snapshot, request: EditRequest) -> None:
+        """UsageError, LimitExceeded: the change cannot be made."""
+
+    def making(self) -> AbstractContextManager[Announce]:
+        """Inside the block the children that are announced are incomplete."""
+
+    def change(self, trajectory: Trajectory, source: Snapshot, request: EditRequest) -> None:
+        """Make the change in a running child, in one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A launched child."""
+
+    record: Trajectory
+    variant: Variant
+    sandbox: Sandbox
+    calls: AgentCalls
+
+
+class Forks:
+    """`forget`: takes a trajectory back that was recorded a moment ago; `resume`: starts a trajectory's program where it
+    was left."""
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        forget: Callable[[TrajectoryID], None],
+        resume: Callable[[Trajectory], object],
+    ) -> None:
         self._context, self._catalog, self._secrecy, self._config = (
             context,
             context.catalog,
             context.secrecy,
             context.config,
         )
-        self._sessions, self._forget = sessions, forget
+        self._sessions, self._forget, self._resume = sessions, forget, resume
 
-    def once(self, source: Snapshot, name: str | None, announce: Callable[[TrajectoryID], None]) -> Trajectory:
+    def once(self, source: Snapshot, name: str | None, announce: Announce) -> Trajectory:
         """One fork. UsageError: a malformed name; the others as `fork`."""
         check_name(name)
-        return self.fork(source, children(1, None, name, ()), announce=announce).trajectories[0]
+        one = children(1, None, name, ())
+        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPart(ExperimentID(new_id()), 0, 1)
+        (child,) = self._launch(source, one, [self._record(owner, source, place, 0, one[0])], None, announce)
+        with self._all_or_none([child]):
+            self._adopt(child, None, None)
+        return child.record
 
     def fork(
         self,
         source: Snapshot,
         forked: tuple[Variant, ...],
+        changes: Changes,
         *,
         resume: bool = False,
         idle_timeout_s: float | None = None,
         part: ForkPart | None = None,
-        announce: Callable[[TrajectoryID], None] = lambda _: None,
         request: RequestKey | None = None,
     ) -> Forked:
-        """See `Engine.fork`. `source` is pinned by the caller, `forked` comes from `children`. `announce` is told of
-        each before it is recorded. `request`: the client's, if the forks are what it asks for."""
+        """See `Engine.fork`. `source` is pinned by the caller, `forked` comes from `children`. `request`: the client's,
+        if the forks are what it asks for."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
         place = part or ForkPart(ExperimentID(new_id()), 0, len(forked))
-        forks = [self._record(owner, source, place, index, one) for index, one in enumerate(forked, place.first)]
+        edits = [one.edit for one in forked if one.edit is not None]
+        for edit in edits:
+            changes.check(source, edit)
+        records: list[Trajectory] = []
+        try:
+            for index, one in enumerate(forked, place.first):
+                records.append(self._record(owner, source, place, index, one))
+        except BaseException:
+            for record in records:
+                self._secrecy.forget(record.id)
+            raise
         if resumption is not None:
-            forks = [replace(fork, began=resumption.began.id) for fork in forks]
+            records = [replace(record, began=resumption.began.id) for record in records]
+        with changes.making() if edits else nullcontext(_ignore) as announce:
+            made = self._launch(source, forked, records, resumption, announce, request)
+            with self._all_or_none(made):
+                for child in made:
+                    self._adopt(child, resumption, idle_timeout_s)
+                for child in made:
+                    self._change(source, child, changes, resume=resume)
+        with self._all_or_none(made):
+            for child in made:
+                self._start(child, resume=resume)
+        return Forked(place.experiment, tuple(self._as_made(child) for child in made))
+
+    def _launch(
+        self,
+        source: Snapshot,
+        forked: tuple[Variant, ...],
+        forks: list[Trajectory],
+        resumption: Resumption | None,
+        announce: Announce,
+        request: RequestKey | None = None,
+    ) -> list[_Child]:
+        """Launch the children, then record them. Nothing is left after an error."""
         launched: list[tuple[Sandbox, AgentCalls]] = []
         try:
             with ThreadPoolExecutor(min(len(forks), self._config.forks_at_once)) as pool:
-                begin = source if resumption is None else resumption.began
-                futures = [pool.submit(self._sessions.launch, fork, begin, source) for fork in forks]
+                begin = [source if resumption is None or one.edit is not None else resumption.began for one in forked]
+                futures = [
+                    pool.submit(self._sessions.launch, fork, at, source) for fork, at in zip(forks, begin, strict=True)
+                ]
                 failures = [f.exception() for f in futures]
                 launched = [f.result() for f, failure in zip(futures, failures, strict=True) if failure is None]
             for failure in failures:
                 if failure is not None:
                     raise failure
-            for fork in forks:
-                announce(fork.id)
+            announce([fork.id for fork in forks])
             self._catalog.add_trajectories([(fork, None) for fork in forks], request=request)
             hit("engine.fork.recorded")
         except BaseException:
@@ -130,19 +208,44 @@ class Forks:
             for fork in forks:
                 self._secrecy.forget(fork.id)
             raise
+        return [_Child(fork, one, *pair) for fork, one, pair in zip(forks, forked, launched, strict=True)]
+
+    @contextmanager
+    def _all_or_none(self, made: list[_Child]) -> Iterator[None]:
+        """After an error in the block, nothing is left of the children."""
         try:
-            for (sandbox, calls), fork, one in zip(launched, forks, forked, strict=True):
-                sandbox.use.end_when_idle(self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s)
-                self._sessions.adopt(sandbox, calls, resumption)
-                if fork.agent is not None and (one.args is not None or resume):
-                    self._sessions.start_agent(sandbox, fork.agent)
+            yield
         except BaseException:
-            for (sandbox, _), fork in zip(launched, forks, strict=True):
-                self._sessions.stop(fork, keep=False)
-                self._sessions.discard(sandbox)
-                self._forget(fork.id)
+            for child in made:
+                self._sessions.stop(child.record, keep=False)
+                self._sessions.discard(child.sandbox)
+                self._forget(child.record.id)
             raise
-        return Forked(place.experiment, tuple(forks))
+
+    def _adopt(self, child: _Child, resumption: Resumption | None, idle_timeout_s: float | None) -> None:
+        child.sandbox.use.end_when_idle(self._config.idle_timeout_s if idle_timeout_s is None else idle_timeout_s)
+        self._sessions.adopt(child.sandbox, child.calls, None if child.variant.edit is not None else resumption)
+
+    def _change(self, source: Snapshot, child: _Child, changes: Changes, *, resume: bool) -> None:
+        if child.variant.edit is None:
+            return
+        changes.change(child.record, source, child.variant.edit)
+        hit("engine.fork.changed")
+        if child.variant.args is not None and not resume:  # its program begins on what was changed
+            self._catalog.set_began(child.record.id, child.sandbox.head)
+
+    def _start(self, child: _Child, *, resume: bool) -> None:
+        """Start the child's program, if it has one that is to run. A changed child meets its past as one that is resumed:
+        on another branch of it, the change would be lost."""
+        if child.record.agent is None or (child.variant.args is None and not resume):
+            return
+        if resume and child.variant.edit is not None:
+            self._resume(child.record)
+        else:
+            self._sessions.start_agent(child.sandbox, child.record.agent)
+
+    def _as_made(self, child: _Child) -> Trajectory:
+        return child.record if child.variant.edit is None else self._catalog.get_trajectory(child.record.id)
 
     def resumption(self, owner: Trajectory, source: Snapshot) -> Resumption:
         """The recorded entries that a fork's program has to meet. UsageError: the source has no program."""
@@ -156,15 +259,17 @@ class Forks:
 
     def _record(self, owner: Trajectory, source: Snapshot, part: ForkPart, index: int, one: Variant) -> Trajectory:
         fork = TrajectoryID(new_id())
-        own = self._secrecy.environment(fork, one.env, ())
+        own = self._secrecy.environment(fork, (*one.env, *model_env(owner, one.model)), one.secrets)
         env = dict(owner.env) | dict(own) | {FORK_INDEX: str(index), FORK_COUNT: str(part.count)}
+        spec = self._context.sandbox_spec(owner.spec)
+        limits = replace(spec.limits, **dict(one.limits))
         agent = owner.agent
         if one.args is not None:
             agent = self._secrecy.concealed(owner, fork_agent(owner, one.args, index))
         return Trajectory(
             id=fork,
             name=one.name,
-            spec=self._context.sandbox_spec(owner.spec),
+            spec=replace(spec, network=one.network or spec.network, limits=limits),
             agent=agent,
             head=source.id,
             status=TrajectoryStatus.RUNNING,
@@ -174,6 +279,10 @@ class Forks:
             env=tuple(env.items()),
             began=None if one.args is None else source.id,
         )
+
+
+def _ignore(_: Sequence[TrajectoryID]) -> None:
+    """The children need no change, so they are complete when they are recorded."""
 
 
 def check_name(name: str | None) -> None:

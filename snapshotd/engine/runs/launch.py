@@ -14,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from snapshotd.engine import identity
 from snapshotd.engine.context import Context
+from snapshotd.engine.identity import SandboxIdentity
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.attach import Survivor
@@ -80,6 +82,14 @@ class Launcher:
             prepared = self.take(trajectory.spec)
             lazy_by = lazy_server(self._context.store, stack, self._sources)
             try:
+                identity.give(
+                    prepared.runtime,
+                    prepared.container,
+                    prepared.target,
+                    prepared.run_dir,
+                    SandboxIdentity.of(trajectory.id),
+                )
+                identity.cover_machine_id(prepared.target, self._context.store, stack.image, prepared.run_dir)
                 upper = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
             except BaseException:
                 prepared.destroy()
@@ -213,6 +223,7 @@ class Launcher:
         """A sandbox that an earlier daemon launched, with all that lives in it. Its agents are not greeted before
         `calls.open` is set. OSError, SandboxFailed; then it is as it was."""
         root = survivor.root
+        identity.go_on(survivor.target, self._context.run_dir / "c" / survivor.container.id)
         calls = AgentCalls(self._context)
         calls.open.clear()
         base, fresh = root.base, root.fresh

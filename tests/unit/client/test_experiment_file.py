@@ -56,7 +56,11 @@ def test_branches_without_variants() -> None:
         ("env = {", "envs = {", "x.toml:8: there is no key 'envs' of variants.warm; did you mean 'env'?"),
         ('"1" }', "1 }", "x.toml:8: env of variants.warm is not a table of texts"),
         ("[variants.cold]", "n = 2\n[variants.cold]", "x.toml:5: there are variants"),
-        ("env.TEMPERATURE", "zzz.TEMPERATURE", "there is no key 'zzz' of variants.cold; known are args, env"),
+        (
+            "env.TEMPERATURE",
+            "zzz.TEMPERATURE",
+            "there is no key 'zzz' of variants.cold; known are args, cpus, disk, drop_messages, drop_state, env, files",
+        ),
         ("[variants.cold]", f"[variants.{'c' * 70}]", "is no name"),
         ('kind = "junit"', 'kind = "exit"', "x.toml:13: kind"),
         ('report = "r.xml"', 'report = "r.xml"\nat = "/x"', "`at` is the place of `files`"),

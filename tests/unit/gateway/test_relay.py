@@ -417,6 +417,21 @@ def test_an_own_header_of_the_daemon_wins() -> None:
         )
 
 
+def test_the_daemon_may_ask_for_another_model() -> None:
+    """The record has the agent's own: a replay compares what the agent says."""
+    memory = Memory()
+    with (
+        ScriptedProvider([{"text": "yes"}]) as provider,
+        gateway(provider.url, memory, upstreams={"openai": Upstream(provider.url, None, model="small-ö")}) as server,
+    ):
+        body = {**BODIES[CHAT], "metadata": {"note": "\u2028ä"}}
+        assert ask(server.port, CHAT, body).status == 200
+        sent = provider.requests[0]["body"]
+    assert sent["model"] == "small-ö"
+    ((request, _),) = memory.replies
+    assert (request.model, request.sent_as) == (BODIES[CHAT]["model"], "small-ö")
+
+
 def test_a_reply_beyond_the_limit_passes_and_cannot_be_replayed() -> None:
     with served([{"text": "long " * 100}], replay_limit_bytes=200) as (server, provider, memory):
         for stream in (False, True):

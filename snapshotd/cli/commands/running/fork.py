@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +14,7 @@ from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import AtOnce, Count, ForkName, complete_snapshot, idle_option
 from snapshotd.cli.waiting import Wait, state_of, wait_option
 from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
-from snapshotd.client.branching.toml_places import nearest, place
-from snapshotd.client.verbs import VARIANT_KEYS
+from snapshotd.client.branching.variant_tables import add_options, keywords, read_tables
 from snapshotd.daemon.http.wire import FORK_MAX, QUEUE_MAX
 from snapshotd.terms import short
 
@@ -27,6 +24,7 @@ _EXAMPLES = [
     "snapshotd fork --resume a1b2c3 --n 2 -- --model other",
     "snapshotd fork a1b2c3 --resume --variant cold:env.TEMPERATURE=0 --variant warm:env.TEMPERATURE=1",
     "snapshotd fork a1b2c3 --resume --variants ways.toml --name 'way-{variant}'",
+    "snapshotd fork a1b2c3 --resume --variant hint:message.user='read the log first' --variant fixed:files.app.py=fixed.py",
     "snapshotd fork a1b2c3 --n 1000 --parallel 50 -- ./try.sh '{index}'",
     "for T in $(snapshotd fork best --n 2); do snapshotd exec $T -- make test; done",
 ]
@@ -66,7 +64,7 @@ _EXAMPLES = [
     "single",
     metavar="LABEL:KEY=VALUE",
     multiple=True,
-    help="A fork that differs: KEY is name, args or env.X. LABEL alone is one that does not. Repeat it for more.",
+    help="A fork that differs, such as cold:env.TEMPERATURE=0. LABEL alone is one that does not. Repeat it for more.",
 )
 @click.option(
     "--variants",
@@ -104,8 +102,15 @@ def command(
     half an hour without a command (--idle-timeout; the daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds is the default, 0:
     never); `exec` starts it again.
 
-    With --variant or --variants there is one fork for each variant, with its own environment (env.X), arguments (args)
-    or name; {index} and {variant} in them become its number and label.
+    With --variant or --variants there is one fork for each variant, with its own
+
+    \b
+      name, args, env.X   {index} and {variant} in them become its number and label
+      secrets.X           from the variable of this machine that is named
+      model               that its gateway asks for
+      message.ROLE, drop_messages, messages, result, state.KEY, drop_state   as `edit`
+      files.PATH, remove  PATH gets the content of a file of this machine, or goes
+      network, memory, cpus, pids, disk   as `run`
 
     With --parallel the forks need a program, and the command waits until all have ended. If one does not start, those
     that did are removed, unless --keep-going.
@@ -135,8 +140,8 @@ def command(
             note("no other fork begins; the ones that run go on")
             raise
         return _queued(queue, as_json)
-    if count > FORK_MAX:
-        refuse(f"{count} forks are more than the {FORK_MAX} that one fork makes; --parallel P makes them P at a time")
+    if (wanted := len(variants) or count) > FORK_MAX:
+        refuse(f"{wanted} forks are more than the {FORK_MAX} that one fork makes; --parallel P makes them P at a time")
     forked = client.fork(
         snapshot,
         count,
@@ -194,57 +199,6 @@ def _child_json(child: QueuedFork) -> dict[str, Any]:
 
 
 def _variants(file: Path | None, single: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Label to keys, as the client takes them: those of the file, then those of the options."""
-    found = {} if file is None else _read(file)
-    for text in single:
-        label, colon, rest = text.partition(":")
-        key, equals, value = rest.partition("=")
-        if not label or (colon and not (key and equals)):
-            refuse(f"{text!r} is no variant; write LABEL:KEY=VALUE, or LABEL alone for one that changes nothing")
-        keys = found.setdefault(label, {})
-        if not colon:
-            continue
-        if key.startswith("env.") and len(key) > 4:
-            keys.setdefault("env", {})[key[4:]] = value
-        elif key == "args":
-            try:
-                keys["args"] = shlex.split(value)
-            except ValueError as exc:
-                refuse(f"the arguments of the variant {label} cannot be split into words: {exc}")
-        elif key == "name":
-            keys["name"] = value
-        else:
-            refuse(f"the variant {label} has an unknown key {key!r}; known are name, args and env.X")
-    return found
-
-
-def _read(file: Path) -> dict[str, dict[str, Any]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-        tables = tomllib.loads(text)
-    except OSError as exc:
-        refuse(f"the variants in {file} cannot be read: {exc.strerror}")
-    except ValueError as exc:
-        refuse(f"the variants in {file} cannot be read: {exc}")
-    for label, table in tables.items():
-        if not isinstance(table, dict):
-            refuse(f"{file}{place(text, label)}: {label} is no variant; write a table, [{label}]")
-        for key, value in table.items():
-            if key not in VARIANT_KEYS:
-                refuse(
-                    f"{file}{place(text, label, key)}: the variant {label} has an unknown key {key!r}"
-                    f"{nearest(key, VARIANT_KEYS)}"
-                )
-            if not _fits(key, value):
-                wanted = {"name": "text", "args": "a list of texts", "env": "a table of texts"}[key]
-                refuse(f"{file}{place(text, label, key)}: {key} of the variant {label} is not {wanted}")
-    if not tables:
-        refuse(f"there is no variant in {file}; write a table for each, such as [cold]")
-    return tables
-
-
-def _fits(key: str, value: Any) -> bool:
-    if key == "env":
-        value = list(value.values()) if isinstance(value, dict) else None
-    texts = [value] if key == "name" else value
-    return isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    """Label to keywords, as the client takes them: those of the file, then those of the options."""
+    tables = add_options({}, single, Path()) if file is None else add_options(read_tables(file), single, file.parent)
+    return {label: keywords(label, table) for label, table in tables.items()}

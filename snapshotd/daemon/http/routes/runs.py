@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from snapshotd.daemon.http import carrying, models, streams
+from snapshotd.daemon.http import carrying, models, models_forks, streams
 from snapshotd.daemon.http.attending import Lines, attend
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import (
@@ -207,7 +207,7 @@ async def connect(request: Request, ref: Ref, port: PortNumber, service: Service
 
 @router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])
 async def fork(
-    request: Request, ref: Ref, body: models.ForkRequest, service: ServiceDep, named: NamedDep
+    request: Request, ref: Ref, body: models_forks.ForkRequest, service: ServiceDep, named: NamedDep
 ) -> models.ForkAnswer:
     """Start `n` new trajectories from one snapshot, all or none."""
     engine = service.engine

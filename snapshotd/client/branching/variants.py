@@ -1,0 +1,49 @@
+"""Variants of a fork: the keywords in which a child may differ, and their form for the daemon."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from snapshotd.client.branching.toml_places import nearest
+from snapshotd.client.local.sizes import limit_fields
+from snapshotd.client.mind import edit_fields
+from snapshotd.daemon.http.wire import FORK_MAX
+from snapshotd.errors import UsageError
+
+EDITS = ("files", "messages", "drop_messages", "add_messages", "result", "state")
+LIMITS = ("memory", "cpus", "pids", "disk")
+KEYWORDS = ("name", "args", "env", "secrets", "model", "network", *LIMITS, *EDITS)
+
+Variants = Mapping[str, Mapping[str, Any]]
+"""The label of each child, and the keywords in which it differs (`Snapshotd.fork`)."""
+
+
+def check_variants(variants: Variants, most: int = FORK_MAX) -> None:
+    """UsageError: there are none, too many, or one has a keyword that no variant has."""
+    if not 1 <= len(variants) <= most:
+        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {most}; nothing was started")
+    for label, given in variants.items():
+        for key in given:
+            if key not in KEYWORDS:
+                raise UsageError(f"the variant {label} has an unknown key {key!r}{nearest(key, KEYWORDS)}")
+
+
+def variant_fields(variants: Variants) -> list[dict[str, Any]]:
+    """The variants as the API takes them. UsageError as `check_variants`, and for text that is no amount."""
+    check_variants(variants)
+    return [_fields(label, given) for label, given in variants.items()]
+
+
+def _fields(label: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {key: value for key, value in given.items() if key not in (*LIMITS, *EDITS)}
+    if "args" in plain and plain["args"] is not None:
+        plain["args"] = list(plain["args"])
+    limits = limit_fields(**{key: given[key] for key in LIMITS if key in given})
+    edit = {key: given[key] for key in EDITS if key in given}
+    return {
+        "label": label,
+        **plain,
+        **({"limits": limits} if limits else {}),
+        **({"edit": edit_fields(**edit)} if edit else {}),
+    }
