@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from snapshotd.client.exchange import segment
 from snapshotd.client.following import Following
 from snapshotd.client.results import CommandInfo
 from snapshotd.client.verbs import Verbs, check_timeout, ref_segment
@@ -105,4 +104,4 @@ class CommandVerbs(Verbs):
 
 
 def _path(ref: str, command: str) -> str:
-    return f"/trajectories/{ref_segment(ref, 'trajectory')}/commands/{segment(command)}"
+    return f"/trajectories/{ref_segment(ref, 'trajectory')}/commands/{ref_segment(command, 'command')}"
