@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from snapshotd.client.exchange import segment
 from snapshotd.client.following import Following
 from snapshotd.client.results import CommandInfo
 from snapshotd.client.verbs import Verbs, check_timeout, ref_segment
@@ -169,4 +168,4 @@ class TextLines:
 
 
 def _path(ref: str, command: str) -> str:
-    return f"/trajectories/{ref_segment(ref, 'trajectory')}/commands/{segment(command)}"
+    return f"/trajectories/{ref_segment(ref, 'trajectory')}/commands/{ref_segment(command, 'command')}"

@@ -8,11 +8,16 @@ and whether a snapshot is stored already are not compared.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
+import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tests.e2e.support import Snap
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _BOUND = re.compile(r"\b(?:[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{12,32}|0\.\d{6})\b")
@@ -20,10 +25,16 @@ _VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z"), "TIME"),
     (re.compile(r"\d+ (?:seconds?|minutes?) ago|\bnow\b"), "AGO"),
     (re.compile(r"\d+(?:\.\d)? ms\b"), "MS"),
+    (re.compile(r"\d+\.\d s\b"), "S"),
     (re.compile(r"\bcaptured\b"), "stored"),
     (re.compile(r" {2,}"), " "),
 )
 _NOISE = "snapshotd: still starting"
+_LOOKS = tuple(f"snapshotd {verb}" for verb in ("approvals", "diff", "journal", "log", "ls", "tasks", "tree"))
+"""Commands that change nothing: what they show may take a moment to come true."""
+_DEADLINE_S = 60.0
+_STATE_DIR = "/var/lib/snapshotd"
+"""The state directory, as a page has it."""
 _SHOWN = 12
 """Characters of an id in its short form."""
 
@@ -135,3 +146,34 @@ class Shell:
             overdue.cancel()
             overdue.join()
         raise AssertionError(f"the shell ended, or took longer than {self._timeout_s} s, in {command!r}: {printed}")
+
+
+def environment(snap: Snap, folder: Path) -> dict[str, str]:
+    """Variables for a shell that finds this checkout's `snapshotd` and its Python first. `folder` is made for them."""
+    folder.mkdir()
+    for name, options in (("snapshotd", "-m snapshotd"), ("python3", "")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
+        (folder / name).chmod(0o755)
+    root = str(Path(__file__).resolve().parents[2])
+    return {**snap.env, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": root, "COLUMNS": "200"}
+
+
+def follow(typed: list[Typed], shell: Shell, snap: Snap) -> None:
+    """Type all commands, and compare what they print. A page shows `echo $?` behind one that fails."""
+    bindings = Bindings()
+    for number, entry in enumerate(typed):
+        fails = number + 1 < len(typed) and typed[number + 1].command == "echo $?"
+        _follow(entry, bindings, shell, snap, fails=fails)
+
+
+def _follow(entry: Typed, bindings: Bindings, shell: Shell, snap: Snap, *, fails: bool) -> None:
+    command = bindings.typed(entry.command).replace(_STATE_DIR, str(snap.state_dir))
+    deadline = time.monotonic() + _DEADLINE_S
+    while True:
+        printed, status = shell.run(command)
+        differs = bindings.match(entry.output, [line.replace(str(snap.state_dir), _STATE_DIR) for line in printed])
+        if differs is None or not command.startswith(_LOOKS) or time.monotonic() > deadline:
+            break
+        time.sleep(0.05)
+    assert differs is None, (entry.command, differs, printed)
+    assert (status != 0) == fails, (entry.command, status, printed)

@@ -50,10 +50,14 @@ def stage(directory: Path) -> Path:
 
 def import_base() -> None:
     """Make the base image known to the engine of DOCKER_HOST."""
+    subprocess.run(["docker", "import", str(base_archive()), BASE_IMAGE], check=True, capture_output=True, timeout=240)
+
+
+def base_archive() -> Path:
+    """A root with Debian's packages, all that snapshotd needs of them."""
     packages = ["python3", "python3-venv", *(package.name for package in PACKAGES if package.level == "run")]
     recipe = f'suite = "bookworm"\nvariant = "minbase"\npackages = {json.dumps(packages)}\n'
-    archive = cached("base.tar", recipe, lambda path: _make_base(recipe, path))
-    subprocess.run(["docker", "import", str(archive), BASE_IMAGE], check=True, capture_output=True, timeout=240)
+    return cached("base.tar", recipe, lambda path: _make_base(recipe, path))
 
 
 def _make_base(recipe: str, archive: Path) -> None:

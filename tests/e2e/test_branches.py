@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
+import html
+import itertools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
 import pytest
 
-from snapshotd.client import Snapshotd
-from snapshotd.errors import UsageError
+from snapshotd.client import AsyncSnapshotd, Snapshotd
+from snapshotd.client.results import TrajectoryInfo
+from snapshotd.errors import NotFound, UsageError
 from tests.e2e.support import Snap
+
+T = TypeVar("T")
 
 CALLS = 64
 CULPRIT = 41
+
+
+@pytest.fixture(scope="module")
+def plain(snap: Snap) -> Snapshotd:
+    return Snapshotd(state_dir=snap.state_dir, autostart=False)
+
+
+def asynchronous(snap: Snap, work: Callable[[AsyncSnapshotd], Awaitable[T]]) -> T:
+    async def run() -> T:
+        return await work(AsyncSnapshotd(state_dir=snap.state_dir, autostart=False))
+
+    return asyncio.run(run())
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +55,8 @@ def test_bisect_names_the_call_that_broke_it(snap: Snap, box: str) -> None:
     side_by_side = snap.json("bisect", "--good", good, "--parallel", "3", box, "--", "test", "-e", "good")
     assert side_by_side["first_bad"]["id"] == found["first_bad"]["id"]
     assert side_by_side["rounds"] <= 3
+    others = asynchronous(snap, lambda client: client.bisect(box, ["test", "-e", "good"], good=good, parallel=3))
+    assert (others.first_bad.id, others.rounds <= 3) == (found["first_bad"]["id"], True)
     shown = snap("bisect", "--good", good, box, "--", "test", "-e", "good")
     assert "rm good" in shown.stdout
     assert "D /workspace/good" in shown.stdout
@@ -59,36 +83,101 @@ def test_a_flaky_command_is_said(snap: Snap, box: str) -> None:
     assert found["flaky"]
 
 
+SAID = "call 5, the same tool with other arguments."
+
+
+def steps(client: Snapshotd, trajectory: str, *scripts: str) -> None:
+    for script in scripts:
+        client.exec(trajectory, ["sh", "-c", script])
+
+
 @pytest.mark.runc
-def test_compare_names_the_first_difference(snap: Snap) -> None:
-    trajectory, _ = snap.create("--runtime", "runc", "--name", "base")
-    for number in range(4):
-        snap.sh(trajectory, f"echo {number} > f{number}")
-    left, right = snap.json("fork", "base", "--n", "2")["trajectories"]
-    for fork, fifth in ((left, "echo left > f"), (right, "echo right > f")):
-        snap.sh(fork, fifth)
-        if fork == right:
-            snap.sh(fork, "echo one more > extra")
-        for number in range(6, 9):
-            snap.sh(fork, f"echo {number} > f{number}")
-        snap.sh(fork, "cat f")
+def test_forks_that_part_at_call_5_of_20(snap: Snap, plain: Snapshotd, tmp_path: Path) -> None:
+    """Every form names the call and what differed, and shows the fifth call of both."""
+    base, _ = plain.create(runtime="runc", name="base")
+    steps(plain, base.id, *(f"echo {number} > f" for number in range(1, 5)))
+    left, right = (fork.id for fork in plain.fork("base", 2).trajectories)
+    for fork, fifth in ((left, "echo left > side"), (right, "echo right > side")):
+        steps(plain, fork, fifth, *(f"echo {number} > f" for number in range(6, 20)), "cat side")
     found = snap.json("compare", left, right)
     (pair,) = found["pairs"]
-    assert found["fork_point"]["tool"]["arguments"]["argv"][-1] == "echo 3 > f3"
-    assert pair["first_difference"]["number"] == 5
-    assert [call["difference"] for call in pair["calls"]] == ["arguments", "right", "same", "same", "same", "outcome"]
-    assert sorted(change["path"] for change in pair["files"]) == ["/workspace/extra", "/workspace/f"]
-    assert [one["calls"] for one in found["branches"]] == [5, 6]
-    assert [one["added"] for one in found["branches"]] == [4, 5]
-    shown = snap("compare", left, right).stdout
-    assert "First difference: call 5, the same tool with other arguments." in shown
-    assert "A /workspace/extra" in shown
-    assert "| calls | 5 | 6 |" in snap("compare", "--markdown", left, right).stdout
-    page = snap.state_dir.parent / "page.html"
+    assert found["fork_point"]["tool"]["arguments"]["argv"][-1] == "echo 4 > f"
+    assert (pair["first_difference"]["number"], pair["first_difference"]["difference"]) == (5, "arguments")
+    assert [call["difference"] for call in pair["calls"]] == ["arguments", *["same"] * 14, "outcome"]
+    assert pair["calls"][-1]["number"] == 20
+    assert [change["path"] for change in pair["files"]] == ["/workspace/side"]
+    assert [one["calls"] for one in found["branches"]] == [16, 16]
+    page = tmp_path / "page.html"
     snap("compare", "--html", page, left, right)
-    assert "call 5" in page.read_text()
+    text, markdown = (snap("compare", *form, left, right).stdout for form in ((), ("--markdown",)))
+    for shown in (text, markdown, html.unescape(page.read_text())):
+        assert SAID in shown
+        assert "echo left > side" in shown
+        assert "echo right > side" in shown
+        assert "/workspace/side" in shown
+    assert "| calls | 16 | 16 |" in markdown
     assert "http" not in page.read_text().replace("http-equiv", "")
-    alone, _ = snap.create("--runtime", "runc")
-    assert snap.json("compare", left, alone)["fork_point"] is None
-    snap("compare", left, code=UsageError.exit_code)
-    snap("rm", "--force", alone, left, right, "base")
+    others = asynchronous(snap, lambda client: client.compare(left, right))
+    (first,) = [each.first_difference for each in others.pairs]
+    assert first is not None
+    assert (first.number, first.difference) == (5, "arguments")
+    plain.remove(left, force=True)
+    plain.remove(right, force=True)
+    plain.remove("base", force=True)
+
+
+@pytest.mark.runc
+def test_one_extra_call_in_the_middle_does_not_throw_the_rest_off(snap: Snap, plain: Snapshotd) -> None:
+    """Two runs that have nothing in common but what they do."""
+    runs = [plain.create(runtime="runc")[0].id for _ in range(2)]
+    for run, extra in zip(runs, ((), ("echo more > extra",)), strict=True):
+        steps(plain, run, *(f"echo {n} > f" for n in range(5)), *extra, *(f"echo {n} > f" for n in range(5, 10)))
+    found = snap.json("compare", *runs)
+    (pair,) = found["pairs"]
+    assert found["fork_point"] is None
+    assert [call["difference"] for call in pair["calls"]] == [*["same"] * 5, "right", *["same"] * 5]
+    assert (pair["first_difference"]["number"], pair["first_difference"]["right"]["tool"]["arguments"]["argv"][-1]) == (
+        6,
+        "echo more > extra",
+    )
+    assert "A /workspace/extra" in snap("compare", *runs).stdout
+    snap("compare", runs[0], code=UsageError.exit_code)
+    for run in runs:
+        plain.remove(run, force=True)
+
+
+@pytest.mark.runc
+def test_a_branch_that_is_removed_while_it_is_compared(plain: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At whichever of the requests that a comparison makes: the error names it, and the other branch is as it was."""
+    base, _ = plain.create(runtime="runc")
+    other, _ = plain.create(runtime="runc")
+    steps(plain, base.id, "echo 1 > f")
+    remover, send = Snapshotd(state_dir=plain.state_dir, autostart=False), plain._transport.request
+    said: list[tuple[str, TrajectoryInfo]] = []
+    for number in itertools.count():
+        gone, _ = remover.create(runtime="runc")
+        steps(remover, gone.id, "echo 2 > f")
+        left = [number]
+
+        def request(*args: Any, gone: str = gone.id, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == -1:
+                remover.remove(gone, force=True)
+            return send(*args, **options)
+
+        monkeypatch.setattr(plain._transport, "request", request)
+        try:
+            plain.compare(base.id, gone.id)
+            break  # all that it asks for was here before
+        except NotFound as exc:
+            said.append((exc.message, gone))
+    monkeypatch.undo()
+    assert len(said) > 2
+    assert [sentence for sentence, one in said if one.id[:12] not in sentence] == []
+    assert "was removed while it was compared" in said[-1][0]
+    if left[0] >= 0:
+        remover.remove(gone.id, force=True)
+    assert plain.trajectory(base.id).status == "running"
+    assert len(plain.log(base.id)) == 2
+    for each in (base, other):
+        plain.remove(each.id, force=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as Xml
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e.clean_container import CleanContainer
 from tests.e2e.support import Snap, daemon_with
 from tests.leftovers import nothing_left
 
@@ -233,19 +235,67 @@ def test_a_miss_ends_the_job_only_if_told_to(runner: Runner) -> None:
     assert "has no entry for mac-1" in steps.said
 
 
+# -- in a clean container ------------------------------------------------------------------------------------------------
+
+INSTALL = """
+python3 -m venv /opt/snapshotd
+/opt/snapshotd/bin/pip install --quiet --no-index --find-links /wheelhouse snapshotd
+"""
+CLEAN_JOB = """
+trap 'code=$?; snapshotd daemon --stop || true; exit $code' EXIT
+mkdir -p /build && cd /build
+/job.sh
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)  # the first time, the base is bootstrapped
+def test_a_job_in_a_clean_container(runner: Runner, tmp_path: Path) -> None:
+    """It installs snapshotd from a wheel, imports, restores, tests, moves the tag and exports; then a byte is flipped."""
+    root = tmp_path / "root"
+    root.mkdir()
+    clean = CleanContainer(root, runner.cache)
+    shutil.copy(ROOT / "docs/examples/ci/job.sh", root / "job.sh")
+    env = {"CACHE": "/cache", "TEST": TEST, "PATH": "/opt/snapshotd/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+    done = clean.bash(INSTALL + CLEAN_JOB, {**env, "KEY": "linux-2"})
+    assert done.returncode == 0, done
+    nothing_left(clean.state_dir, running=False)
+    shutil.copytree(root / "build", runner.folder, dirs_exist_ok=True)
+    runner.bash("snapshotd import --cache $CACHE --key linux-2")  # on another machine
+    as_it_should(runner, "linux-2", restored=root / "build/work")
+
+    shutil.rmtree(clean.state_dir)
+    shutil.rmtree(root / "build")
+    clean.cache = damaged(runner.cache, tmp_path / "own cache")
+    done = clean.bash(
+        CLEAN_JOB.replace("/job.sh", "/job.sh || { code=$?; snapshotd ls --json; exit $code; }"),
+        {**env, "KEY": "linux-9"},
+    )
+    assert done.returncode == 20, done
+    assert "is not what was saved; nothing was taken" in done.stderr
+    assert json.loads(done.stdout.splitlines()[0]) == []
+    assert list((root / "build").iterdir()) == []
+    nothing_left(clean.state_dir, running=False)
+
+
 # -- what must not happen ------------------------------------------------------------------------------------------------
 
 
-def test_a_changed_byte_ends_the_job_and_nothing_is_restored(runner: Runner, tmp_path: Path) -> None:
-    own = tmp_path / "own cache"
-    subprocess.run(["cp", "-a", runner.cache, own], check=True)
-    part = max((own / "parts").rglob("0*"), key=lambda path: path.stat().st_size)
+def damaged(cache: Path, copy: Path) -> Path:
+    """A copy of the cache, with a flipped bit in the entry that has the most data, and without the others."""
+    subprocess.run(["cp", "-a", cache, copy], check=True)
+    part = max((copy / "parts").rglob("0*"), key=lambda path: path.stat().st_size)
     data = bytearray(part.read_bytes())
     data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    for entry in (own / "entries").iterdir():
+    for entry in (copy / "entries").iterdir():
         if json.loads(entry.read_text())["data"] != part.parent.name:
             entry.unlink()
+    return copy
+
+
+def test_a_changed_byte_ends_the_job_and_nothing_is_restored(runner: Runner, tmp_path: Path) -> None:
+    own = damaged(runner.cache, tmp_path / "own cache")
     done = runner.bash(str(ROOT / "docs/examples/ci/job.sh"), 20, KEY="linux-9", CACHE=str(own))
     assert "is not what was saved; nothing was taken" in done.stderr
     assert runner.snap.json("ls") == []

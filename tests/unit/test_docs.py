@@ -141,6 +141,35 @@ def command_lines(text: str) -> Iterator[str]:
         yield re.split(rf" -- | [|>&]|\s#|  |\.py | (?:{known}) ", line)[0]
 
 
+EXECUTED = {
+    "agents/*.md": "test_agents_doc.py",
+    "commands.md": "test_commands_doc.py",
+    "ci.md": "test_ci.py",
+    "examples/ci/job.sh": "test_ci.py",
+}
+"""What tests of `tests/e2e` run as it stands, and the test: the `console` blocks of pages, all of a recipe for CI."""
+
+ON_NO_PAGE = {"setup": "installs packages on the machine that runs the tests"}
+"""Commands that no test runs from a page."""
+
+
+def test_every_command_is_on_a_page_that_tests_run() -> None:
+    shown: set[str] = set()
+    for pattern, test in EXECUTED.items():
+        assert Path(pattern).name.replace("*.md", "agents") in (ROOT / "tests" / "e2e" / test).read_text(), pattern
+        for page in (ROOT / "docs").glob(pattern):
+            text = page.read_text()
+            blocks = re.findall(r"^```(?:console|bash|yaml)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+            console = [line for block in blocks for line in re.findall(r"^[$>] (.*)$", block, re.MULTILINE)]
+            typed = (
+                "\n".join(console or blocks) if page.suffix == ".md" else re.sub(r"^#.*", "", text, flags=re.MULTILINE)
+            )
+            shown |= set(re.findall(r"(?:^|[;&|(] ?)snapshotd ([a-z]+)", typed, re.MULTILINE))
+    assert len(shown) > 50
+    assert sorted(FOLDERS.keys() - shown - ON_NO_PAGE.keys()) == [], "show it in docs/commands.md"
+    assert ON_NO_PAGE.keys() <= FOLDERS.keys() - shown
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=lambda page: page.name)
 def test_commands_and_options_exist(page: Path) -> None:
     for line in command_lines(page.read_text()):

@@ -80,6 +80,23 @@ def compare(client: Snapshotd, refs: Sequence[str]) -> CompareInfo:
     if len(refs) < 2:
         raise UsageError("there are at least two sides to a comparison; name another trajectory or snapshot")
     lines = [lineage(client, ref) for ref in refs]
+    try:
+        return _compared(client, refs, lines)
+    except NotFound as exc:
+        raise _removed(client, refs, lines) or exc from exc
+
+
+def _removed(client: Snapshotd, refs: Sequence[str], lines: Sequence[list[SnapshotInfo]]) -> NotFound | None:
+    """The error that names the side that was removed meanwhile. None: all are there."""
+    for ref, line in zip(refs, lines, strict=True):
+        try:
+            client.snapshot(line[-1].id)
+        except NotFound:
+            return NotFound(f"{ref} was removed while it was compared; compare the others without it")
+    return None
+
+
+def _compared(client: Snapshotd, refs: Sequence[str], lines: Sequence[list[SnapshotInfo]]) -> CompareInfo:
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]

@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
         (["log"], 2, "missing argument"),
         (["log", "nobody"], 4, "nobody"),
         (["log", "../etc"], 4, "letters, digits"),
+        (["wait", "box", ""], 125, "there is no command ''"),
         (["exec", "nobody", "--", "ls"], 125, "nobody"),
         (["exec", "--nope"], 125, "--nope"),
         (["exec"], 125, "no trajectory"),

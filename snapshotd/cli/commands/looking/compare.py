@@ -101,11 +101,8 @@ def _text(found: CompareInfo) -> None:
         click.echo()
         table(*_calls(pair, found.branches[0], other))
         click.echo(_first(pair))
-        for change in pair.files[:_FILES]:
-            click.echo(f"  {change_line(change)}")
-        if len(pair.files) > _FILES:
-            heads = f"{short(found.branches[0].head.id)} {short(other.head.id)}"
-            click.echo(f"  and {len(pair.files) - _FILES} more: snapshotd diff {heads}")
+        for line in _files(pair, found.branches[0], other):
+            click.echo(f"  {line}")
     click.echo()
     table(*_outcomes(found))
 
@@ -139,6 +136,14 @@ def _first(pair: PairInfo) -> str:
     return f"First difference: call {call.number}, {_SIGNS[call.difference][1]}."
 
 
+def _files(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> list[str]:
+    lines = [change_line(change) for change in pair.files[:_FILES]]
+    if len(pair.files) > _FILES:
+        heads = f"{short(left.head.id)} {short(right.head.id)}"
+        lines.append(f"and {len(pair.files) - _FILES} more: snapshotd diff {heads}")
+    return lines
+
+
 def _title(branch: BranchInfo) -> str:
     return printable(branch.name or short(branch.head.id))
 
@@ -163,6 +168,9 @@ def _markdown(found: CompareInfo) -> str:
     parts = [_beginning(found)]
     for other, pair in zip(found.branches[1:], found.pairs, strict=True):
         parts += [_markdown_table(*_calls(pair, found.branches[0], other)), _first(pair)]
+        if pair.files:
+            lines = map(click.unstyle, _files(pair, found.branches[0], other))
+            parts.append("\n".join(["```", *lines, "```"]))
     return "\n\n".join([*parts, _markdown_table(*_outcomes(found))])
 
 
