@@ -20,6 +20,7 @@ from snapshotd.engine.base import (
     Decision,
     Event,
     ExecResult,
+    ExportForm,
     Forked,
     ForkPart,
     Imported,
@@ -67,6 +68,7 @@ from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.engine.storing.worker import Worker
 from snapshotd.engine.transfer import bundle, imports
+from snapshotd.engine.transfer.trajectories.turns import Replies
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.store import release
@@ -116,6 +118,7 @@ class EngineParts:
     files: FileCalls
     mind: Mind
     browse: Browse
+    replies: Replies
 
 
 class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
@@ -493,12 +496,22 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self,
         ref: str,
         *,
-        form: Literal["bundle", "oci", "tar"],
+        form: ExportForm,
         whole: bool,
         since: str | None,
+        forks: bool,
         write: Callable[[bytes], object],
         progress: ProgressSink,
     ) -> tuple[str, ...]:
+        if form == "atif" or form == "jsonl":
+            if whole or since is not None:
+                raise UsageError(
+                    f"an export as {form} holds a trajectory from its beginning; leave out what it begins after"
+                )
+            replies = self._parts.replies
+            return share.export_trajectories(self._context, replies, ref, form, forks, write, progress)
+        if forks:
+            raise UsageError(f"an export as {form} holds no forks; export each of them")
         snapshot = self._catalog.resolve_snapshot(ref)
         if form != "bundle":
             if whole or since is not None:

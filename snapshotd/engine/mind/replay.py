@@ -33,6 +33,13 @@ CALLER = "caller"
 """Detail of a model's entry: the provider's id of the call that led to its conversation."""
 SIDE = "side"
 """Detail of a model's entry whose conversation nobody waits for: the title of another one, for example."""
+CALL = "call"
+"""Detail of a tool's entry on the wire: the provider's id of the call."""
+PARAMS = "params"
+"""Detail of a model's entry on the wire: the parameters of its request, where they are others than those before in its
+conversation."""
+TOKENS = "tokens"
+"""Detail of a model's entry on the wire: token ids and log probabilities, where the trajectory captures them."""
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded
 first."""
