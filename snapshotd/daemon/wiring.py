@@ -239,10 +239,14 @@ def _store_url(config: Config, catalog: Catalog) -> str:
 
 
 def _gateways(digest_key: bytes, memory: Budget) -> GatewayMaker:
-    def make(listener: socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream]) -> Gateway:
+    def make(
+        listener: socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream], capture_tokens: bool
+    ) -> Gateway:
         from snapshotd.gateway.server import GatewayServer  # an HTTP client that most daemons never need
 
-        return GatewayServer(listener, handler, upstreams, budget=memory, digest_key=digest_key)
+        return GatewayServer(
+            listener, handler, upstreams, budget=memory, digest_key=digest_key, capture_tokens=capture_tokens
+        )
 
     return make
 

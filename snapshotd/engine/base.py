@@ -99,6 +99,8 @@ class SandboxRequest:
     """Environment like `env`, whose values are recorded nowhere in plain."""
     providers: tuple[Provider, ...] = ()
     """Model providers that the recording gateway forwards to; none: no gateway."""
+    capture_tokens: bool = False
+    """The gateway asks for token ids and log probabilities, and keeps them with the model calls."""
     tenant: str = DEFAULT_TENANT
     """Tenant of the key-value store that the sandbox's agents, and the agents of its forks, read and write."""
     idle_timeout_s: float = 0.0

@@ -213,7 +213,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         if layer is not None:
             stack = stack.push(layer)
         snapshot = _first_snapshot(stack, marker("start", _start_arguments(request, image)))
-        plain, secret = provider_env(request.providers)
+        plain, secret = provider_env(request.providers, capture_tokens=request.capture_tokens)
         open_env = (*request.env, *plain, *tenant_env(request.tenant))
         env = self._context.secrecy.environment(snapshot.trajectory, open_env, (*request.secrets, *secret))
         trajectory = Trajectory(

@@ -172,3 +172,58 @@ def test_sub_agents_and_forks(snap: Snap, runc_ready: None, tmp_path: Path) -> N
     told = snap.json("export", trajectory, fork, "--format", "jsonl", "-o", both)
     assert told["bytes"] == both.stat().st_size
     assert len(both.read_text().splitlines()) == 6
+
+
+ASKS = """
+import http.client, json, os, subprocess, sys
+
+def ask(messages):
+    connection = http.client.HTTPConnection(os.environ["OPENAI_BASE_URL"].split("/")[2])
+    connection.request("POST", "/v1/chat/completions", json.dumps({"model": "m", "messages": messages}))
+    reply = connection.getresponse().read()
+    print(b"token_ids" in reply or b"logprob\\"" in reply, flush=True)
+    return json.loads(reply)["choices"][0]["message"]
+
+messages = [{"role": "user", "content": sys.argv[1] + os.environ.get(sys.argv[1], "")}]
+while True:
+    messages.append(ask(messages))
+    calls = messages[-1].get("tool_calls")
+    if not calls:
+        break
+    for call in calls:
+        done = subprocess.run(json.loads(call["function"]["arguments"])["command"], shell=True, capture_output=True)
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": done.stdout.decode()})
+"""
+
+
+def test_captured_tokens(snap: Snap, runc_ready: None, tmp_path: Path) -> None:
+    """They are with the model calls and in both exports, forks go on capturing, and a secret's ids are not kept."""
+    program = tmp_path / "asks.py"
+    program.write_text(ASKS)
+    agents = Agents(snap, "runc")
+    more = ("--capture-tokens", "--secret", f"TOKEN={PLANTED}")
+    with provider(tmp_path, bash("ls", "I look at it."), {"text": "Done."}) as at:
+        trajectory = agents.run(at, program, "go", more=more)
+        assert [request["body"]["logprobs"] for request in at.requests()] == [True, True]
+        assert agents.snap("logs", trajectory).stdout == "False\nFalse\n"
+        (found,) = documents(snap, trajectory, "--format", "atif")
+        assert [step.get("metrics", {}).get("logprobs") for step in found["steps"]] == [None, [-0.5, -1.0], [-0.5]]
+        assert found["steps"][2]["metrics"]["prompt_token_ids"] == [7, 8, 9]
+        (line,) = documents(snap, trajectory, "--format", "jsonl")
+        assert [turn["completion_token_ids"][:2] for turn in line["turns"]] == [[100, 101], [100]]
+        assert line["parameters"] is None
+        details = [one["details"] for one in snap.json("journal", trajectory) if one["kind"] == "model"]
+        assert [one["capture"] for one in details] == [{"added": ["logprobs", "return_token_ids"]}] * 2
+
+        at.forget()
+        first = next(step["id"] for step in agents.steps(trajectory) if step["tool"]["name"] == "bash")
+        (fork,) = snap.json("fork", first, "--resume")["trajectories"]
+        agents.snap("attach", fork)
+        assert [request["body"]["return_token_ids"] for request in at.requests()] == [True]
+
+        hidden = agents.run(at, program, "TOKEN", more=more)
+        (line,) = documents(snap, hidden, "--format", "jsonl")
+        assert line["messages"][0]["content"].startswith("TOKEN[secret:env-TOKEN:")
+        assert not any("logprobs" in turn or "completion_token_ids" in turn for turn in line["turns"])
+    refused = snap("run", "--capture-tokens", program, code=125)
+    assert "--provider openai" in refused.stderr

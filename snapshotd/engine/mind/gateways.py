@@ -7,7 +7,7 @@ secrets there.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from snapshotd.engine.base import Provider
 from snapshotd.engine.context import Context
@@ -17,7 +17,7 @@ from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.secrecy import PROVIDER
-from snapshotd.errors import SandboxFailed
+from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.gateway.base import Gateway, GatewayHandler, Upstream
 from snapshotd.gateway.base import ProviderKind as Family
 from snapshotd.kernel import network
@@ -33,13 +33,25 @@ _KEY = "_KEY"
 NO_KEY = "kept-by-snapshotd"
 """Placeholder that agents find in place of a key, because their clients want one."""
 
-GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]], Gateway]
+CAPTURE = PROVIDER + "CAPTURE_TOKENS"
+"""Name in a trajectory's environment, with "1", where the gateway asks for token ids and log probabilities. Forks have
+it, too."""
+
+GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream], bool], Gateway]
+"""The last argument: capture tokens."""
 
 
-def provider_env(providers: Iterable[Provider]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+def provider_env(
+    providers: Sequence[Provider], *, capture_tokens: bool
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """Providers as a trajectory's environment records them: plain pairs, and secret ones. UsageError: a base URL that
-    is none."""
-    plain, secret = [], []
+    is none; tokens are to be captured, and no provider has any."""
+    if capture_tokens and not any(Family(provider.kind) is Family.OPENAI for provider in providers):
+        raise UsageError(
+            "tokens are captured of OpenAI's APIs, as OpenAI, vLLM and others speak them, and no such provider was given; "
+            "Anthropic's API has no token ids and no log probabilities"
+        )
+    plain, secret = ([(CAPTURE, "1")] if capture_tokens else []), []
     for provider in providers:
         Upstream(provider.base_url, provider.api_key)  # refuses malformed values
         name = PROVIDER + provider.kind.upper()
@@ -80,7 +92,8 @@ class Gateways:
         calls = ModelCalls(self._context, recorder, self._gate)
         if record is not None:
             calls.restore(record)
-        sandbox.reach_models(self._make(listener, calls, upstreams))
+        capture = CAPTURE in dict(sandbox.trajectory.env)
+        sandbox.reach_models(self._make(listener, calls, upstreams, capture))
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
         """The socket on which the sandbox's gateway listens: it outlives the daemon, so that clients wait for the next

@@ -26,7 +26,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.lanes import Lane, Lanes, opening_count, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import CALL, CALLER, LANE, OF_MODEL, PARAMS, REPLY_DENIED, SIDE
+from snapshotd.engine.mind.replay import CALL, CALLER, CAPTURE, LANE, OF_MODEL, PARAMS, REPLY_DENIED, SIDE, TOKENS
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
@@ -127,6 +127,7 @@ class ModelCalls:
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
         details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
+        details |= self._captured(request, reply)
         result = wire_records.result(reply, calls)
         status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
@@ -141,6 +142,17 @@ class ModelCalls:
         self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
         for call in calls:
             self._open_tool(call, turn.opened.entry, turn.lane)
+
+    def _captured(self, request: TurnRequest, reply: TurnReply) -> dict[str, Any]:
+        """The tokens of a reply, as details of its entry. Token ids spell a secret that stands in the text, and no
+        marker can take its place among them; so there are none of a conversation with a secret."""
+        if reply.capture is None:
+            return {}
+        said = "" if reply.body is None else reply.body.decode(errors="replace")
+        everything = [list(request.items), dict(request.params), said]
+        if reply.tokens is not None and self._recorder.funnel.conceal(everything) != everything:
+            return {CAPTURE: {**reply.capture, "left_out": "secrets"}}
+        return {CAPTURE: dict(reply.capture), **({} if reply.tokens is None else {TOKENS: dict(reply.tokens)})}
 
     # -- tools ---------------------------------------------------------------------------------------------------------
 

@@ -38,6 +38,8 @@ CALL = "call"
 PARAMS = "params"
 """Detail of a model's entry on the wire: the parameters of its request, where they are others than those before in its
 conversation."""
+CAPTURE = "capture"
+"""Detail of a model's entry on the wire: the fields by which the gateway has asked for tokens, and those that the provider has refused."""
 TOKENS = "tokens"
 """Detail of a model's entry on the wire: token ids and log probabilities, where the trajectory captures them."""
 KEPT = "kept"

@@ -50,9 +50,9 @@ class Gathered:
             return
         self.model = self.model or turn.model.name
         for name in (*_SUMS.values(), "cost_usd"):
-            amount = turn.model.usage.get(name)
-            if isinstance(amount, int | float) and not isinstance(amount, bool) and amount >= 0:
-                self.sums[name] = self.sums.get(name, 0) + amount
+            amount = _amount(turn.model.usage.get(name))
+            if amount is not None:
+                self.sums[name] = self.sums.get(name, 0) + (amount if name == "cost_usd" else int(amount))
 
 
 class Documents(ABC):
@@ -271,15 +271,21 @@ def _metrics(turn: Turn) -> atif.Metrics | None:
         return None
     usage, tokens = turn.model.usage, turn.model.tokens or {}
     counts: dict[str, Any] = {name: _count(usage.get(own)) for name, own in _SUMS.items()}
-    cost = usage.get("cost_usd")
+    cost = _amount(usage.get("cost_usd"))
     ids = {name: tokens.get(name) for name in ("prompt_token_ids", "completion_token_ids", "logprobs")}
     if all(value is None for value in (*counts.values(), cost, *ids.values())):
         return None
-    return atif.Metrics(**counts, cost_usd=float(cost) if isinstance(cost, int | float) else None, **ids)
+    return atif.Metrics(**counts, cost_usd=cost, **ids)
+
+
+def _amount(value: Any) -> float | None:
+    """A number that a provider or a program has counted; None for anything else."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
+    amount = _amount(value)
+    return None if amount is None else int(amount)
 
 
 def _messages(turn: Turn) -> Iterable[dict[str, Any]]:

@@ -134,15 +134,15 @@ def _chat_call(found: Spoken, call: dict[str, Any]) -> None:
 
 
 def _part(found: Spoken, part: Any) -> None:
-    kind = part.get("type") if isinstance(part, dict) else None
+    kind = _text(part.get("type")) if isinstance(part, dict) else None
     if isinstance(part, str):
         found.texts.append(part)
     elif not isinstance(part, dict):
         found.texts.append(_json(part))
     elif kind in _TEXTS:
-        found.texts.append(str(part.get("text", part.get("refusal", ""))))
+        found.texts.append(_text(part.get("text", part.get("refusal"))) or "")
     elif kind == "thinking":
-        found.thoughts.append(str(part.get("thinking", "")))
+        found.thoughts.append(_text(part.get("thinking")) or "")
     elif kind == "redacted_thinking":
         found.left_out.append("redacted thinking")
     elif kind == "tool_use":
@@ -152,7 +152,7 @@ def _part(found: Spoken, part: Any) -> None:
     elif kind == "tool_result":
         text = text_of(part.get("content"), found)
         found.results.append(SpokenResult(_text(part.get("tool_use_id")), text, part.get("is_error") is True))
-    elif isinstance(kind, str) and any(word in kind for word in ("image", "audio", "file", "document", "video")):
+    elif kind is not None and any(word in kind for word in ("image", "audio", "file", "document", "video")):
         found.left_out.append(kind[:40])
         found.texts.append(f"[{kind[:40]}]")
     else:
