@@ -26,8 +26,8 @@ from snapshotd.gateway.dialect import mapping, objects, text
 
 REFUSALS = (400, 422)
 """Statuses of a provider that does not know a field, or does not let this model have it."""
-READ_LIMIT_BYTES = 64 << 20
-"""Size limit of a plain reply that is read. A longer one passes as it is."""
+READ_LIMIT_BYTES = 16 << 20
+"""Size limit of a plain reply that is read. A longer one passes as it is, and so does one of too many JSON values."""
 EVENT_LIMIT_BYTES = 8 << 20
 """Size limit of one event of a stream. From a longer one on, the stream passes as it is."""
 _MOST = 1 << 20

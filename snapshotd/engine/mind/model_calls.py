@@ -98,7 +98,7 @@ class ModelCalls:
         lane.recorded = True
         self._heard(lane, known, request.digests[known:])
         more: dict[str, Any] = {SIDE: True} if lane.side and lane.caller is None else {}
-        params = wire_records.params(request)
+        params = wire_records.params(request, lane.params)
         if params != lane.params:
             more[PARAMS] = lane.params = params
         if lane.side:

@@ -39,10 +39,12 @@ def _shown(message: Message) -> str:
     return text[:_OUTLINE_CHARS]
 
 
-def params(request: TurnRequest) -> dict[str, Any]:
+def params(request: TurnRequest, known: dict[str, Any] | None) -> dict[str, Any]:
     """The parameters of a request, the tools among them, without those that say nothing to the model. Larger ones than
-    a mebibyte are left out."""
+    a mebibyte are left out. `known`: those of the request before, which are usually the same."""
     found = {name: value for name, value in request.params.items() if name not in VOLATILE_PARAMS}
+    if found == known:
+        return found
     size = len(json.dumps(found))
     return found if size <= _PARAMS_CHARS else {"left_out_characters": size}
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.engine.share import export_trajectories
 from snapshotd.engine.transfer.trajectories.atif import problem
 from snapshotd.engine.transfer.trajectories.documents import export_trajectory
 from snapshotd.engine.transfer.trajectories.reading import function_tools, reply_text, spoken
@@ -22,6 +23,7 @@ from snapshotd.errors import OutOfSpace, UsageError
 from snapshotd.gateway.base import RecordedReply
 from snapshotd.gateway.routes import said
 from snapshotd.types import (
+    EXPERIMENTS_TENANT,
     BlobID,
     CallStatus,
     EntryKind,
@@ -212,6 +214,15 @@ def test_calls_without_a_model_and_from_outside(rig: Rig) -> None:
     assert document["steps"][1]["observation"]["results"][0]["extra"] == {"failed": True}
 
 
+def test_a_tasks_end_is_no_call(rig: Rig) -> None:
+    """Its entry stands before the model's, which is looked for first."""
+    call, entry = rig.tool(rig.first, "task", {"name": "first"})
+    task = replace(entry, kind=EntryKind.TASK)
+    model = rig.model(rig.first, {"content": "yes"})
+    head = rig.step(rig.first, [("user", "go"), ("assistant", "yes")], [task, model], call)
+    assert rig.steps(head) == [("user", "go", []), ("agent", "yes", [])]
+
+
 HOSTILE: list[tuple[str, Any]] = [
     ("user", "\x1b]0;x\x07 \u202e \ud800 \U0001f600"),
     ("assistant", {"content": {"a": "\udfff"}, "tool_calls": "none"}),
@@ -361,3 +372,23 @@ def test_a_reply_is_read_again_in_its_own_api() -> None:
     stream = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n'
     (message,) = said("openai-chat", RecordedReply(200, "text/event-stream", stream))
     assert message == Message("assistant", "a")
+
+
+def test_the_score_of_an_experiments_branch_is_in_it(rig: Rig) -> None:
+    """The record of the branch that has this very trajectory; names may have dots."""
+    asked = rig.step(rig.first, [("user", "go")])
+    branch = fork(asked, rig.line, "repair.v1.warm.2")
+    namesake = fork(asked, rig.line, "other.warm.1")
+    rig.catalog.add_trajectories([(branch, None), (namesake, None)])
+    put = rig.catalog.values.put
+    value = {"label": "warm", "run": 2, "state": "scored", "score": 0.5, "passed": True, "cost": 1.0}
+    put(EXPERIMENTS_TENANT, "branches/repair.v1", "warm.2", {**value, "trajectory": branch.id}, now_ns=1)
+    put(EXPERIMENTS_TENANT, "branches/other", "warm.1", {**value, "trajectory": "0" * 32}, now_ns=1)
+    written: list[bytes] = []
+    progress: list[str] = []
+    export_trajectories(rig.context, said, rig.line.id, "jsonl", True, written.append, progress.append)
+    lines = [json.loads(line) for line in b"".join(written).splitlines()]
+    assert [line["name"] for line in lines] == ["agent", "repair.v1.warm.2", "other.warm.1"]
+    wanted = {"experiment": "repair.v1", "label": "warm", "run": 2, "state": "scored", "score": 0.5, "passed": True}
+    assert [line["score"] for line in lines] == [None, wanted, None]
+    assert len(progress) == 2

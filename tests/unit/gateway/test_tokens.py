@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from snapshotd.gateway.base import Api
+from snapshotd.gateway.tokens import EVENT_LIMIT_BYTES, READ_LIMIT_BYTES, TokenFilter, capture_of
 from tests.unit.gateway.rig import (
     BODIES,
     CHAT,
@@ -149,3 +151,16 @@ def test_a_stream_of_any_shape_in_any_pieces(size: int) -> None:
         assert b"token_ids" not in answered.body
         assert b'logprob":' not in answered.body
         assert memory.reply.tokens == {"logprobs": [-1], "prompt_token_ids": [1, 3]}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_beyond_the_limits_a_reply_passes_as_it_is(stream: bool) -> None:
+    capture = capture_of(Api.CHAT, json.dumps(BODIES[CHAT]).encode(), 0)
+    assert capture is not None
+    found = TokenFilter(capture, stream)
+    limit = EVENT_LIMIT_BYTES if stream else READ_LIMIT_BYTES
+    begins, rest = b'data: {"a":"', b"x" * limit
+    assert (found.feed(begins), found.feed(rest)) == (b"", begins + rest)
+    assert found.feed(b'data: {"prompt_token_ids":[1]}\n\n') == b'data: {"prompt_token_ids":[1]}\n\n'
+    assert found.end() == b""
+    assert capture.tokens is None

@@ -237,7 +237,7 @@ class Walk:
         """The messages and entries that one snapshot binds."""
         at = self._catalog.get_snapshot(link.id)
         copied = at.trajectory != self._line
-        entries = _Entries(self._catalog.journal(at.id, at.continues))
+        entries = _Entries(self._catalog.journal(at.id, at.continues), at.call.id)
         messages = itertools.islice(self._catalog.conversation(at.id, link.first), link.end - link.first)
         for message in messages:
             said = spoken(message)
@@ -245,11 +245,9 @@ class Walk:
             if said.source == "agent" and not self.main.goes_on:
                 model = self._model_behind(said, entries, at, copied)
             self.main.say(said, at, copied, model)
-        seen = False
         for entry in entries:
-            seen |= entry.id == at.call.id
             self._entry(entry, at, copied)
-        if not (seen or entries.passed(at.call.id) or at.call.name in _DAEMONS_OWN):
+        if not (entries.seen or at.call.name in _DAEMONS_OWN):
             self._ran(self.main, at.call, None, at, copied)  # a command from outside, or a call that a hook told of
 
     def _model_behind(self, said: Spoken, entries: _Entries, at: Snapshot, copied: bool) -> ModelFacts | None:
@@ -352,15 +350,18 @@ class Walk:
 
 
 class _Entries:
-    """The entries of a part, in order, from which single ones can be taken before their turn."""
+    """The entries of a part, in order, from which single ones can be taken before their turn. `seen`: the one of the
+    snapshot's own call (`call_id`) was among them."""
 
-    def __init__(self, entries: Iterator[JournalEntry]) -> None:
-        self._rest, self._waiting = entries, deque[JournalEntry]()
-        self._passed: set[str] = set()
+    def __init__(self, entries: Iterator[JournalEntry], call_id: str) -> None:
+        self._rest, self._waiting, self._call_id = entries, deque[JournalEntry](), call_id
+        self.seen = False
 
     def __iter__(self) -> Iterator[JournalEntry]:
         yield from self.skipped()
-        yield from self._rest
+        for entry in self._rest:
+            self.seen |= entry.id == self._call_id
+            yield entry
 
     def next_of(self, wanted: Callable[[JournalEntry], bool]) -> JournalEntry | None:
         """The next entry that is wanted; those before it wait for `skipped`. None, and all of them wait, if there is
@@ -375,13 +376,8 @@ class _Entries:
         """The entries that wait, in order."""
         while self._waiting:
             entry = self._waiting.popleft()
-            if entry.kind is EntryKind.TOOL:
-                self._passed.add(entry.id)
+            self.seen |= entry.id == self._call_id
             yield entry
-
-    def passed(self, entry_id: str) -> bool:
-        """True if `skipped` gave this one."""
-        return entry_id in self._passed
 
 
 def _way(catalog: Catalog, head: Snapshot) -> Iterable[_Link]:
