@@ -221,6 +221,12 @@ def test_captured_tokens(snap: Snap, runc_ready: None, tmp_path: Path) -> None:
         agents.snap("attach", fork)
         assert [request["body"]["return_token_ids"] for request in at.requests()] == [True]
 
+        at.forget()
+        off = "off:env.SNAPSHOTD_PROVIDER_CAPTURE_TOKENS=0"
+        (fork,) = snap.json("fork", first, "--resume", "--variant", off)["trajectories"]
+        agents.snap("attach", fork)
+        assert [sorted(request["body"]) for request in at.requests()] == [["messages", "model"]]
+
         hidden = agents.run(at, program, "TOKEN", more=more)
         (line,) = documents(snap, hidden, "--format", "jsonl")
         assert line["messages"][0]["content"].startswith("TOKEN[secret:env-TOKEN:")

@@ -35,7 +35,7 @@ NO_KEY = "kept-by-snapshotd"
 
 CAPTURE = PROVIDER + "CAPTURE_TOKENS"
 """Name in a trajectory's environment, with "1", where the gateway asks for token ids and log probabilities. Forks have
-it, too."""
+it, too, unless a variant gives it another value."""
 
 GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream], bool], Gateway]
 """The last argument: capture tokens."""
@@ -92,7 +92,7 @@ class Gateways:
         calls = ModelCalls(self._context, recorder, self._gate)
         if record is not None:
             calls.restore(record)
-        capture = CAPTURE in dict(sandbox.trajectory.env)
+        capture = dict(sandbox.trajectory.env).get(CAPTURE) == "1"
         sandbox.reach_models(self._make(listener, calls, upstreams, capture))
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
