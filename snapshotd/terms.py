@@ -19,6 +19,11 @@ SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
 DEFAULT_TENANT = "default"
 """Tenant of the key-value store if the user names none."""
 
+EXPERIMENTS_TENANT = "snapshotd-experiments"
+"""Tenant of the key-value store under which experiments are kept. No sandbox gets it unless a person names it."""
+BRANCHES = "branches"
+"""The namespace BRANCHES/EXPERIMENT has a value LABEL.RUN for each branch that has begun."""
+
 
 def short(any_id: str) -> str:
     """The form of an id that tables show; any unique prefix is accepted back."""

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NewType
 
+from snapshotd.terms import BRANCHES as BRANCHES
 from snapshotd.terms import DEFAULT_TENANT as DEFAULT_TENANT
+from snapshotd.terms import EXPERIMENTS_TENANT as EXPERIMENTS_TENANT
 from snapshotd.terms import NAME_PATTERN as NAME_PATTERN
 from snapshotd.terms import SECONDS as SECONDS
 from snapshotd.terms import SECONDS_MOST as SECONDS_MOST

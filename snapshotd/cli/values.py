@@ -275,6 +275,11 @@ def sandbox_options(function: F) -> F:
             help="Where the provider's key is here; else in OPENAI_API_KEY or ANTHROPIC_API_KEY. It never enters the sandbox.",
         ),
         click.option(
+            "--capture-tokens",
+            is_flag=True,
+            help="Ask an openai provider for token ids and log probabilities, and keep them with the model calls.",
+        ),
+        click.option(
             "--tenant",
             metavar="T",
             type=Name(),
@@ -321,6 +326,11 @@ def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
     """The client's keywords for the options. UsageError for providers that make no sense."""
     rest = {key: value for key, value in options.items() if key not in ("secrets", "providers", "provider_keys")}
     providers = _providers(options["providers"], dict(options["provider_keys"]))
+    if options["capture_tokens"] and not any(provider.kind == "openai" for provider in providers):
+        raise click.UsageError(
+            "--capture-tokens needs --provider openai: no other API has token ids or log probabilities; add it, or leave the "
+            "option out"
+        )
     return {**rest, "env": dict(options["env"]), "secrets": dict(options["secrets"]), "providers": providers}
 
 

@@ -791,11 +791,13 @@ def sandbox_fields(
     name: str | None = None,
     secrets: Mapping[str, str] | None = None,
     providers: Sequence[Provider] = (),
+    capture_tokens: bool = False,
     tenant: str = DEFAULT_TENANT,
 ) -> dict[str, Any]:
     """The fields of a new sandbox, as the API takes them. `memory` and `disk` in bytes, or as text such as "512m"; None
     means the daemon's default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
-    the model providers that the recording gateway forwards to; `tenant` is the tenant of the key-value store that its
+    the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for token ids and
+    log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its
     agents read and write. UsageError for text that is no amount."""
     return {
         "image": image,
@@ -806,6 +808,7 @@ def sandbox_fields(
         "name": name,
         "secrets": dict(secrets or {}),
         "providers": [dataclasses.asdict(item) for item in providers],
+        "capture_tokens": capture_tokens,
         "tenant": tenant,
         "limits": limit_fields(memory, cpus, pids, disk),
     }

@@ -286,6 +286,7 @@ class Sandbox:
         runtime: str = "auto",
         secrets: Mapping[str, str] | None = None,
         providers: Sequence[Provider] = (),
+        capture_tokens: bool = False,
         tenant: str = DEFAULT_TENANT,
         idle_timeout: float = 0,
         wait: Wait = "captured",
@@ -293,9 +294,10 @@ class Sandbox:
     ) -> Sandbox:
         """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
         "512m", `network` is none or bridge, `secrets` are environment that is recorded nowhere in plain, `providers`
-        are for the recording gateway, `tenant` is the tenant of the store that its agents read and write, and after
-        `idle_timeout` seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods
-        that make a snapshot, they return when it survives power loss."""
+        are for the recording gateway, which with `capture_tokens` asks for token ids and log probabilities, `tenant` is
+        the tenant of the store that its agents read and write, and after `idle_timeout` seconds without a command it is
+        stopped (0: never). With `wait="stored"`, here and in the methods that make a snapshot, they return when it
+        survives power loss."""
         client = client or Snapshotd()
         info, _ = client.create(
             image=image,
@@ -310,6 +312,7 @@ class Sandbox:
             runtime=runtime,
             secrets=secrets,
             providers=providers,
+            capture_tokens=capture_tokens,
             tenant=tenant,
             idle_timeout=idle_timeout,
             wait=wait,

@@ -24,7 +24,7 @@ from snapshotd.client.verbs import (
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
-Form = Literal["bundle", "oci", "tar"]
+Form = Literal["bundle", "oci", "tar", "atif", "jsonl"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,28 +41,51 @@ class Sharing(Verbs):
 
     def export(
         self,
-        ref: str,
+        ref: str | Sequence[str],
         write: Callable[[bytes], object],
         *,
         form: Form = "bundle",
         whole: bool = False,
         since: str | None = None,
+        forks: bool = False,
         encrypt: str | Path | None = None,
         progress: Progress | None = None,
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file: a `bundle` for `import_bundle` (with
         `since`: only the snapshots after that one), an `oci` image for `docker load`, or the plain `tar`. Returns
-        warnings: files that the form cannot hold. With `encrypt`, a file whose content is the key, the output is sealed
+        warnings: what the form cannot hold.
+
+        `atif` and `jsonl` are what was said and done up to it, without files, for evaluation and training
+        (docs/agents/training.md); several refs give several, and with `forks` each is followed by all that were forked from
+        it. UsageError: nothing is recorded of one that is named.
+
+        With `encrypt`, a file whose content is the key, the output is sealed
         (AES-256-GCM), and only `import_bundle` with the same key reads it.
 
         If anything is raised, also in the middle, the output is not whole.
         """
         if encrypt is not None:
             sealing = Sealing(encrypt, write)
-            warnings = self.export(ref, sealing.write, form=form, whole=whole, since=since, progress=progress)
+            warnings = self.export(
+                ref, sealing.write, form=form, whole=whole, since=since, forks=forks, progress=progress
+            )
             sealing.end()
             return warnings
-        query = {"form": form, "whole": "true" if whole else None, "since": None if since is None else check_ref(since)}
+        if not isinstance(ref, str):
+            if form not in ("atif", "jsonl") and len(ref) != 1:
+                raise UsageError(
+                    f"an export as {form} holds one snapshot, and {len(ref)} are named; export each of them"
+                )
+            warned: list[str] = []
+            for one in ref:
+                warned += self.export(one, write, form=form, whole=whole, since=since, forks=forks, progress=progress)
+            return tuple(warned)
+        query = {
+            "form": form,
+            "whole": "true" if whole else None,
+            "since": None if since is None else check_ref(since),
+            "forks": "true" if forks else None,
+        }
         for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
             if isinstance(item, bytes):
                 write(item)
@@ -77,12 +100,13 @@ class Sharing(Verbs):
     @on_this_machine
     def export_file(
         self,
-        ref: str,
+        ref: str | Sequence[str],
         to: str | Path,
         *,
         form: Form = "bundle",
         whole: bool = False,
         since: str | None = None,
+        forks: bool = False,
         encrypt: str | Path | None = None,
         progress: Progress | None = None,
         moved: Callable[[int], object] | None = None,
@@ -95,7 +119,14 @@ class Sharing(Verbs):
         with part_file(local_path(to)) as write:
             counting = _Counting(write, moved)
             warnings = self.export(
-                ref, counting.write, form=form, whole=whole, since=since, encrypt=encrypt, progress=progress
+                ref,
+                counting.write,
+                form=form,
+                whole=whole,
+                since=since,
+                forks=forks,
+                encrypt=encrypt,
+                progress=progress,
             )
         return ExportInfo(counting.count, warnings)
 

@@ -8,7 +8,7 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from socket import socket
@@ -53,7 +53,7 @@ from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.engine.storing.worker import Worker
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.fuse.lazy import LazyMount
-from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, Upstream
+from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import features
 from snapshotd.layers import store as layer_store
@@ -67,7 +67,7 @@ from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
-from snapshotd.types import IdMap, new_id
+from snapshotd.types import IdMap, Message, new_id
 
 RUN_ROOT = Path("/run/snapshotd")
 """Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged
@@ -178,6 +178,7 @@ def _assemble(context: Context, lazy: LazyMount | None, gateway: GatewayMaker) -
             files=FileCalls(context, sessions, steps),
             mind=Mind(context, sessions, cold, gate, values, steps, fork=forks.once, forget=disposal.forget),
             browse=Browse(context),
+            replies=_replies,
         )
     )
 
@@ -241,12 +242,22 @@ def _store_url(config: Config, catalog: Catalog) -> str:
 
 
 def _gateways(digest_key: bytes, memory: Budget) -> GatewayMaker:
-    def make(listener: socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream]) -> Gateway:
+    def make(
+        listener: socket, handler: GatewayHandler, upstreams: Mapping[str, Upstream], capture_tokens: bool
+    ) -> Gateway:
         from snapshotd.gateway.server import GatewayServer  # an HTTP client that most daemons never need
 
-        return GatewayServer(listener, handler, upstreams, budget=memory, digest_key=digest_key)
+        return GatewayServer(
+            listener, handler, upstreams, budget=memory, digest_key=digest_key, capture_tokens=capture_tokens
+        )
 
     return make
+
+
+def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
+    from snapshotd.gateway.routes import said  # most daemons never need it
+
+    return said(api, reply)
 
 
 def _has_fuse() -> bool:

@@ -103,6 +103,8 @@ class SandboxRequest:
     """Environment like `env`, whose values are recorded nowhere in plain."""
     providers: tuple[Provider, ...] = ()
     """Model providers that the recording gateway forwards to; none: no gateway."""
+    capture_tokens: bool = False
+    """The gateway asks for token ids and log probabilities, and keeps them with the model calls."""
     tenant: str = DEFAULT_TENANT
     """Tenant of the key-value store that the sandbox's agents, and the agents of its forks, read and write."""
     idle_timeout_s: float = 0.0
@@ -219,6 +221,8 @@ class Decision:
     result: Any = None
 
 
+ExportForm = Literal["bundle", "oci", "tar", "atif", "jsonl"]
+"""A bundle, an image, a plain tree; the last two hold what was said and done, and no files."""
 RewindMode = Literal["files", "conversation", "both"]
 """`conversation` stands for the whole of the agent's mind: conversation, journal and state."""
 
@@ -902,15 +906,18 @@ class Engine(ABC):
         self,
         ref: str,
         *,
-        form: Literal["bundle", "oci", "tar"],
+        form: ExportForm,
         whole: bool,
         since: str | None,
+        forks: bool,
         write: Callable[[bytes], object],
         progress: ProgressSink,
     ) -> tuple[str, ...]:
         """Write a snapshot (with `whole`: its trajectory up to it) as one file. `bundle` is for `import_bundle`; with
         `since` it holds only the snapshots after that one. `oci` is an image for `docker load`, `tar` the plain tree.
-        Returns warnings (files that the form cannot hold). UsageError for a combination that makes no sense."""
+        `atif` and `jsonl` are the trajectory up to the snapshot, for evaluation and training (docs/agents/training.md); with
+        `forks` all that were forked from it follow. Returns warnings (what the form cannot hold). UsageError for
+        a combination that makes no sense."""
 
     @abstractmethod
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:

@@ -22,6 +22,7 @@ from snapshotd.engine.base import (
     Decision,
     Event,
     ExecResult,
+    ExportForm,
     Forked,
     ForkPart,
     Imported,
@@ -71,6 +72,7 @@ from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.engine.storing.worker import Worker
 from snapshotd.engine.transfer import bundle, imports
+from snapshotd.engine.transfer.trajectories.turns import Replies
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.store import release
@@ -122,6 +124,7 @@ class EngineParts:
     files: FileCalls
     mind: Mind
     browse: Browse
+    replies: Replies
 
 
 class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
@@ -225,7 +228,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         if agent is not None:
             arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **({REUSE: True} if reuse else {})}
         snapshot = _first_snapshot(stack, marker("start", arguments))
-        plain, secret = provider_env(request.providers)
+        plain, secret = provider_env(request.providers, capture_tokens=request.capture_tokens)
         open_env = (*request.env, *plain, *tenant_env(request.tenant))
         env = self._context.secrecy.environment(snapshot.trajectory, open_env, (*request.secrets, *secret))
         trajectory = Trajectory(
@@ -516,12 +519,22 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self,
         ref: str,
         *,
-        form: Literal["bundle", "oci", "tar"],
+        form: ExportForm,
         whole: bool,
         since: str | None,
+        forks: bool,
         write: Callable[[bytes], object],
         progress: ProgressSink,
     ) -> tuple[str, ...]:
+        if form == "atif" or form == "jsonl":
+            if whole or since is not None:
+                raise UsageError(
+                    f"an export as {form} holds a trajectory from its beginning; leave out what it begins after"
+                )
+            replies = self._parts.replies
+            return share.export_trajectories(self._context, replies, ref, form, forks, write, progress)
+        if forks:
+            raise UsageError(f"an export as {form} holds no forks; export each of them")
         snapshot = self._catalog.resolve_snapshot(ref)
         if form != "bundle":
             if whole or since is not None:

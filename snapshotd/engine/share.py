@@ -1,17 +1,21 @@
-"""Exporting: the files of a snapshot for other programs, and bundles for another state directory. Everything is pinned
-meanwhile."""
+"""Exporting: the files of a snapshot for other programs, bundles for another state directory (everything is pinned
+meanwhile), and trajectories for evaluation and training."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from typing import Any, Literal
 
 from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing.look import open_view
 from snapshotd.engine.transfer import bundle, export
-from snapshotd.errors import DataLoss
-from snapshotd.types import Image, Snapshot, short
+from snapshotd.engine.transfer.trajectories.documents import export_trajectory
+from snapshotd.engine.transfer.trajectories.turns import Replies, family
+from snapshotd.errors import DataLoss, NotFound, UsageError
+from snapshotd.types import BRANCHES, EXPERIMENTS_TENANT, Image, Snapshot, Trajectory, short
 
 
 def export_files(context: Context, snapshot: Snapshot, form: str, write: Callable[[bytes], object]) -> tuple[str, ...]:
@@ -41,6 +45,48 @@ def export_bundle(
             context.catalog, context.repo, lambda snapshot: _image(context, snapshot), str(context.state_dir)
         )
         return bundle.export_bundle(snapshots, source, write, since=base, progress=progress)
+
+
+def export_trajectories(
+    context: Context,
+    replies: Replies,
+    ref: str,
+    form: Literal["atif", "jsonl"],
+    forks: bool,
+    write: Callable[[bytes], object],
+    progress: ProgressSink,
+) -> tuple[str, ...]:
+    """A trajectory up to a snapshot or its head; with `forks` also all that were forked from it, each up to its head.
+    Returns warnings. UsageError: nothing is recorded of the one that is named."""
+    catalog = context.catalog
+    head = catalog.resolve_snapshot(ref)
+    named = ref in head.tags or head.id.startswith(ref)
+    line = catalog.get_trajectory(head.trajectory) if named else catalog.resolve_trajectory(ref)
+    warnings = list(export_trajectory(context, replies, line, head, form, _score(context, line), write))
+    for number, one in enumerate(family(catalog, line.id)[1:] if forks else (), 1):
+        progress(f"fork {number}: {short(one)}")
+        fork = catalog.get_trajectory(one)
+        try:
+            warnings += export_trajectory(
+                context, replies, fork, catalog.get_snapshot(fork.head), form, _score(context, fork), write
+            )
+        except UsageError as exc:
+            warnings.append(exc.message)
+    return tuple(warnings)
+
+
+def _score(context: Context, line: Trajectory) -> dict[str, Any] | None:
+    """The record that an experiment keeps of a branch, which is called EXPERIMENT.VARIANT.RUN."""
+    words = (line.name or "").split(".")
+    for count in range(1, len(words) - 1):
+        name, key = ".".join(words[:count]), ".".join(words[count:])
+        with suppress(NotFound):
+            found = context.catalog.values.get(EXPERIMENTS_TENANT, f"{BRANCHES}/{name}", key, now_ns=time.time_ns())
+            value = found.value
+            if isinstance(value, dict) and value.get("trajectory") == line.id:
+                kept = ("label", "run", "state", "score", "passed")
+                return {"experiment": name, **{field: value.get(field) for field in kept}}
+    return None
 
 
 def _image(context: Context, snapshot: Snapshot) -> Image:

@@ -322,6 +322,10 @@ class TurnReply:
     body_bytes: int
     started_at_ns: int
     duration_ns: int
+    capture: Mapping[str, Any] | None = None
+    """The way the provider was asked for tokens (`tokens.TokenCapture.record`); None if it was not."""
+    tokens: Mapping[str, Any] | None = field(default=None, repr=False)
+    """Token ids and log probabilities, if it gave any (`tokens.TokenCapture.tokens`)."""
 
     @property
     def failed(self) -> bool:

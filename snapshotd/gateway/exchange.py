@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
 from snapshotd.errors import LimitExceeded, SnapshotdError
@@ -25,9 +26,11 @@ from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.forward import Cut, Forwarder, Reply, UpstreamFailed
 from snapshotd.gateway.peer import Gone, HttpRequest, Peer
 from snapshotd.gateway.recording import Recording
+from snapshotd.gateway.tokens import REFUSALS, Refusals, TokenCapture, TokenFilter, capture_of
 from snapshotd.gateway.watch import HangUpWatch
 
 HUNG_UP = "the agent hung up"
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class Settings:
     replay_limit_bytes: int
     memo: DigestMemo
     hang_ups: HangUpWatch
+    refusals: Refusals | None = None
+    """With it, tokens are captured."""
 
 
 class Exchange:
@@ -98,10 +103,18 @@ class Exchange:
             self._replay(recorded)
             return
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
+        capture = self._capture(request, body)
         try:
-            with self._watched(), self._send(dialect.provider, body) as reply:
+            with self._watched(), self._asked(request, dialect.provider, capture, body) as reply:
                 _LiveReply(
-                    self._peer, self._forwarder, self._settings, dialect, request, reply, (started_at_ns, started_ns)
+                    self._peer,
+                    self._forwarder,
+                    self._settings,
+                    dialect,
+                    request,
+                    reply,
+                    capture,
+                    (started_at_ns, started_ns),
                 ).pass_on()
         except UpstreamFailed as failed:
             spent_ns = time.monotonic_ns() - started_ns
@@ -145,6 +158,37 @@ class Exchange:
             raise Gone
         self._peer.end()
 
+    def _capture(self, request: TurnRequest, body: bytes) -> TokenCapture | None:
+        refusals = self._settings.refusals
+        if refusals is None:
+            return None
+        return capture_of(request.api, body, refusals.level(request.api, request.model))
+
+    @contextmanager
+    def _asked(
+        self, request: TurnRequest, provider: ProviderKind, capture: TokenCapture | None, body: bytes
+    ) -> Iterator[Reply]:
+        """The provider's reply. A provider that refuses the fields for the tokens is asked again with less."""
+        if capture is None:
+            with self._send(provider, body) as reply:
+                yield reply
+            return
+        refused = False
+        while True:
+            with self._send(provider, capture.body() if capture.added else body) as reply:
+                if reply.status not in REFUSALS or not capture.less():
+                    if refused and reply.status not in REFUSALS:
+                        self._remember(request, capture)
+                    yield reply
+                    return
+                refused = True
+
+    def _remember(self, request: TurnRequest, capture: TokenCapture) -> None:
+        refusals = self._settings.refusals
+        if refusals is not None and refusals.remember(request.api, request.model, capture.level):
+            names = ", ".join(capture.record.get("refused", ()))
+            _LOG.warning("the provider of %s refuses %s, so its replies are recorded without", request.model, names)
+
     def _send(self, provider: ProviderKind, body: bytes) -> AbstractContextManager[Reply]:
         upstream = self._settings.upstreams.get(provider)
         if upstream is None:
@@ -174,6 +218,7 @@ class _LiveReply:
         dialect: Dialect,
         request: TurnRequest,
         reply: Reply,
+        capture: TokenCapture | None,
         started: tuple[int, int],
     ) -> None:
         self._peer = peer
@@ -182,6 +227,9 @@ class _LiveReply:
         self._request = request
         self._reply = reply
         self._recording = Recording(dialect, request, reply.status, reply.content_type, settings.replay_limit_bytes)
+        self._capture = capture
+        wanted = capture is not None and capture.added and 200 <= reply.status < 300
+        self._filter = TokenFilter(capture, self._recording.streamed) if capture is not None and wanted else None
         self._started_at_ns, self._started_ns = started
         self._held = bytearray()
         self._head_sent = False
@@ -194,9 +242,11 @@ class _LiveReply:
             if self._recording.streamed:
                 self._release()  # the head at once: the agent sees that there will be an answer
             for piece in self._reply.pieces:
-                self._take(piece)
+                self._take(piece if self._filter is None else self._filter.feed(piece))
+            self._take_rest()
         except Cut as cut:
             failure = str(cut)
+            self._take_rest()
         except Gone:
             self._report(self._forwarder.aborted or HUNG_UP)
             raise
@@ -209,6 +259,10 @@ class _LiveReply:
             raise Gone
         self._peer.end()
 
+    def _take_rest(self) -> None:
+        if self._filter is not None:
+            self._take(self._filter.end())
+
     def _take(self, piece: bytes) -> None:
         self._recording.take(piece)
         self._held += piece
@@ -220,7 +274,8 @@ class _LiveReply:
     def _release(self) -> None:
         if not self._head_sent:
             self._head_sent = True
-            self._peer.start(self._reply.status, self._reply.headers, self._reply.length)
+            length = self._reply.length if self._filter is None else None
+            self._peer.start(self._reply.status, self._reply.headers, length)
         self._peer.send(bytes(self._held))
         self._held.clear()
 
@@ -230,4 +285,7 @@ class _LiveReply:
             return
         self._reported = True
         spent_ns = time.monotonic_ns() - self._started_ns
-        self._handler.replied(self._request, self._recording.reply(failure, self._started_at_ns, spent_ns))
+        reply = self._recording.reply(failure, self._started_at_ns, spent_ns)
+        if self._capture is not None:
+            reply = replace(reply, capture=self._capture.record, tokens=self._capture.tokens)
+        self._handler.replied(self._request, reply)

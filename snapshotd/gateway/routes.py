@@ -7,11 +7,13 @@ import re
 from dataclasses import dataclass
 
 from snapshotd.gateway.anthropic import AnthropicMessages
-from snapshotd.gateway.base import ProviderKind
+from snapshotd.gateway.base import Api, ProviderKind, RecordedReply, TurnRequest
 from snapshotd.gateway.dialect import Dialect
+from snapshotd.gateway.digest import DigestMemo
 from snapshotd.gateway.openai_chat import OpenAIChat
 from snapshotd.gateway.openai_responses import OpenAIResponses
 from snapshotd.gateway.peer import HttpRequest
+from snapshotd.types import Message
 
 _DIALECTS: dict[str, Dialect] = {
     dialect.path: dialect for dialect in (OpenAIChat(), OpenAIResponses(), AnthropicMessages())
@@ -38,6 +40,13 @@ def find(request: HttpRequest) -> GatewayRoute | None:
     elif request.method == "GET" and _MODELS.fullmatch(request.path):
         return GatewayRoute(family(request.path, request.header(b"anthropic-version") is not None))
     return None
+
+
+def said(api: str, reply: RecordedReply) -> tuple[Message, ...]:
+    """The messages of a recorded reply of status 200. `api` is one of `Api`."""
+    dialect = next(one for one in _DIALECTS.values() if one.api == api)
+    asked = TurnRequest(Api(api), "", False, {}, (), dialect, DigestMemo(b""))
+    return dialect.read_again(asked, reply).messages
 
 
 def family(path: str, anthropic_header: bool) -> ProviderKind:

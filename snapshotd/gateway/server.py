@@ -28,6 +28,7 @@ from snapshotd.gateway.exchange import Exchange, Settings
 from snapshotd.gateway.forward import Forwarder, prepare
 from snapshotd.gateway.peer import Gone, Peer, Refused
 from snapshotd.gateway.routes import family
+from snapshotd.gateway.tokens import Refusals
 from snapshotd.gateway.watch import HangUpWatch
 
 _CLOSE_S = 10.0
@@ -45,7 +46,8 @@ class GatewayServer(Gateway):
     """Serves one sandbox from construction until `close`. See `base.py`.
 
     `listener` is a listening TCP socket; it belongs to the server from now on. `upstreams`: by `ProviderKind`; a missing
-    one can be replayed only. `budget`: memory to share with other gateways. `digest_key`: secret that message digests
+    one can be replayed only. `budget`: memory to share with other gateways. `capture_tokens`: ask for token ids
+    and log probabilities. `digest_key`: secret that message digests
     depend on.
     """
 
@@ -60,10 +62,14 @@ class GatewayServer(Gateway):
         replay_limit_bytes: int = REPLAY_LIMIT_BYTES,
         budget: Budget,
         digest_key: bytes = b"",
+        capture_tokens: bool = False,
     ) -> None:
         self._port = int(listener.getsockname()[1])
         self._hang_ups = HangUpWatch()
-        self._settings = Settings(handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups)
+        refusals = Refusals() if capture_tokens else None
+        self._settings = Settings(
+            handler, dict(upstreams), replay_limit_bytes, DigestMemo(digest_key), self._hang_ups, refusals
+        )
         self._timeouts = timeouts or Timeouts()
         self._body_limit = body_limit_bytes
         self._budget = budget

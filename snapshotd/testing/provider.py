@@ -11,6 +11,7 @@ prints its URL and serves until it is ended. The script is JSON: a list of steps
     toolless  steps for requests that offer no tools (the title of a conversation, for one)
     by        the step that a request gets: "turns" (default): the number of replies that its conversation holds already, so that a resumed
               or forked agent meets the same step again; "results": the number of tool results; "sequence": the next one
+    refuses   [FIELD]: requests that have one of these fields get an error 400 that names it
     api_key   the key that requests must carry; without it, any key is accepted
 
 A step:
@@ -117,6 +118,10 @@ class ScriptedProvider:
     def authorized(self, headers: dict[str, str]) -> bool:
         key = self._script.get("api_key")
         return key is None or headers.get("authorization") == f"Bearer {key}" or headers.get("x-api-key") == key
+
+    def refused(self, body: dict[str, Any]) -> str | None:
+        """The field of a request that the script does not let pass."""
+        return next((name for name in self._script.get("refuses", ()) if name in body), None)
 
     def play(self, wire: Wire, body: dict[str, Any], raw: bytes) -> tuple[int, int, dict[str, Any] | None]:
         """Number, attempt and step that a request meets; no step beyond the end of the script."""
@@ -268,6 +273,12 @@ class _Handler(BaseHTTPRequestHandler):
         if not provider.authorized(headers):
             provider.note(self.path, headers, body, step=None, attempt=0)
             return self._json(401, wire.error(401, "authentication_error", "the key is wrong"))
+        refused = provider.refused(body)
+        if refused is not None:
+            provider.note(self.path, headers, body, refused=refused)
+            return self._json(
+                400, wire.error(400, "invalid_request_error", f"Unrecognized request argument: {refused}")
+            )
         number, attempt, step = provider.play(wire, body, raw)
         provider.note(self.path, headers, body, step=None if step is None else number, attempt=attempt)
         if step is None:

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 CREATED = 1_700_000_000
+PROMPT_IDS = [7, 8, 9]
+"""Token ids of every prompt."""
+LOGPROBS = "message.output_text.logprobs"
 _RESPONSE_ID = re.compile(r"resp_(\d{1,9})")
 
 
@@ -46,6 +49,23 @@ class Reply:
 
     def pieces(self, text: str) -> list[str]:
         return [text[start : start + self.piece_chars] for start in range(0, len(text), self.piece_chars)]
+
+    def asked(self, field: str) -> bool:
+        """True if the request has this flag."""
+        return self.request.get(field) is True
+
+    def logprobs(self, first: int = 0, count: int | None = None) -> list[dict[str, Any]]:
+        """Log probabilities of the text's tokens, which are its pieces: -0.5 for the first, -1.0 for the next, ..."""
+        pieces = list(enumerate(self.pieces(self.text or "")))[first : None if count is None else first + count]
+        return [
+            {"token": piece, "logprob": -(number + 1) / 2, "bytes": list(piece.encode()), "top_logprobs": []}
+            for number, piece in pieces
+        ]
+
+    def token_ids(self) -> list[int]:
+        """Ids of all tokens, those of the calls too: 100 for the first, 101 for the next, ..."""
+        count = len(self.pieces(self.text or "")) + sum(len(self.pieces(call.text)) for call in self.calls)
+        return list(range(100, 100 + count))
 
 
 class Wire:
@@ -98,20 +118,26 @@ class Chat(Wire):
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
                 for call in reply.calls
             ]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self._stop(reply)}
+        logprobs = {"content": reply.logprobs(), "refusal": None} if reply.asked("logprobs") else None
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": self._stop(reply)}
+        ids = reply.asked("return_token_ids")
         return {
             "id": f"chatcmpl-{reply.step}",
             "object": "chat.completion",
             "created": CREATED,
             "model": reply.model,
-            "choices": [choice],
+            "choices": [{**choice, "token_ids": reply.token_ids()} if ids else choice],
             "usage": self._usage(reply),
+            **({"prompt_token_ids": PROMPT_IDS} if ids else {}),
         }
 
     def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
-        yield None, self._chunk(reply, {"role": "assistant", "content": None if reply.calls and not reply.text else ""})
-        for piece in reply.pieces(reply.text or ""):
-            yield None, self._chunk(reply, {"content": piece})
+        first = self._chunk(reply, {"role": "assistant", "content": None if reply.calls and not reply.text else ""})
+        ids = iter(reply.token_ids() if reply.asked("return_token_ids") else ())
+        yield None, {**first, "prompt_token_ids": PROMPT_IDS} if reply.asked("return_token_ids") else first
+        for number, piece in enumerate(reply.pieces(reply.text or "")):
+            logprobs = reply.logprobs(number, 1) if reply.asked("logprobs") else None
+            yield None, self._chunk(reply, {"content": piece}, ids=ids, logprobs=logprobs)
         for number, call in enumerate(reply.calls):
             function = {"name": call.name, "arguments": ""}
             yield (
@@ -121,14 +147,25 @@ class Chat(Wire):
                 ),
             )
             for piece in reply.pieces(call.text):
-                yield None, self._chunk(reply, {"tool_calls": [{"index": number, "function": {"arguments": piece}}]})
+                delta = {"tool_calls": [{"index": number, "function": {"arguments": piece}}]}
+                yield None, self._chunk(reply, delta, ids=ids)
         yield None, self._chunk(reply, {}, self._stop(reply))
         if (reply.request.get("stream_options") or {}).get("include_usage"):
             yield None, {**self._chunk(reply, {}), "choices": [], "usage": self._usage(reply)}
         yield None, "[DONE]"
 
-    def _chunk(self, reply: Reply, delta: dict[str, Any], stop: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": stop}
+    def _chunk(
+        self,
+        reply: Reply,
+        delta: dict[str, Any],
+        stop: str | None = None,
+        *,
+        ids: Iterator[int] | None = None,
+        logprobs: list[dict[str, Any]] | None = None,
+    ) -> dict[str, Any]:
+        shown = None if logprobs is None else {"content": logprobs, "refusal": None}
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "logprobs": shown, "finish_reason": stop}
+        choice |= {"token_ids": [number]} if ids is not None and (number := next(ids, None)) is not None else {}
         return {
             "id": f"chatcmpl-{reply.step}",
             "object": "chat.completion.chunk",
@@ -187,8 +224,8 @@ class Responses(Wire):
                 part, place = item["content"][0], {**place, "content_index": 0}
                 yield "response.content_part.added", {**place, "part": {**part, "text": ""}}
                 for piece in reply.pieces(part["text"]):
-                    yield "response.output_text.delta", {**place, "delta": piece, "logprobs": []}
-                yield "response.output_text.done", {**place, "text": part["text"], "logprobs": []}
+                    yield "response.output_text.delta", {**place, "delta": piece, "logprobs": part["logprobs"][:1]}
+                yield "response.output_text.done", {**place, "text": part["text"], "logprobs": part["logprobs"]}
                 yield "response.content_part.done", {**place, "part": part}
             else:
                 for piece in reply.pieces(item["arguments"]):
@@ -204,7 +241,8 @@ class Responses(Wire):
     def _items(reply: Reply) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = []
         if reply.text is not None:
-            part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
+            logprobs = reply.logprobs() if LOGPROBS in (reply.request.get("include") or ()) else []
+            part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": logprobs}
             items.append(
                 {
                     "id": f"msg_{reply.step}",

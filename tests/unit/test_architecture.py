@@ -133,7 +133,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "fastapi": ("daemon/",),
     "uvicorn": ("daemon/",),
     "starlette": ("daemon/",),  # comes with fastapi
-    "pydantic": ("daemon/",),  # comes with fastapi
+    "pydantic": ("daemon/", "engine/transfer/trajectories/"),  # comes with fastapi
     "anyio": ("daemon/",),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py"),  # what docker raises; comes with it
 }

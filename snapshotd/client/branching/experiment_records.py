@@ -15,12 +15,13 @@ from snapshotd.client.branching.experiment_file import Experiment, parse_experim
 from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo, ranked
 from snapshotd.client.results import ApiRecord
 from snapshotd.errors import Conflict, NotFound
+from snapshotd.terms import BRANCHES
+from snapshotd.terms import EXPERIMENTS_TENANT as TENANT
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
-TENANT = "snapshotd-experiments"
-_LIST, _BRANCHES = "list", "branches"
+_LIST = "list"
 _PAGE = 500
 BranchState = Literal["waiting", "running", "scored", "failed", "stopped", "skipped"]
 FINAL = ("scored", "failed")
@@ -98,7 +99,7 @@ class Records:
     """The records of one experiment. NotFound: there is none of this name."""
 
     def __init__(self, client: Snapshotd, name: str) -> None:
-        self._client, self.name, self._branches = client, name, f"{_BRANCHES}/{name}"
+        self._client, self.name, self._branches = client, name, f"{BRANCHES}/{name}"
 
     def begin(self, experiment: Experiment, snapshot: str, began_at: str) -> None:
         """Record a new one. Conflict: there is one of this name."""

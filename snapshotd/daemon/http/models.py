@@ -416,6 +416,9 @@ class SandboxFields(Request):
         max_length=8,
         description="Model providers that the recording gateway forwards to; none: no gateway.",
     )
+    capture_tokens: bool = Field(
+        False, description="The gateway asks for token ids and log probabilities, and keeps them with the model calls."
+    )
     tenant: str = Field(
         t.DEFAULT_TENANT,
         max_length=64,
@@ -448,6 +451,7 @@ class SandboxFields(Request):
             name=self.name,
             secrets=secrets,
             providers=tuple(item.provider() for item in self.providers),
+            capture_tokens=self.capture_tokens,
             tenant=self.tenant,
             limits=self.limits.limits(),
         )

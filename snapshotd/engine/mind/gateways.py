@@ -7,7 +7,7 @@ secrets there.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from snapshotd.engine.base import Provider
 from snapshotd.engine.context import Context
@@ -34,13 +34,25 @@ _KEY = "_KEY"
 _MODEL = PROVIDER + "MODEL"
 """Environment name of the model that every request asks for, whatever the agent says."""
 
-GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream]], Gateway]
+CAPTURE = PROVIDER + "CAPTURE_TOKENS"
+"""Name in a trajectory's environment, with "1", where the gateway asks for token ids and log probabilities. Forks have
+it, too, unless a variant gives it another value."""
+
+GatewayMaker = Callable[[socket.socket, GatewayHandler, Mapping[str, Upstream], bool], Gateway]
+"""The last argument: capture tokens."""
 
 
-def provider_env(providers: Iterable[Provider]) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
+def provider_env(
+    providers: Sequence[Provider], *, capture_tokens: bool
+) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]:
     """Providers as a trajectory's environment records them: plain pairs, and secret ones. UsageError: a base URL that
-    is none."""
-    plain, secret = [], []
+    is none; tokens are to be captured, and no provider has any."""
+    if capture_tokens and not any(Family(provider.kind) is Family.OPENAI for provider in providers):
+        raise UsageError(
+            "tokens are captured of OpenAI's APIs, as OpenAI, vLLM and others speak them, and no such provider was given; "
+            "Anthropic's API has no token ids and no log probabilities"
+        )
+    plain, secret = ([(CAPTURE, "1")] if capture_tokens else []), []
     for provider in providers:
         Upstream(provider.base_url, provider.api_key)  # refuses malformed values
         name = PROVIDER + provider.kind.upper()
@@ -95,7 +107,8 @@ class Gateways:
         calls = ModelCalls(self._context, recorder, self._gate)
         if record is not None:
             calls.restore(record)
-        sandbox.reach_models(self._make(listener, calls, upstreams))
+        capture = dict(sandbox.trajectory.env).get(CAPTURE) == "1"
+        sandbox.reach_models(self._make(listener, calls, upstreams, capture))
 
     def _listener(self, sandbox: Sandbox) -> socket.socket:
         """The socket on which the sandbox's gateway listens: it outlives the daemon, so that clients wait for the next

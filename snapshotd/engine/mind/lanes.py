@@ -29,7 +29,7 @@ class Lane:
     """One conversation as the agent sends it. `digests`: those of its messages, in order. `caller`: the provider's id
     of the call that led to it. `side`: no part of the trajectory's conversation. `begun`: a request has gone on from
     its first reply. `asking`: requests that wait for their replies now. `recorded`: its number is the one in the
-    journal."""
+    journal. `params`: the parameters that were recorded of it last."""
 
     number: int
     digests: list[bytes] = field(default_factory=list)
@@ -38,6 +38,7 @@ class Lane:
     begun: bool = False
     asking: int = 0
     recorded: bool = False
+    params: dict[str, Any] | None = None
 
     @property
     def details(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.lanes import Lane, Lanes, opening_count, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import CALLER, LANE, OF_MODEL, REPLY_DENIED, SIDE
+from snapshotd.engine.mind.replay import CALL, CALLER, CAPTURE, LANE, OF_MODEL, PARAMS, REPLY_DENIED, SIDE, TOKENS
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
@@ -98,6 +98,9 @@ class ModelCalls:
         lane.recorded = True
         self._heard(lane, known, request.digests[known:])
         more: dict[str, Any] = {SIDE: True} if lane.side and lane.caller is None else {}
+        params = wire_records.params(request, lane.params)
+        if params != lane.params:
+            more[PARAMS] = lane.params = params
         if lane.side:
             more["messages"] = [{"role": message.role, "content": message.content} for message in told]
         opened = self._recorder.begin(
@@ -126,6 +129,7 @@ class ModelCalls:
         details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
         if request.sent_as is not None:
             details["sent_as"] = request.sent_as
+        details |= self._captured(request, reply)
         result = wire_records.result(reply, calls)
         status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
@@ -140,6 +144,17 @@ class ModelCalls:
         self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
         for call in calls:
             self._open_tool(call, turn.opened.entry, turn.lane)
+
+    def _captured(self, request: TurnRequest, reply: TurnReply) -> dict[str, Any]:
+        """The tokens of a reply, as details of its entry. Token ids spell a secret that stands in the text, and no
+        marker can take its place among them; so there are none of a conversation with a secret."""
+        if reply.capture is None:
+            return {}
+        said = "" if reply.body is None else reply.body.decode(errors="replace")
+        everything = [list(request.items), dict(request.params), said]
+        if reply.tokens is not None and self._recorder.funnel.conceal(everything) != everything:
+            return {CAPTURE: {**reply.capture, "left_out": "secrets"}}
+        return {CAPTURE: dict(reply.capture), **({} if reply.tokens is None else {TOKENS: dict(reply.tokens)})}
 
     # -- tools ---------------------------------------------------------------------------------------------------------
 
@@ -165,9 +180,11 @@ class ModelCalls:
                 cancelled=threading.Event(),  # the gate notices the sandbox's end
             )
         except Denied as denied:
-            self._recorder.refused(intent, denied.message, {"gateway": True, OF_MODEL: model.id, LANE: lane.number})
+            self._recorder.refused(
+                intent, denied.message, {"gateway": True, OF_MODEL: model.id, LANE: lane.number, CALL: call.id}
+            )
             raise
-        opened = self._recorder.begin(intent, {LANE: lane.number})
+        opened = self._recorder.begin(intent, {LANE: lane.number, CALL: call.id})
         self._note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number})
         with self._lock:
             self._tools[call.id] = opened
@@ -197,7 +214,7 @@ class ModelCalls:
             opened = self._tools.pop(result.id, None)
             self._finished.add(result.id)
         lane = self._lanes.lane_of(result.id)
-        details = {} if lane is None else {LANE: lane.number}
+        details: dict[str, Any] = {CALL: result.id, **({} if lane is None else {LANE: lane.number})}
         if opened is None:
             opened = self._recorder.begin(Intent(new_id(), (result.name or "tool")[:200], None), details)
         elif self._recorder.pending.opened(opened.entry.id) is None:  # asked for in the replay, ended after it

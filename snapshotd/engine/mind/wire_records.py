@@ -9,10 +9,11 @@ from typing import Any
 
 from snapshotd.engine.mind.lanes import opening_count
 from snapshotd.errors import Unsupported
-from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, ModelCall, RecordedReply, TurnReply, TurnRequest
+from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, VOLATILE_PARAMS, ModelCall, RecordedReply, TurnReply, TurnRequest
 from snapshotd.types import CallStatus, JournalEntry, Message
 
 _OUTLINE_CHARS = 300
+_PARAMS_CHARS = 1 << 20
 
 
 def outline(request: TurnRequest) -> dict[str, Any]:
@@ -36,6 +37,16 @@ def _shown(message: Message) -> str:
     content = message.content
     text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     return text[:_OUTLINE_CHARS]
+
+
+def params(request: TurnRequest, known: dict[str, Any] | None) -> dict[str, Any]:
+    """The parameters of a request, the tools among them, without those that say nothing to the model. Larger ones than
+    a mebibyte are left out. `known`: those of the request before, which are usually the same."""
+    found = {name: value for name, value in request.params.items() if name not in VOLATILE_PARAMS}
+    if found == known:
+        return found
+    size = len(json.dumps(found))
+    return found if size <= _PARAMS_CHARS else {"left_out_characters": size}
 
 
 def usage(reply: TurnReply) -> dict[str, int]:

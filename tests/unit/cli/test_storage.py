@@ -179,6 +179,11 @@ def test_policy(cli: Cli, fresh: Daemon) -> None:
         (("export", "box", "--format", "zip"), "zip"),
         (("export", "box", "--format", "tar", "--trajectory", "-o", "x"), "one snapshot"),
         (("export", "box", "--format", "oci", "--since", "abcd", "-o", "x"), "one snapshot"),
+        (("export", "a", "b", "-o", "x"), "several IDs"),
+        (("export", "a", "--with-forks", "-o", "x"), "for atif and jsonl"),
+        (("export", "a", "--format", "atif", "--trajectory", "-o", "x"), "always has all"),
+        (("export", "a", "--format", "jsonl", "--encrypt", "k", "-o", "x"), "are for bundles"),
+        (("export", "--format", "jsonl"), "missing argument"),
         (("import",), "name the bundle to import"),
         (("import", "x", "--key", "k"), "--cache and --key go together"),
         (("import", "x", "--cache", "c", "--key", "k"), "name the bundle to import"),
@@ -332,6 +337,18 @@ def test_export_to_a_file_and_back(cli: Cli, box: str, tmp_path: Path, monkeypat
     assert list(answer.json) == ["trajectories", "snapshots", "warnings", "state"]
     assert (answer.json["snapshots"], answer.json["state"], answer.err) == (1, "stored", "")
     assert cli("import", "box.bundle", "--name", box).code == 6
+
+
+def test_trajectories_go_behind_each_other(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    other = f"other-{new_id()[:8]}"
+    cli("create", "--name", other)
+    ids = [cli("inspect", name, "--json").json[0]["id"] for name in (box, other)]
+    done = cli("export", box, other, "--format", "jsonl", "--with-forks", "-o", "train.jsonl", "--json")
+    lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert lines == [{"id": one, "forks": 1} for one in ids]
+    assert done.json == {"file": "train.jsonl", "bytes": (tmp_path / "train.jsonl").stat().st_size, "warnings": []}
+    assert [json.loads(line)["forks"] for line in cli("export", box, "--format", "atif").out.splitlines()] == [0]
 
 
 def test_a_failed_export_has_the_errors_code_and_no_file(

@@ -543,15 +543,19 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self,
         ref: str,
         *,
-        form: Literal["bundle", "oci", "tar"],
+        form: base.ExportForm,
         whole: bool,
         since: str | None,
+        forks: bool,
         write: Callable[[bytes], object],
         progress: base.ProgressSink,
     ) -> tuple[str, ...]:
         line = self.lines[self.snapshot(ref).trajectory]
         if form != "bundle" and (whole or since is not None):
             raise UsageError(f"an export as {form} holds one snapshot; leave out --trajectory and --since")
+        if form in ("atif", "jsonl"):
+            write(b'{"id":"%s","forks":%d}\n' % (line.id.encode(), forks))
+            return ()
         progress("1 of 3 MiB")
         write(f"BUNDLE {form} {whole} {since}\n".encode().ljust(1 << 20, b"."))
         if (line.name or "").startswith("damaged"):

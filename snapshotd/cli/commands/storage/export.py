@@ -15,6 +15,9 @@ from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
 
+_MIND = ("atif", "jsonl")
+"""Forms that hold no files."""
+
 
 @declare(
     "export",
@@ -27,6 +30,8 @@ from snapshotd.cli.values import complete_snapshot
         "snapshotd export best --format oci | docker load",
         "snapshotd export langgraph --from threads.db --to postgres://localhost/agents",
         "snapshotd export best --format tar -o - | tar -t",
+        "snapshotd export nightly --format atif -o trajectory.json",
+        "snapshotd export agent --format jsonl --with-forks -o train.jsonl",
     ],
 )
 @click.option(
@@ -40,10 +45,10 @@ from snapshotd.cli.values import complete_snapshot
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["bundle", "oci", "tar"]),
+    type=click.Choice(["bundle", "oci", "tar", "atif", "jsonl"]),
     default="bundle",
     show_default=True,
-    help="For `snapshotd import`, for `docker load`, or the plain tree.",
+    help="For `snapshotd import`, for `docker load`, the plain tree; or without files, for evaluation and training.",
 )
 @click.option("--trajectory", "whole", is_flag=True, help="The whole trajectory up to the snapshot, not it alone.")
 @click.option(
@@ -51,6 +56,9 @@ from snapshotd.cli.values import complete_snapshot
     metavar="ID",
     help="Only the snapshots after this one; the importing side must have it.",
     shell_complete=complete_snapshot,
+)
+@click.option(
+    "--with-forks", "forks", is_flag=True, help="With atif and jsonl: all trajectories that were forked from it, too."
 )
 @click.option(
     "--cache", metavar="DIR|s3://...", help="Into a cache, a folder or a bucket, under --key; an entry never changes."
@@ -66,15 +74,16 @@ from snapshotd.cli.values import complete_snapshot
 )
 @github_option
 @json_option
-@click.argument("snapshot", metavar="ID|langgraph", shell_complete=complete_snapshot)
+@click.argument("snapshots", metavar="ID...|langgraph", nargs=-1, required=True, shell_complete=complete_snapshot)
 @click.pass_context
 def command(
     ctx: click.Context,
-    snapshot: str,
+    snapshots: tuple[str, ...],
     output: str,
-    form: Literal["bundle", "oci", "tar"],
+    form: Literal["bundle", "oci", "tar", "atif", "jsonl"],
     whole: bool,
     since: str | None,
+    forks: bool,
     cache: str | None,
     key: str | None,
     encrypt: str | None,
@@ -93,6 +102,10 @@ def command(
     With --cache and --key it becomes an entry of a cache, which `snapshotd import --cache` finds by the key or by its
     beginning. If the key has an entry, that one stays, and nothing is written.
 
+    With --format atif, each trajectory is one line with a document of the Agent Trajectory Interchange Format; with jsonl,
+    each of its conversations is one line with messages in the form of OpenAI's chat. Both take several IDs, hold no
+    files, and go up to the snapshot or the head. `docs/agents/training.md` describes them.
+
     With `langgraph`, threads of LangGraph are copied from the file of a SnapshotdSaver into another saver, as `snapshotd
     import langgraph` does the other way round.
 
@@ -100,10 +113,16 @@ def command(
     {"from","to","checkpoints"}.
     """
     if source is not None or target is not None or threads:
-        if snapshot != WORD or source is None or target is None:
+        if snapshots != (WORD,) or source is None or target is None:
             refuse("--from, --to and --thread are for `snapshotd export langgraph --from FILE --to URL`")
         return move(source, target, threads, as_json=as_json)
     _check(output, form, cache, key, whole=whole or since is not None, encrypted=encrypt is not None, as_json=as_json)
+    if form in _MIND:
+        snapshot = ", ".join(snapshots)
+    elif forks or len(snapshots) > 1:
+        refuse(f"an export as {form} holds one snapshot; several IDs and --with-forks are for atif and jsonl")
+    else:
+        (snapshot,) = snapshots
     if cache is not None and key is not None:
         return _to_cache(ctx, snapshot, cache, key, whole, since, encrypt, github, as_json)
     client = connect(ctx)
@@ -118,16 +137,17 @@ def command(
                 meter.moved(count)
 
             warnings = client.export(
-                snapshot, write, form=form, whole=whole, since=since, encrypt=encrypt, progress=meter.line
+                snapshots, write, form=form, whole=whole, since=since, forks=forks, encrypt=encrypt, progress=meter.line
             )
             sys.stdout.buffer.flush()
         else:
             done = client.export_file(
-                snapshot,
+                snapshots,
                 output,
                 form=form,
                 whole=whole,
                 since=since,
+                forks=forks,
                 encrypt=encrypt,
                 progress=meter.line,
                 moved=meter.moved,
@@ -153,6 +173,8 @@ def _check(
         refuse("--cache and --key go together: the cache, and the name of the entry in it")
     if form != "bundle" and (cache is not None or encrypted):
         refuse(f"an export as {form} is for other programs; --cache and --encrypt are for bundles")
+    if form in _MIND and whole:
+        refuse(f"an export as {form} always has all up to the snapshot; --trajectory and --since are for bundles")
     if form != "bundle" and whole:
         refuse(f"an export as {form} holds the files of one snapshot; --trajectory and --since are for bundles")
     if cache is not None:
@@ -162,7 +184,7 @@ def _check(
     if output == "-":
         if as_json:
             refuse("--json and the export cannot both go to standard output; name a file with -o")
-        if sys.stdout.isatty():
+        if sys.stdout.isatty() and form not in _MIND:
             refuse(
                 "an export is no text, so it is not written to a terminal; name a file with -o, or send it through a pipe"
             )

@@ -4,7 +4,7 @@ folders."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from snapshotd.daemon.http import models_storage as storage
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref
 from snapshotd.daemon.http.wire import FRAMES, UPLOAD_PATH, check_ref
+from snapshotd.engine.base import ExportForm
 from snapshotd.errors import Unsupported, UsageError
 
 router = APIRouter(route_class=JsonRoute, tags=["storage"], dependencies=[Depends(checked_ref)])
@@ -108,17 +109,21 @@ async def repair(service: ServiceDep) -> Response:
 async def export(
     ref: Ref,
     service: ServiceDep,
-    form: Annotated[Literal["bundle", "oci", "tar"], Query()] = "bundle",
+    form: Annotated[ExportForm, Query()] = "bundle",
     whole: Annotated[bool, Query(description="The trajectory up to the snapshot.")] = False,
     since: Annotated[str | None, Query(description="Only what came after this snapshot.")] = None,
+    forks: Annotated[bool, Query(description="Of atif and jsonl: the trajectories forked from it, too.")] = False,
 ) -> Response:
-    """A snapshot as one file: a bundle for `/import`, an image for `docker load`, or the plain tree."""
+    """A snapshot as one file: a bundle for `/import`, an image for `docker load`, or the plain tree. `atif` and `jsonl`:
+    what was said and done up to it, one document or conversation a line."""
     if since is not None:
         check_ref(since)
 
     def produce(emit: streams.Emit, write: streams.Write) -> None:
         progress = streams.progress_lines(emit)
-        warnings = service.engine.export(ref, form=form, whole=whole, since=since, write=write, progress=progress)
+        warnings = service.engine.export(
+            ref, form=form, whole=whole, since=since, forks=forks, write=write, progress=progress
+        )
         emit({"event": "result", "warnings": list(warnings)})
 
     return await streams.frames(service.streams, produce)
