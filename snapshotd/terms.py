@@ -19,6 +19,9 @@ SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
 DEFAULT_TENANT = "default"
 """Tenant of the key-value store if the user names none."""
 
+PRUNE_GRACE_S = 600.0
+"""Age from which a prune may touch a pack, by default."""
+
 
 def short(any_id: str) -> str:
     """The form of an id that tables show; any unique prefix is accepted back."""
