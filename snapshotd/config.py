@@ -49,6 +49,12 @@ def _seconds(text: str) -> float:
     return seconds
 
 
+def _some_seconds(text: str) -> float:
+    if _seconds(text) == 0:
+        raise ValueError
+    return _seconds(text)
+
+
 def _starts_with(text: str) -> str:
     if text not in ("starter", "runc"):
         raise ValueError
@@ -136,6 +142,30 @@ class Config:
         1800.0,
         "1800",
         "Seconds without a command after which a fork, or a sandbox that a command started again, ends. 0: never.",
+        _seconds,
+        "a number of seconds, 0 or more",
+    )
+    folder_keep_last: int = _count(
+        "SNAPSHOTD_FOLDER_KEEP_LAST",
+        100,
+        "100",
+        "Newest snapshots that keep their files, for a folder that gets its first one ([agents](agents-you-run.md)).",
+        1,
+        1_000_000,
+    )
+    folder_keep_s: float = _setting(
+        "SNAPSHOTD_FOLDER_KEEP_S",
+        86400.0,
+        "86400 (a day)",
+        "Seconds for which every snapshot of such a folder keeps its files.",
+        _some_seconds,
+        "a number of seconds, above 0",
+    )
+    folder_prune_s: float = _setting(
+        "SNAPSHOTD_FOLDER_PRUNE_S",
+        3600.0,
+        "3600",
+        "Seconds between two prunes of users' folders. 0: `snapshotd prune` alone prunes them.",
         _seconds,
         "a number of seconds, 0 or more",
     )

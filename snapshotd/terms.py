@@ -24,6 +24,9 @@ EXPERIMENTS_TENANT = "snapshotd-experiments"
 BRANCHES = "branches"
 """The namespace BRANCHES/EXPERIMENT has a value LABEL.RUN for each branch that has begun."""
 
+PRUNE_GRACE_S = 600.0
+"""Age from which a prune may touch a pack, by default."""
+
 
 def short(any_id: str) -> str:
     """The form of an id that tables show; any unique prefix is accepted back."""

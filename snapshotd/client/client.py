@@ -59,9 +59,9 @@ from snapshotd.client.verbs import (
     result_of,
 )
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
-from snapshotd.terms import DEFAULT_TENANT
+from snapshotd.terms import DEFAULT_TENANT, PRUNE_GRACE_S
 
 if TYPE_CHECKING:
     from snapshotd.client.branching.bisecting import BisectInfo, Tried
@@ -144,18 +144,16 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         agent: str | Path | None = None,
         args: Sequence[str] = (),
         command: Sequence[str] = (),
-        requirements: str | Path | None = None,
         user: str | None = None,
-        program: str | Path | None = None,
         detach: bool = False,
         reuse: bool = False,
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
         """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
-        the sandbox, as `USER[:GROUP]`; else root. `program`: a folder of this machine that the sandbox has at
-        /opt/agent-program. `reuse`: its tool calls are answered from earlier runs that began in the same way, as long
-        as it does the same; the event `finished` counts them, under "reused". Further keywords: see `sandbox_fields`.
+        the sandbox, as `USER[:GROUP]`; else root. `reuse`: its tool calls are answered from earlier runs that began in the
+        same way, as long as it does the same; the event `finished` counts them, under "reused". Further keywords: see
+        `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -166,9 +164,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             "agent": absolute(agent),
             "args": list(args),
             "command": list(command),
-            "requirements": absolute(requirements),
             "user": user,
-            "program": absolute(program),
             "detach": detach,
             "reuse": reuse,
         }
@@ -684,7 +680,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         return Policy.of(self._transport.request("GET", "/policy", query=_line(trajectory)))
 
     def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
-        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune. Returns the
+        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune, which a
+        user's folder has every hour. Returns the
         policy that holds now. UsageError for a number out of range."""
         if policy is not None:
             return Policy.of(
@@ -793,12 +790,15 @@ def sandbox_fields(
     providers: Sequence[Provider] = (),
     capture_tokens: bool = False,
     tenant: str = DEFAULT_TENANT,
+    requirements: str | Path | None = None,
+    program: str | Path | None = None,
 ) -> dict[str, Any]:
     """The fields of a new sandbox, as the API takes them. `memory` and `disk` in bytes, or as text such as "512m"; None
     means the daemon's default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
     the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for token ids and
-    log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its
-    agents read and write. UsageError for text that is no amount."""
+    log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents read and
+    write. `requirements` is a file of Python packages that its programs find, and `program` a folder of this machine
+    that it has at /opt/agent-program. UsageError for text that is no amount."""
     return {
         "image": image,
         "runtime": runtime,
@@ -810,6 +810,8 @@ def sandbox_fields(
         "providers": [dataclasses.asdict(item) for item in providers],
         "capture_tokens": capture_tokens,
         "tenant": tenant,
+        "requirements": absolute(requirements),
+        "program": absolute(program),
         "limits": limit_fields(memory, cpus, pids, disk),
     }
 

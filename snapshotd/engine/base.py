@@ -110,6 +110,10 @@ class SandboxRequest:
     idle_timeout_s: float = 0.0
     """Seconds without a command, and with the same head, after which the sandbox ends, with a last snapshot. 0: never.
     A sandbox in which an agent runs is not idle."""
+    requirements: Path | None = None
+    """Host file with Python packages that its programs find."""
+    program: Path | None = None
+    """Host folder with an agent's program, which the sandbox has at /opt/agent-program, below the workspace's layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +124,8 @@ class RunRequest:
     agent: Path | None = None
     args: tuple[str, ...] = ()
     command: tuple[str, ...] = ()
-    requirements: Path | None = None
     user: str | None = None
     """The user that runs it in the sandbox, as `USER[:GROUP]`; None: root."""
-    program: Path | None = None
-    """Host folder with the agent's program, which the sandbox has at /opt/agent-program, below the workspace's layer."""
     reuse: bool = False
     """Answer its tool calls from earlier runs that began in the same way, as long as it does the same."""
 

@@ -43,6 +43,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
 from snapshotd.engine.file_verbs import LocalFileVerbs
 from snapshotd.engine.folder_verbs import FolderVerbs
+from snapshotd.engine.folders.expiry import FolderExpiry
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import provider_env
@@ -136,7 +137,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self._cold, self._archive, self._background = parts.cold, parts.archive, parts.background
         self._sessions, self._forks, self._resumes = parts.sessions, parts.forks, parts.resumes
         self._upkeep, self._files, self._mind, self._browse = parts.upkeep, parts.files, parts.mind, parts.browse
-        self._watches: tuple[DiskWatch | IdleWatch, ...] = ()
+        self._watches: tuple[DiskWatch | IdleWatch | FolderExpiry, ...] = ()
         self._closed = threading.Event()
 
     def start(self, survivors: list[Survivor]) -> None:
@@ -150,7 +151,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             if snapshot.files is None:
                 self._background.submit(snapshot)
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
-        self._watches = (idle, DiskWatch(self._context, self._sessions.launched))
+        expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
+        self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
 
     def _store_what_has_no_layers(self) -> None:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
@@ -169,7 +171,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
     def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
-        trajectory, snapshot, sandbox, calls = self._begin(request, None, None, ())
+        trajectory, snapshot, sandbox, calls = self._begin(request, None, None)
         sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
@@ -185,11 +187,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
-        requirements = python_packages.wanted(request)
         agent = inputs.agent_spec(request)
-        trajectory, snapshot, sandbox, calls = self._begin(
-            request.sandbox, request.agent, agent, requirements, request.program, reuse=request.reuse
-        )
+        trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, reuse=request.reuse)
         try:
             self._sessions.adopt(sandbox, calls)
             assert trajectory.agent is not None
@@ -201,23 +200,17 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         return trajectory
 
     def _begin(
-        self,
-        request: SandboxRequest,
-        agent_file: Path | None,
-        agent: AgentSpec | None,
-        requirements: tuple[str, ...],
-        program: Path | None = None,
-        *,
-        reuse: bool = False,
+        self, request: SandboxRequest, agent_file: Path | None, agent: AgentSpec | None, *, reuse: bool = False
     ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         check_name(request.name)
+        requirements = python_packages.wanted(request, agent_file)
         runtime = self._context.runtime(request.runtime)
         image = self._context.images.ensure(request.image, lambda _: None)
         spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
         stack = Stack(image.id)
-        if program is not None:
-            stack = stack.push(programs.layer_for(self._context, stack, program, request.namespace_pid))
+        if request.program is not None:
+            stack = stack.push(programs.layer_for(self._context, stack, request.program, request.namespace_pid))
         if requirements:
             stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
         arguments = _start_arguments(request, image)

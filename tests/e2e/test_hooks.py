@@ -516,6 +516,32 @@ def test_snapshots_of_a_folder_keep_a_day_and_what_is_named(claude: Claude) -> N
     assert claude.steps()[-1]["tags"] == ["so-far"]
 
 
+def test_old_snapshots_of_a_folder_go_by_themselves(tmp_path: Path) -> None:
+    """A daemon that keeps the newest two, for a moment. Named ones, the first and the calls stay."""
+    settings = {"KEEP_LAST": "2", "KEEP_S": "0.001", "PRUNE_S": "0.2"}
+    snap = Snap(tmp_path / "state", {f"SNAPSHOTD_FOLDER_{name}": value for name, value in settings.items()})
+    snap("ls")
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes").write_text("mine\n")
+    claude = Claude(snap, folder)
+    claude.hook("SessionStart")
+    for number in range(5):
+        claude.call(f"echo {number} > file")
+        if number == 1:
+            claude.send("checkpoint", "kept")
+    steps = claude.steps()
+    kept = {0, len(steps) - 1, len(steps) - 2} | {at for at, step in enumerate(steps) if step["tags"]}
+    wanted = ["stored" if at in kept else "pruned" for at in range(len(steps))]
+    wait_until(lambda: [step["state"] for step in claude.steps()] == wanted, "the others are pruned")
+    assert wanted.count("pruned") == len(steps) - 4
+    assert len([step for step in steps if step["tool"]["name"] == "Bash"]) == 5
+    claude.snap("rewind", "--files", claude.trajectory, "kept")
+    assert (folder / "file").read_text() == "1\n"
+    snap.stop_daemon()
+    nothing_left(snap.state_dir, running=False)
+
+
 def test_no_sandbox_runs_in_a_folder(claude: Claude) -> None:
     claude.hook("SessionStart")
     assert "fork a snapshot" in claude.snap("exec", claude.trajectory, "--", "ls", code=None).stderr

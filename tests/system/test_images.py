@@ -453,6 +453,17 @@ def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -
     assert any("installing essential packages" in line for line in built.said)
 
 
+@pytest.mark.long  # minutes of packages
+@pytest.mark.timeout(1800)
+def test_the_node_image_runs_node_and_npm(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "node")
+    root = bench.root(bench.store.build("node", None, bench.said.append))
+    for words, says in ((["node", "-e", "console.log(6 * 7)"], "42\n"), (["npm", "--version"], "9.")):
+        said = subprocess.run(["chroot", root, *words], capture_output=True, text=True, check=True)
+        assert said.stdout.startswith(says)
+    bench.catalog.close()
+
+
 def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
     image = built.store.find("minimal")
     assert built.store.build("minimal", None, built.said.append) == image

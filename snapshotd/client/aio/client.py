@@ -59,8 +59,9 @@ from snapshotd.client.verbs import (
     ref_segment,
 )
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, PRUNE_GRACE_S, check_ref, socket_path_of
+from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
+from snapshotd.terms import PRUNE_GRACE_S
 
 if TYPE_CHECKING:
     from snapshotd.client.branching.bisecting import BisectInfo, Tried
@@ -148,18 +149,16 @@ class AsyncSnapshotd(
         agent: str | Path | None = None,
         args: Sequence[str] = (),
         command: Sequence[str] = (),
-        requirements: str | Path | None = None,
         user: str | None = None,
-        program: str | Path | None = None,
         detach: bool = False,
         reuse: bool = False,
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
         """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
-        the sandbox, as `USER[:GROUP]`; else root. `program`: a folder of this machine that the sandbox has at
-        /opt/agent-program. `reuse`: its tool calls are answered from earlier runs that began in the same way, as long
-        as it does the same; the event `finished` counts them, under "reused". Further keywords: see `sandbox_fields`.
+        the sandbox, as `USER[:GROUP]`; else root. `reuse`: its tool calls are answered from earlier runs that began in the
+        same way, as long as it does the same; the event `finished` counts them, under "reused". Further keywords: see
+        `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -170,9 +169,7 @@ class AsyncSnapshotd(
             "agent": absolute(agent),
             "args": list(args),
             "command": list(command),
-            "requirements": absolute(requirements),
             "user": user,
-            "program": absolute(program),
             "detach": detach,
             "reuse": reuse,
         }
@@ -709,7 +706,8 @@ class AsyncSnapshotd(
         return Policy.of(await self._transport.request("GET", "/policy", query=_line(trajectory)))
 
     async def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
-        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune. Returns the
+        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune, which a
+        user's folder has every hour. Returns the
         policy that holds now. UsageError for a number out of range."""
         if policy is not None:
             return Policy.of(

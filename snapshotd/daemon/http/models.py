@@ -424,6 +424,10 @@ class SandboxFields(Request):
         max_length=64,
         description="Tenant of the store that its agents, and the agents of its forks, read and write.",
     )
+    requirements: str | None = Field(None, description="Absolute path of a requirements file on the daemon's machine.")
+    program: str | None = Field(
+        None, description="Absolute path of a folder with an agent's program, for /opt/agent-program in the sandbox."
+    )
 
     def sandbox(self) -> SandboxRequest:
         """UsageError names the malformed part."""
@@ -454,6 +458,8 @@ class SandboxFields(Request):
             capture_tokens=self.capture_tokens,
             tenant=self.tenant,
             limits=self.limits.limits(),
+            requirements=absolute(self.requirements, "requirements file"),
+            program=absolute(self.program, "folder of the program"),
         )
 
 
@@ -472,11 +478,7 @@ class RunAgentRequest(SandboxFields):
     agent: str | None = Field(None, description="Absolute path of a Python file on the daemon's machine.")
     args: list[str] = Field(default_factory=list)
     command: list[str] = Field(default_factory=list)
-    requirements: str | None = Field(None, description="Absolute path of a requirements file on the daemon's machine.")
     user: str | None = Field(None, description="Who runs it in the sandbox, as USER[:GROUP]; else root.")
-    program: str | None = Field(
-        None, description="Absolute path of a folder with the agent's program, for /opt/agent-program in the sandbox."
-    )
     detach: bool = Field(False, description="Keep the run when the client goes away before it has the answer.")
     reuse: bool = Field(
         False,
@@ -494,9 +496,7 @@ class RunAgentRequest(SandboxFields):
             agent=absolute(self.agent, "agent file"),
             args=tuple(self.args),
             command=tuple(self.command),
-            requirements=absolute(self.requirements, "requirements file"),
             user=self.user,
-            program=absolute(self.program, "folder of the program"),
             reuse=self.reuse,
         )
 

@@ -7,8 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from snapshotd.daemon.http.models import Answer, Request, Trajectory, iso_time, path_json
-from snapshotd.daemon.http.wire import PRUNE_GRACE_S
 from snapshotd.engine import base
+from snapshotd.terms import PRUNE_GRACE_S
 from snapshotd.types import SECONDS_MOST, SnapshotState
 
 _COUNT_MAX = 1 << 53

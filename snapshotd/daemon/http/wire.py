@@ -49,8 +49,6 @@ FORK_MAX = 256
 """Most sandboxes one fork may start."""
 QUEUE_MAX = 10_000
 """Most children of a fork that is made piece by piece."""
-PRUNE_GRACE_S = 600.0
-"""Age from which a prune may touch a pack, by default."""
 LOG_MAX = 1 << 31
 """Most snapshots a log can be asked for by number; without a number it gives all."""
 

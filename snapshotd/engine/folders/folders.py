@@ -62,8 +62,6 @@ from snapshotd.types import (
     short,
 )
 
-KEPT = RetentionPolicy(keep_last=100, keep_within_s=86400.0)
-"""The rules of a prune for a folder, until its user sets others. Named snapshots stay in any case."""
 MOST_PATHS = 5000
 """Paths that are recorded with a call; of one that changed more, every difference counts as its own."""
 MOST_RESULT_CHARS = 1 << 20
@@ -535,7 +533,9 @@ class Folders:
         )
         self._catalog.add_trajectories([(trajectory, snapshot)])
         hit("engine.folders.begun")
-        retention.set_policy(self._catalog, trajectory.id, KEPT)
+        config = self._context.config  # named snapshots stay in any case
+        kept = RetentionPolicy(keep_last=config.folder_keep_last, keep_within_s=config.folder_keep_s)
+        retention.set_policy(self._catalog, trajectory.id, kept)
         self._catalog.set_meta(_key(user, path), trajectory.id)
         self._submit(snapshot)
         return trajectory.id

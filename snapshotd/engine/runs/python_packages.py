@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.config import passed_on
-from snapshotd.engine.base import RunRequest
+from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.inputs import open_agent, open_seen
 from snapshotd.engine.storing.needed import CACHE_KEY, cached_layers
@@ -43,11 +43,12 @@ Installer = Callable[[SandboxSpec, str, dict[str, str], bytes], LayerID]
 PACKAGES_DIR only."""
 
 
-def wanted(request: RunRequest) -> tuple[str, ...]:
-    """The requirement lines of a run, in order. UsageError when the file or the metadata cannot be read."""
+def wanted(request: SandboxRequest, agent: Path | None) -> tuple[str, ...]:
+    """The requirement lines of a sandbox, in order: of its file, else of its agent's. UsageError when the
+    file or the metadata cannot be read."""
     if request.requirements is not None:
         try:
-            with open(open_seen(request.requirements, request.sandbox.namespace_pid)) as f:
+            with open(open_seen(request.requirements, request.namespace_pid)) as f:
                 text = f.read()
         except FileNotFoundError as exc:
             raise NotFound(f"requirements file {str(request.requirements)!r} does not exist") from exc
@@ -55,7 +56,7 @@ def wanted(request: RunRequest) -> tuple[str, ...]:
             raise UsageError(f"requirements file {str(request.requirements)!r} cannot be read: {exc}") from exc
         lines = (line.strip() for line in text.splitlines())
         return tuple(line for line in lines if line and not line.startswith("#"))
-    return _inline(request.agent, request.sandbox.namespace_pid) if request.agent is not None else ()
+    return _inline(agent, request.namespace_pid) if agent is not None else ()
 
 
 def _inline(agent: Path, namespace_pid: int) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def test_a_machine_without_debian_entries(tmp_path: Path) -> None:
 
 
 def test_shipped_recipes_are_well_formed() -> None:
-    assert set(recipes.shipped()) == {"default", "minimal"}
+    assert set(recipes.shipped()) == {"default", "minimal", "node"}
     for name in recipes.shipped():
         assert recipes.find_recipe(name).name == name
 

@@ -29,8 +29,8 @@ def command() -> None:
 def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> int:
     """Build an image from a recipe.
 
-    RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler) or minimal. An
-    unchanged one is reused. With --json: the image.
+    RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler), node (Node.js and
+    npm too) or minimal. An unchanged one is reused. With --json: the image.
     """
     return _made(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
 

@@ -4,15 +4,28 @@ from __future__ import annotations
 
 import os
 import shlex
+import sys
+from pathlib import Path
 from typing import Any
 
 import click
 
-from snapshotd.cli.command import after_dashes, connect, declare, is_local, json_option, refuse, refuse_input
+from snapshotd.cli.command import (
+    after_dashes,
+    connect,
+    declare,
+    is_local,
+    json_option,
+    refuse,
+    refuse_input,
+    standard_input,
+)
+from snapshotd.cli.commands.running.exec import in_terminal
 from snapshotd.cli.follow import follow, note, patience
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import local_file, local_folder, sandbox_keywords, sandbox_options
 from snapshotd.cli.waiting import Wait, settled, wait_option
+from snapshotd.client.client import Snapshotd
 from snapshotd.client.local import profiles
 from snapshotd.client.local.profiles import AgentProfile
 
@@ -20,6 +33,7 @@ _EXAMPLES = [
     "snapshotd run agent.py",
     "snapshotd run --workspace . --network bridge --env OPENAI_API_KEY agent.py --task 'fix the tests'",
     "snapshotd run --workspace . claude -p 'fix the tests'",
+    "snapshotd run -it --workspace . claude",
     "snapshotd run --workspace . -- pytest -q",
     "snapshotd run --reuse --workspace . agent.py",
     "snapshotd run --detach --name nightly agent.py && snapshotd attach nightly",
@@ -47,6 +61,12 @@ _EXAMPLES = [
 )
 @click.option("-u", "--user", metavar="USER[:GROUP]", help="Who runs it in the sandbox, by name or number; else root.")
 @click.option(
+    "-i", "--interactive", is_flag=True, help="Standard input goes to the program, with -t; else it is empty."
+)
+@click.option(
+    "-t", "--tty", is_flag=True, help="Give the program this terminal, with -i; the run ends when this client does."
+)
+@click.option(
     "-d", "--detach", is_flag=True, help="Print the trajectory's id and leave; `snapshotd attach` follows it."
 )
 @click.option(
@@ -63,8 +83,10 @@ def command(
     ctx: click.Context,
     /,
     program: tuple[str, ...],
-    requirements: str | None,
+    requirements: str | Path | None,
     user: str | None,
+    interactive: bool,
+    tty: bool,
     detach: bool,
     reuse: bool,
     quiet: bool,
@@ -79,7 +101,9 @@ def command(
     agent's; 125 when snapshotd failed, 126 and 127 when the command cannot be run or is not there, 130 after Ctrl-C,
     which stops the sandbox after a last snapshot; 141 when the reader of its output goes away (`| head`), which does
     the same. The agent's standard input is empty.
-    NAME is an agent that is known here: claude, codex, or a TOML file of yours in ~/.config/snapshotd/agents. Its
+    With -it, a command or a known agent has this terminal, as with `exec -it`: keys reach it as they are pressed. When
+    it ends, the sandbox is stopped. `resume` does not start it again; `snapshotd exec -it` goes on in its files.
+    NAME is an agent that is known here: claude, codex, opencode, aider, or a TOML file of yours in ~/.config/snapshotd/agents. Its
     program is installed once, and its model requests go through the gateway.
     --wait stored waits for all its snapshots when the agent has ended; with --detach, for the ones that exist when it
     has started.
@@ -93,13 +117,20 @@ def command(
     """
     wanted = _program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
-        wanted = _known(profiles.load(wanted["agent"]), wanted["args"], options)
+        profile = profiles.load(wanted["agent"])
+        wanted = _known(profile, wanted["args"], options)
+        requirements = requirements or profile.requirements()
+    if interactive or tty:
+        _check_terminal(interactive and tty, wanted, detach or as_json or wait is not None)
+        return _in_terminal(
+            connect(ctx), wanted, user, quiet, {"requirements": requirements, **sandbox_keywords(options)}
+        )
     refuse_input("put it into the workspace or an argument, or use `snapshotd create` and `exec -i`")
     if is_local(ctx):
         if wanted["agent"] is not None:
             _agent_file(wanted["agent"], wanted["args"])
         if requirements is not None:
-            local_file(requirements, "requirements file")
+            local_file(str(requirements), "requirements file")
         if options["workspace"] is not None:
             local_folder(options["workspace"], "workspace")
     client = connect(ctx)
@@ -117,10 +148,35 @@ def command(
     return follow(client, trajectory.id, as_json=as_json, quiet=quiet, stop_on_interrupt=True, wait=wait)
 
 
+def _check_terminal(both: bool, wanted: dict[str, Any], elsewhere: bool) -> None:
+    if not both:
+        refuse("a program gets standard input and a terminal together; write -it, or leave out -i and -t")
+    if wanted["agent"] is not None:
+        refuse("an agent file has no terminal; leave out -it, or run it as a command, after `--`")
+    if standard_input() is None or not sys.stdin.isatty():
+        refuse("standard input is no terminal, so a program cannot have it as one; leave out -it")
+    if elsewhere:
+        refuse(
+            "a program with a terminal has standard output for itself; leave out -it, or --detach, --json and --wait"
+        )
+
+
+def _in_terminal(client: Snapshotd, wanted: dict[str, Any], user: str | None, quiet: bool, rest: dict[str, Any]) -> int:
+    """A sandbox without an agent, with one command that has this terminal."""
+    with patience():
+        trajectory, _ = client.create(program=wanted.get("program"), **rest)
+    options: dict[str, Any] = {"stdin": standard_input(), "env": {}, "user": user}
+    try:
+        return in_terminal(client, trajectory.id, None, wanted["command"], options, quiet).exit_code
+    finally:
+        client.stop(trajectory.id)
+
+
 def _known(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """A known agent as a command. Its environment and provider are added to the options that do not name them."""
-    if profile.provider is not None and profile.provider not in dict(options["providers"]):
-        options["providers"] = (*options["providers"], (profile.provider, ""))
+    provider = profile.provider(dict(options["providers"]))
+    if provider is not None:
+        options["providers"] = (*options["providers"], (provider, ""))
     given = dict(options["env"])
     options["env"] = (*((name, value) for name, value in profile.env if name not in given), *options["env"])
     command = [*profile.command, *args]

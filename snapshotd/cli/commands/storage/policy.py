@@ -33,7 +33,8 @@ def command(ctx: click.Context, /, trajectory: str | None, clear: bool, as_json:
     Without rules, shows the global policy, or the one that holds for a trajectory. With rules, sets it to exactly
     these. A snapshot keeps its files if any rule keeps it; without any rule all do. Heads, tagged ones, the first of a
     trajectory, the origin of a fork and the snapshot that a running sandbox stands on always keep them. No files go
-    before the next `snapshotd prune`; calls and conversations are never removed. With --json:
+    before the next `snapshotd prune`, which a folder with hooks has by itself once an hour; calls and conversations are
+    never removed. With --json:
     {"trajectory","policy":{keep_last,keep_within_s,keep_every,keep_failed,max_bytes}}.
     """
     wanted = policy_of(options)

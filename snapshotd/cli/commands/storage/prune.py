@@ -15,7 +15,7 @@ from snapshotd.cli.retention import policy_of, retention_options
 from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
 from snapshotd.cli.values import Duration
 from snapshotd.client.results import PruneInfo
-from snapshotd.daemon.http.wire import PRUNE_GRACE_S
+from snapshotd.terms import PRUNE_GRACE_S
 
 _DECLINED = 1
 
