@@ -169,6 +169,7 @@ MALFORMED = {
     "a call id of another form": b'{"id":1,"op":"call_begin","call":"../../etc","name":"t"}\n',
     "a call id with a newline": b'{"id":1,"op":"call_begin","call":"%s\\n","name":"t"}\n' % CALL.encode(),
     "a call without name": b'{"id":1,"op":"call_begin","call":"%s"}\n' % CALL.encode(),
+    "a name too long": b'{"id":1,"op":"call_begin","call":"%s","name":"%s"}\n' % (CALL.encode(), b"x" * 201),
     "an end with a strange status": b'{"id":1,"op":"call_end","call":"%s","status":"unknown"}\n' % CALL.encode(),
     "an exit code out of range": b'{"id":1,"op":"call_end","call":"%s","status":"done","exit_code":256}\n'
     % CALL.encode(),
@@ -233,6 +234,15 @@ def test_who_stalls_in_the_middle_is_cut_off(connect: Connect, monkeypatch: pyte
     half.send(b'{"id":2,"op":"mess')
     assert half.read() is None
     assert idle.ask("message", role="user", content=1) == {"id": 2}
+
+
+def test_who_takes_no_answer_is_cut_off(
+    connect: Connect, recorder: Any, server: AgentServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_wire, "STALL_S", 0.05)
+    recorder.conversation.append(Message("u", "x" * 4_000_000))  # more than the socket holds
+    connect().send(b'{"id":2,"op":"messages"}\n')
+    until(lambda: not server._connections)
 
 
 def test_requests_may_come_at_once(connect: Connect) -> None:

@@ -287,6 +287,13 @@ def test_marks_and_labels_are_left_out(target: Path, name: str) -> None:
     assert name == "security.selinux" or name in report.warnings[0]
 
 
+def test_an_attribute_that_linux_cannot_have_is_refused(target: Path) -> None:
+    """It is left out with a warning only where the file system has no room for it."""
+    long = b"SCHILY.xattr.user." + b"n" * 251
+    with pytest.raises(UsageError, match=r"cannot write f: .*leave it out"):
+        apply_bytes(target, raw_pax({long: b"1"}) + archive(entry("f")))
+
+
 def test_a_forged_whiteout_is_refused(target: Path) -> None:
     with pytest.raises(UsageError, match="0:0"):
         apply(target, entry("w", tarfile.CHRTYPE, devmajor=0, devminor=0))
