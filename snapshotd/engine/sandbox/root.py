@@ -214,22 +214,17 @@ class SandboxRoot:
         fail with "read-only file system" and never reach the sealed layer.
         """
         sealed = self.stack.push(self.upper) if changed else self.stack
-        below = self._hold(sealed)
-        try:
-            upper = self._parts.store.create()
-        except BaseException:
-            self._parts.store.release(below.layers)
-            raise
-        try:
-            self._parts.store.limit(upper, self.room(sealed))
-            self._parts.store.dress(upper, sealed)
-            lazy_by = lazy_server(self._parts.store, below, self._parts.sources)
+        below, store = self._hold(sealed), self._parts.store
+        with contextlib.ExitStack() as undo:
+            undo.callback(store.release, below.layers)
+            upper = store.create()
+            undo.callback(store.remove, upper)
+            store.limit(upper, self.room(sealed))
+            store.dress(upper, sealed)
+            lazy_by = lazy_server(store, below, self._parts.sources)
             announce = functools.partial(self._announce, upper, below, lazy_by is not None, self.fresh + changed)
-            pivot(self._parts.target, self._parts.store, below, upper, layout, seal=True, announce=announce)
-        except BaseException:
-            self._parts.store.release(below.layers)
-            self._parts.store.remove(upper)
-            raise
+            pivot(self._parts.target, store, below, upper, layout, seal=True, announce=announce)
+            undo.pop_all()
         if changed:
             self._relink(self.upper, self.stack)
         else:
