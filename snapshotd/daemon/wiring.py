@@ -129,7 +129,7 @@ def open_engine(config: Config) -> Engine:
             keeper=keeper,
             child=places.command,
         )
-        lazy = LazyMount(places.command("lazy"), run_dir / "lazy") if _has_fuse() else None
+        lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _fuse_refusal())
         survivors = recover.recover(context)
         engine = _assemble(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
         engine.start(survivors)
@@ -139,9 +139,9 @@ def open_engine(config: Config) -> Engine:
         raise
 
 
-def _assemble(context: Context, lazy: LazyMount | None, gateway: GatewayMaker) -> LocalEngine:
-    """The engine over its parts. `lazy`: the mount that serves layers which are not there yet; None where there is no
-    FUSE. `gateway`: makes a model endpoint."""
+def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> LocalEngine:
+    """The engine over its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
+    endpoint."""
     worker = Worker(context.store.root, context.store.kind)
     merger, links = Merger(context.store, worker), LinkGroups(worker)
     archiver = Archiver(context.child("archive"))
@@ -260,8 +260,9 @@ def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
     return said(api, reply)
 
 
-def _has_fuse() -> bool:
-    return importlib.util.find_spec("pyfuse3") is not None and features.fuse() is None
+def _fuse_refusal() -> Unsupported | None:
+    missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else features.fuse()
+    return None if missing is None else Unsupported(missing)
 
 
 def _run_dir(instance: str) -> Path:

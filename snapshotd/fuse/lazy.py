@@ -7,16 +7,19 @@ makes a new mount. The daemon looks up names below the mount with a deadline, be
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapshotd.errors import SandboxFailed
+from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.fuse.child import MountProcess
 from snapshotd.fuse.lazy_layers import layer_name
 from snapshotd.kernel import mounts
 from snapshotd.types import TreeID
+
+_log = logging.getLogger(__name__)
 
 OPEN_DEADLINE_S = 10.0
 
@@ -27,15 +30,18 @@ class LazyMount:
     `mount_point` lies in a directory that only root may enter; it is made if missing. Thread-safe.
     """
 
-    def __init__(self, command: Sequence[str], mount_point: Path) -> None:
+    def __init__(self, command: Sequence[str], mount_point: Path, refusal: Unsupported | None = None) -> None:
+        """`refusal`: the reason why FUSE cannot work here, if that is known: `start` raises it."""
         self._command = [*command, str(mount_point)]
         self._point = mount_point
         self._child: MountProcess | None = None
+        self._refusal = refusal
         self._lock = threading.Lock()
 
     def start(self) -> None:
         """Mount, unless it is mounted and alive. The mount of a dead process is detached first. Takes about 0.5 s: a
-        Python starts. Unsupported where FUSE does not work; InternalError when the process is killed meanwhile."""
+        Python starts. Unsupported where FUSE does not work, at every later call, too; InternalError when the process is
+        killed meanwhile."""
         self._started()
 
     def alive(self) -> bool:
@@ -96,10 +102,17 @@ class LazyMount:
 
     def _started(self) -> MountProcess:
         with self._lock:
+            if self._refusal is not None:
+                raise self._refusal
             if self._child is None or not self._child.alive():
                 self._end()
                 self._point.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._child = MountProcess(self._command)
+                try:
+                    self._child = MountProcess(self._command)
+                except Unsupported as exc:
+                    self._refusal = exc
+                    _log.warning("cold snapshots start only when their files are written: %s", exc.message)
+                    raise
             return self._child
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""The gateway's threads: one that accepts, one per connection, one that watches for hang-ups."""
+"""The gateway's server: one thread accepts, one serves each connection, one watches for hang-ups."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import logging
 import socket
 import threading
-import time
 from collections.abc import Mapping
 
 from snapshotd.errors import InternalError, SnapshotdError
@@ -30,8 +29,8 @@ from snapshotd.gateway.peer import Gone, Peer, Refused
 from snapshotd.gateway.routes import family
 from snapshotd.gateway.tokens import Refusals
 from snapshotd.gateway.watch import HangUpWatch
+from snapshotd.kernel.listening import Listening
 
-_CLOSE_S = 10.0
 _LOG = logging.getLogger(__name__)
 _BUSY = json.dumps(
     error_body(ProviderKind.OPENAI, 503, f"More than {CONNECTION_LIMIT} connections are open; close some.")
@@ -73,101 +72,35 @@ class GatewayServer(Gateway):
         self._timeouts = timeouts or Timeouts()
         self._body_limit = body_limit_bytes
         self._budget = budget
-        self._lock = threading.Lock()
-        self._connections: set[_Connection] = set()
-        self._threads: list[threading.Thread] = []
-        """Every thread that may still run, for `close`; ended ones are dropped when the next one starts."""
-        self._closing = threading.Event()
-        self._closed = threading.Event()
         listener.settimeout(None)
-        self._listener = listener
-        self._acceptor = threading.Thread(target=self._accept, name="gateway-accept", daemon=True)
-        self._acceptor.start()
+        self._listening = Listening(
+            listener,
+            self._connect,
+            threading.Event(),
+            limit=CONNECTION_LIMIT,
+            busy=_BUSY_ANSWER,
+            name="gateway-accept",
+            before=prepare,
+        )
 
     @property
     def port(self) -> int:
         return self._port
 
     def close(self) -> None:
-        with self._lock:
-            first = not self._closing.is_set()
-            self._closing.set()
-        if first:
-            self._cut()
-            self._join()
+        if self._listening.close():
             self._hang_ups.close()
-            self._closed.set()
-        else:
-            self._closed.wait(2 * _CLOSE_S)
-            self._join()  # one of them may be the thread that closed it
 
-    def _cut(self) -> None:
-        """Accept no more and interrupt every connection."""
-        try:
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept() with EINVAL
-        except OSError:
-            pass  # it is no longer listening, which does as well
-        self._acceptor.join(_CLOSE_S)
-        self._listener.close()
-        with self._lock:
-            for connection in self._connections:
-                connection.interrupt()
-
-    def _join(self) -> None:
-        """Wait for the connections' threads, but not for the calling one."""
-        deadline = time.monotonic() + _CLOSE_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
-
-    def _accept(self) -> None:
-        prepare()
-        while not self._closing.is_set():
-            try:
-                connected, _ = self._listener.accept()
-            except OSError as exc:
-                if self._closing.is_set():
-                    return
-                _LOG.warning("cannot accept a connection to the gateway: %s", exc)
-                self._closing.wait(0.1)  # out of descriptors or memory: others may give some back
-                continue
-            connected.setsockopt(
-                socket.IPPROTO_TCP, socket.TCP_NODELAY, 1
-            )  # events of a stream must not wait for each other
-            self._start(connected)
-
-    def _start(self, connected: socket.socket) -> None:
-        with self._lock:
-            if len(self._connections) < CONNECTION_LIMIT and not self._closing.is_set():
-                connection = _Connection(self._settings, connected, self._budget, self._body_limit, self._timeouts)
-                thread = threading.Thread(target=self._serve, args=(connection,), name="gateway", daemon=True)
-                self._connections.add(connection)
-                self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
-                try:
-                    thread.start()
-                    return
-                except RuntimeError as exc:  # no more threads
-                    _LOG.warning("cannot serve a connection to the gateway: %s", exc)
-                    self._connections.discard(connection)
-                    self._threads.remove(thread)
-        try:
-            connected.settimeout(0)
-            connected.send(_BUSY_ANSWER)
-        except OSError:
-            pass  # it is told by the closed connection
-        connected.close()
-
-    def _serve(self, connection: _Connection) -> None:
-        try:
-            connection.run()
-        finally:
-            with self._lock:
-                self._connections.discard(connection)
-            connection.close()
+    def _connect(self, connected: socket.socket) -> _Connection:
+        # Events of a stream must not wait for each other.
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return _Connection(self._settings, connected, self._budget, self._body_limit, self._timeouts)
 
 
 class _Connection:
-    """One connection's thread."""
+    """One connection."""
+
+    name = "gateway"
 
     def __init__(
         self, settings: Settings, connected: socket.socket, budget: Budget, body_limit_bytes: int, timeouts: Timeouts

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,7 @@ def _held_back(engine: LocalEngine) -> Iterator[None]:
         yield
     finally:
         os.kill(rebuilder.pid, signal.SIGCONT)
-    wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
+    wait_until(lambda: all(item.written.done() for item in engine._cold._rebuilt.values()), "the layer is written")
 
 
 def _kill_lazy(engine: LocalEngine) -> None:
@@ -195,7 +196,7 @@ def test_where_fuse_fails_for_good_a_start_waits_for_the_layer_that_was_served(
         assert "start only when their files are written" in caplog.text
         (rebuilt,) = engine._cold._rebuilt.values()
         waits = threading.Event()
-        monkeypatch.setattr(rebuilt.done, "wait", lambda: (waits.set(), threading.Event.wait(rebuilt.done)))
+        monkeypatch.setattr(rebuilt.written, "result", lambda: (waits.set(), Future.result(rebuilt.written)))
         starting = _in_thread(lambda: seen.append(_read(engine, _fork(engine, cold), 1)))
         assert waits.wait(60)
     starting.join(10 * SOON_S)
@@ -207,7 +208,7 @@ def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: S
     for _ in range(2):
         fork = _fork(engine, cold)
         assert _read(engine, fork, 3) == _content(3)
-        wait_until(lambda: all(item.done.is_set() for item in engine._cold._rebuilt.values()), "the layer is written")
+        wait_until(lambda: all(item.written.done() for item in engine._cold._rebuilt.values()), "the layer is written")
         engine.remove(fork, force=True)
         wait_until(
             lambda: engine._parts.disposal.evict() == 0 and engine._context.store.sized_bytes() == 0,

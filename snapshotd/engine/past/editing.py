@@ -240,7 +240,8 @@ class Editing:
                 write_file(root, item)
 
         if edits:
-            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))()
+            self._rewinding.replace_files(sandbox, source, lambda stack: amend(self._context.store, stack, write))
+            sandbox.root.bury()
 
 
 def check_file(item: FileEdit) -> None:

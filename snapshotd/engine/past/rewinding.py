@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -165,7 +164,8 @@ class Rewinding:
         Caller holds the lock and has made sure that no process lives. On an error everything is as before.
         """
         head, old, old_changed = sandbox.head, sandbox.mind.state, sandbox.mind.changed
-        cleanup = None if files is None else self.replace_files(sandbox, files, change)
+        if files is not None:
+            self.replace_files(sandbox, files, change)
         if state is not None:
             sandbox.mind.put(state, changed=True)
         pending = list(sandbox.mind.messages)
@@ -175,7 +175,7 @@ class Rewinding:
                 self._catalog,
                 sandbox,
                 call,
-                self._after(cleanup),
+                self._listener,
                 follows=follows,
                 keep_messages=keep_messages,
                 entries=entries,
@@ -184,26 +184,18 @@ class Rewinding:
         except BaseException:
             sandbox.mind.put(old, changed=old_changed)
             sandbox.mind.messages[:] = pending
-            if cleanup is not None:
-                cleanup()
-                self.replace_files(sandbox, self._catalog.get_snapshot(head))()
+            if files is not None:
+                self.replace_files(sandbox, self._catalog.get_snapshot(head))
+                sandbox.root.bury()
             raise
 
-    def _after(self, cleanup: Callable[[], None] | None) -> StepListener:
-        """The listener, which lets go of the old root too: in the background, because that takes as long as much was
-        touched there."""
-        if cleanup is None:
-            return self._listener
-        return lambda snapshot, captured: self._listener(
-            snapshot, replace(captured, cleanup=_both(captured.cleanup, cleanup))
-        )
-
-    def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> Callable[[], None]:
+    def replace_files(self, sandbox: Sandbox, files: Snapshot, change: LayerMaker | None = None) -> None:
         """Replace a sandbox's files by a snapshot's. `change`: makes one more layer over them. Conditions as for
-        `switch`; returns the clean-up that remains, as `SandboxRoot.replace` does."""
+        `switch`; the old root is to be buried, as after `SandboxRoot.replace`."""
         stack = self._cold.take(files)
         if change is None:
-            return sandbox.root.replace(stack, files.id)
+            sandbox.root.replace(stack, files.id)
+            return
         try:
             layer = change(stack)
         except BaseException:
@@ -211,7 +203,7 @@ class Rewinding:
             raise
         self._context.store.hold([layer])
         try:
-            return sandbox.root.replace(stack.push(layer), files.id, made=layer)
+            sandbox.root.replace(stack.push(layer), files.id, made=layer)
         except BaseException:
             self._context.store.remove(layer)
             raise
@@ -307,17 +299,6 @@ class Rewinding:
             if snapshot.follows is not None
             else kept
         )
-
-
-def _both(first: Callable[[], None] | None, second: Callable[[], None]) -> Callable[[], None]:
-    if first is None:
-        return second
-
-    def both() -> None:
-        first()
-        second()
-
-    return both
 
 
 def _blocker(sandbox: Sandbox) -> str | None:

@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any, Protocol
 
 from snapshotd.engine.protocol import agent_wire as wire
@@ -35,6 +35,7 @@ from snapshotd.errors import (
     InternalError,
     LimitExceeded,
     NotFound,
+    NotPermitted,
     SnapshotdError,
     UsageError,
     VersionMismatch,
@@ -64,6 +65,8 @@ class Server(Protocol):
     body_limit_bytes: int
     messages_lock: threading.Lock
     closing: threading.Event
+    admit: Callable[[int], bool]
+    lost: Callable[[int, tuple[str, ...]], None] | None
 
     def parking(self, pid: int, parked: bool, reason: str | None = None) -> AbstractContextManager[None]: ...
 
@@ -84,13 +87,32 @@ class AgentConnection:
         """Send an error that belongs to no request; the connection ends after it."""
         self.wire.send({"id": None, "error": {"code": error.code, "message": error.message}})
 
+    @property
+    def name(self) -> str:
+        return f"agent-{self.pid}"
+
     def run(self) -> None:
-        """Answer requests until the peer closes, sends something malformed, or the server closes."""
-        try:
-            while (request := self.wire.read_request()) is not None:
-                self._answer(request)
-        except Malformed as malformed:
-            self.fail(malformed.error)
+        """Answer requests until the peer closes, sends something malformed, or the server closes. A peer that the server
+        does not admit is told so."""
+        with suppress(Disconnected):  # as every connection of a killed process ends
+            try:
+                if not self._server.admit(self.pid):
+                    self.fail(
+                        NotPermitted(f"Process {self.pid} does not belong to this sandbox; connect from inside of it.")
+                    )
+                    return
+                while (request := self.wire.read_request()) is not None:
+                    self._answer(request)
+            except Malformed as malformed:
+                self.fail(malformed.error)
+
+    def interrupt(self) -> None:
+        self.wire.interrupt()
+
+    def close(self) -> None:
+        self.wire.close()
+        if self._server.lost is not None and self.open_calls:
+            self._server.lost(self.pid, tuple(sorted(self.open_calls)))
 
     def _answer(self, request: AgentRequest) -> None:
         action = _ACTIONS.get(request.op)

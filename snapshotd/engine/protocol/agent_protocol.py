@@ -13,13 +13,13 @@ time.
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import logging
 import os
 import socket
 import stat
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,11 +27,10 @@ from pathlib import Path
 
 from snapshotd.engine.protocol.agent_connection import AgentConnection
 from snapshotd.engine.protocol.agent_handler import BODY_LIMIT_BYTES, AgentHandler
-from snapshotd.engine.protocol.agent_wire import Disconnected
-from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError
+from snapshotd.errors import LimitExceeded, SnapshotdError
+from snapshotd.kernel.listening import Listening
 
 CONNECTION_LIMIT = 64
-_CLOSE_S = 10.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -57,23 +56,28 @@ class AgentServer:
         self.body_limit_bytes = body_limit_bytes
         self.messages_lock = threading.Lock()
         """One page of messages at a time: bounds the memory."""
-        self._admit = admit
-        self._lost = lost
+        self.admit = admit
+        self.lost = lost
         self._lock = threading.Lock()
-        self._connections: set[AgentConnection] = set()
-        self._threads: list[threading.Thread] = []
-        """Every thread that may still run, for `close`; ended ones are dropped when the next one starts."""
         self._parked: Counter[int] = Counter()
         self.closing = threading.Event()
         self._name = socket_path.name
         self._directory = os.open(socket_path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._listener = _bind(self._directory, self._name)
+            listener = _bind(self._directory, self._name)
         except BaseException:
             os.close(self._directory)
             raise
-        self._acceptor = threading.Thread(target=self._accept, name="agent-accept", daemon=True)
-        self._acceptor.start()
+        self._listening = Listening(
+            listener,
+            functools.partial(AgentConnection, self),
+            self.closing,
+            limit=CONNECTION_LIMIT,
+            busy=_refusal(
+                LimitExceeded(f"This sandbox has {CONNECTION_LIMIT} connections already; close some and try again.")
+            ),
+            name="agent-accept",
+        )
 
     def parked_pids(self) -> set[int]:
         """Processes that have let go of the root and wait for the answer to a call_end or checkpoint (host process
@@ -82,17 +86,11 @@ class AgentServer:
             return set(self._parked)
 
     def close(self) -> None:
-        """Refuse new connections, end all, remove the socket. Idempotent.
-
-        Waits for the connections' threads, except the calling one, for at most 10 s: one may be inside the handler,
-        which is not interrupted.
-        """
-        if self.closing.is_set():
-            return
-        self.closing.set()
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes accept() with EINVAL
-        self._acceptor.join(_CLOSE_S)
-        self._listener.close()
+        """Remove the socket, refuse new connections, and end all, as `Listening.close`. Idempotent."""
+        with self._lock:
+            if self.closing.is_set():
+                return
+            self.closing.set()
         try:
             os.unlink(self._name, dir_fd=self._directory)
         except OSError:
@@ -100,13 +98,7 @@ class AgentServer:
             # everything in it
             pass
         os.close(self._directory)
-        with self._lock:
-            for connection in self._connections:
-                connection.wire.interrupt()
-        deadline = time.monotonic() + _CLOSE_S
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+        self._listening.close()
 
     def __enter__(self) -> AgentServer:
         return self
@@ -130,68 +122,6 @@ class AgentServer:
                 self._parked[pid] -= 1
                 if not self._parked[pid]:
                     del self._parked[pid]
-
-    def _accept(self) -> None:
-        while not self.closing.is_set():
-            try:
-                connected, _ = self._listener.accept()
-            except OSError as exc:
-                if self.closing.is_set():
-                    return
-                _LOG.warning("cannot accept an agent's connection: %s", exc)
-                self.closing.wait(0.1)  # out of descriptors or memory: others may give some back
-                continue
-            self._start(connected)
-
-    def _start(self, connected: socket.socket) -> None:
-        try:
-            connection = AgentConnection(self, connected)
-        except OSError:
-            connected.close()
-            return
-        with self._lock:
-            if len(self._connections) < CONNECTION_LIMIT and not self.closing.is_set():
-                thread = threading.Thread(
-                    target=self._serve, args=(connection,), name=f"agent-{connection.pid}", daemon=True
-                )
-                self._connections.add(connection)
-                self._threads = [*filter(threading.Thread.is_alive, self._threads), thread]
-                try:
-                    thread.start()
-                    return
-                except RuntimeError as exc:  # no more threads
-                    _LOG.warning("cannot serve an agent's connection: %s", exc)
-                    self._connections.discard(connection)
-                    self._threads.remove(thread)
-        connected.setblocking(False)
-        try:
-            connected.send(
-                _refusal(
-                    LimitExceeded(f"This sandbox has {CONNECTION_LIMIT} connections already; close some and try again.")
-                )
-            )
-        except OSError:
-            pass  # the client is turned away, and may not hear why
-        connected.close()
-
-    def _serve(self, connection: AgentConnection) -> None:
-        try:
-            if not self._admit(connection.pid):
-                connection.fail(
-                    NotPermitted(
-                        f"Process {connection.pid} does not belong to this sandbox; connect from inside of it."
-                    )
-                )
-                return
-            connection.run()
-        except Disconnected:
-            pass  # how every connection of a killed process ends
-        finally:
-            with self._lock:
-                self._connections.discard(connection)
-            connection.wire.close()
-            if self._lost is not None and connection.open_calls:
-                self._lost(connection.pid, tuple(sorted(connection.open_calls)))
 
 
 def _refusal(error: SnapshotdError) -> bytes:

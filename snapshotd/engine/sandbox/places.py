@@ -61,7 +61,8 @@ class Places:
                 return
             reason = sandbox.root.blocker()
             if reason is None:
-                sandbox.root.replace(self._take(snapshot), snapshot.id)()
+                sandbox.root.replace(self._take(snapshot), snapshot.id)
+                sandbox.root.bury()
             else:
                 self._rewrite(sandbox, snapshot, reason)
 

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -44,7 +45,17 @@ class Captured:
     own_layers: int
     """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
-    """Clean-up that remains for when the sandbox goes on."""
+    """Clean-up that remains for when the sandbox goes on (`SandboxRoot.bury`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _FormerRoot:
+    """The layers of a root that the sandbox has left."""
+
+    held: tuple[LayerID, ...]
+    pinned: tuple[LayerID, ...] = ()
+    upper: LayerID | None = None
+    """The live upper, if it is thrown away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +109,8 @@ class SandboxRoot:
         """The last copy, while the next one may link unchanged files from it."""
         self.own_layers: list[LayerID] = [upper]
         """Layers pinned for it: the live upper, and layers made from it that no snapshot has yet."""
+        self._former: deque[_FormerRoot] = deque()
+        """Roots to be buried."""
 
     @property
     def target(self) -> Target:
@@ -129,14 +142,15 @@ class SandboxRoot:
         start = time.perf_counter_ns()
         if self._parts.store.unchanged(self.upper, self.stack):
             self.revive()
-            return Captured(self.stack, "unchanged", None, time.perf_counter_ns() - start, self.base, self.fresh)
+            pause = time.perf_counter_ns() - start
+            return Captured(self.stack, "unchanged", None, pause, self.base, self.fresh, self.bury)
         layout = layout_of(self._parts.target)
         reason = self.blocker(layout)
         if reason is None:
             try:
-                retired = self._pivot_on(layout)
+                self._pivot_on(layout)
                 pause = time.perf_counter_ns() - start
-                return Captured(self.stack, "pivot", None, pause, self.base, self.fresh, lambda: self._bury(retired))
+                return Captured(self.stack, "pivot", None, pause, self.base, self.fresh, self.bury)
             except Busy as busy:
                 reason = str(busy)
         return self.capture_copy(reason)
@@ -150,26 +164,33 @@ class SandboxRoot:
         (served_by,) = self._lazy_by
         if served_by is not None and served_by is self._parts.sources.server_of_lazy():
             return
-        layout, old = layout_of(self._parts.target), self.upper
+        layout = layout_of(self._parts.target)
         if self.blocker(layout) is not None:
             return
-        changed = not self._parts.store.unchanged(old, self.stack)
         try:
-            retired = self._pivot_on(layout, changed=changed)
+            self._pivot_on(layout, changed=not self._parts.store.unchanged(self.upper, self.stack))
         except Busy:
             return
-        self._bury(retired)
-        if not changed:
-            self._parts.store.remove(old)
+        self.bury()
 
     def blocker(self, layout: Layout | None = None) -> str | None:
         """Reason why the sandbox cannot be pivoted now, or None."""
         root_id = (layout or layout_of(self._parts.target)).root_id
         return blocker(self._parts.cgroup, self._parts.init_pid, root_id, self._parts.parked())
 
-    def _bury(self, retired: tuple[LayerID, ...]) -> None:
+    def bury(self) -> None:
+        """Let go of the roots that the sandbox has left, which takes time in proportion to the inodes touched there.
+        When the sandbox goes on; from any thread, and from several."""
+        store, former = self._parts.store, []
+        with contextlib.suppress(IndexError):
+            while True:
+                former.append(self._former.popleft())
         self._parts.target.bury()
-        self._parts.store.release(retired)
+        for root in former:
+            store.release(root.held)
+            store.unpin(root.pinned)
+            if root.upper is not None:
+                store.remove(root.upper)
 
     def _hold(self, stack: Stack) -> Stack:
         """The stack with merged runs swapped in, held. A merged run may be evicted between the two: then its parts are
@@ -185,42 +206,35 @@ class SandboxRoot:
                     f"be taken: go on from its head {head} (`snapshotd fork {head}`)"
                 )
 
-    def _pivot_on(self, layout: Layout, *, changed: bool = True) -> tuple[LayerID, ...]:
-        """Seal the live upper as a layer and go on in a fresh one above it. Returns the layers of the old root, in use
-        until it is buried. An upper that is not `changed` becomes no layer; the caller removes it when the old root is
-        buried.
+    def _pivot_on(self, layout: Layout, *, changed: bool = True) -> None:
+        """Seal the live upper as a layer and go on in a fresh one above it; the old root is to be buried. An upper that
+        is not `changed` becomes no layer.
 
         No freeze is needed: every live process waits for the daemon, and a write between the seal and the switch would
         fail with "read-only file system" and never reach the sealed layer.
         """
         sealed = self.stack.push(self.upper) if changed else self.stack
-        below = self._hold(sealed)
-        try:
-            upper = self._parts.store.create()
-        except BaseException:
-            self._parts.store.release(below.layers)
-            raise
-        try:
-            self._parts.store.limit(upper, self.room(sealed))
-            self._parts.store.dress(upper, sealed)
-            lazy_by = lazy_server(self._parts.store, below, self._parts.sources)
+        below, store = self._hold(sealed), self._parts.store
+        with contextlib.ExitStack() as undo:
+            undo.callback(store.release, below.layers)
+            upper = store.create()
+            undo.callback(store.remove, upper)
+            store.limit(upper, self.room(sealed))
+            store.dress(upper, sealed)
+            lazy_by = lazy_server(store, below, self._parts.sources)
             announce = functools.partial(self._announce, upper, below, lazy_by is not None, self.fresh + changed)
-            pivot(self._parts.target, self._parts.store, below, upper, layout, seal=True, announce=announce)
-        except BaseException:
-            self._parts.store.release(below.layers)
-            self._parts.store.remove(upper)
-            raise
+            pivot(self._parts.target, store, below, upper, layout, seal=True, announce=announce)
+            undo.pop_all()
         if changed:
             self._relink(self.upper, self.stack)
         else:
             self.own_layers.remove(self.upper)
         self.own_layers.append(upper)
-        retired = (*self.stack.layers, *self._mirrored())
+        self._former.append(_FormerRoot((*self.stack.layers, *self._mirrored()), (), None if changed else self.upper))
         self.stack, self.upper, self._mirror = below, upper, None
         self.fresh += changed
         self._lazy_by = lazy_by
         self._survival.arrived()
-        return retired
 
     def _relink(self, sealed: LayerID, parent: Stack) -> None:
         """Mend hard links that copy-up tore apart, in the layer that was sealed a moment ago, before any reader opens
@@ -252,17 +266,17 @@ class SandboxRoot:
         self._parts.store.release(self._mirrored())
         self._mirror = mirror
         self.own_layers.append(mirror.layer)
-        return Captured(self.stack.push(mirror.layer), "copy", reason, sum(pauses), self.base, self.fresh + 1)
+        stack = self.stack.push(mirror.layer)
+        return Captured(stack, "copy", reason, sum(pauses), self.base, self.fresh + 1, self.bury)
 
     def _mirrored(self) -> tuple[LayerID, ...]:
         """The layer of the last copy, which is held as long as the next one may need it."""
         return () if self._mirror is None else (self._mirror.layer,)
 
-    def replace(self, stack: Stack, base: SnapshotID, *, made: LayerID | None = None) -> Callable[[], None]:
+    def replace(self, stack: Stack, base: SnapshotID, *, made: LayerID | None = None) -> None:
         """Throw the live upper away and go on from `stack` (held, taken over): the files of snapshot `base`, and the
-        layer `made` on top of them. The caller has made sure that no process but init lives. Returns the clean-up that
-        remains, to be called once from any thread: it releases the old root, which takes time in proportion to the
-        inodes touched there."""
+        layer `made` on top of them; the old root is to be buried. The caller has made sure that no process but init
+        lives."""
         parts = self._parts
         self._survival.forget()
         lazy_by = lazy_server(parts.store, stack, parts.sources)
@@ -271,17 +285,11 @@ class SandboxRoot:
         except BaseException:
             parts.store.release(stack.layers)
             raise
-        old, retired = self.upper, (*self.stack.layers, *self._mirrored())
+        held = (*self.stack.layers, *self._mirrored())
+        self._former.append(_FormerRoot(held, tuple(self.own_layers), self.upper))
         self.upper, self.stack, self._mirror = upper, stack, None
         self.base, self.fresh, self._lazy_by = base, int(made is not None), lazy_by
-        given_up, self.own_layers = self.own_layers, [upper] if made is None else [upper, made]
-
-        def cleanup() -> None:
-            self._bury(retired)
-            parts.store.unpin(given_up)
-            parts.store.remove(old)
-
-        return cleanup
+        self.own_layers = [upper] if made is None else [upper, made]
 
     def committed(self, captured: Captured, snapshot: SnapshotID) -> None:
         """The capture became this snapshot, which is the head."""
@@ -296,8 +304,7 @@ class SandboxRoot:
 
     def uncommitted(self, captured: Captured) -> None:
         """The capture became no snapshot. A sealed layer goes to the next snapshot as well; a copy is made again."""
-        if captured.cleanup is not None:
-            captured.cleanup()
+        self.bury()
         if captured.method == "copy" and self._mirror is not None:
             self.own_layers.remove(self._mirror.layer)
             self._parts.store.unpin([self._mirror.layer])
@@ -315,6 +322,7 @@ class SandboxRoot:
         """Let go of the layers: the container has ended. Files in the live upper are gone."""
         store = self._parts.store
         self._parts.target.close()
+        self.bury()
         store.release((*self.stack.layers, *self._mirrored()))
         store.unpin(self.own_layers)
         store.remove(self.upper)  # last: on a full disk it may fail, and is then left to a sweep

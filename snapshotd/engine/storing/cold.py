@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,14 +30,16 @@ WRITE_DELAY_S = 0.5
 """Delay before the layer of a cold snapshot is written, if it can be used before that: the caller is about to start a
 command, which would wait for processors and disk (at load 14, of 2 processors: 250 ms to the first command's output,
 instead of the hot 54)."""
+_WRITERS = 8
+"""Layers are written one at a time. The others of these threads wait for the delay, or for their turn."""
 
 
 class LazyServer(Protocol):
     """The FUSE mount that serves layers that are not there yet (fuse/lazy.py)."""
 
     def start(self) -> None:
-        """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported: it never will.
-        InternalError: the process was killed."""
+        """Mount, unless it is mounted: then the first `open_layer` need not wait for it. Unsupported: it never will,
+        and has told the log so. InternalError: the process was killed."""
 
     def open_layer(self, tree: TreeID, below: TreeID, shift: int) -> int:
         """O_PATH descriptor of the layer that makes `tree` of `below`, its ids shifted up by `shift`. Starts the mount
@@ -56,12 +59,17 @@ class _Rebuilt:
     """One layer that came back, or is about to."""
 
     layer: LayerID
-    served: bool = False
-    """True if it can be used before it is written."""
     shifts: set[int] = field(default_factory=set)
-    """The id shifts with which it was opened while it was served."""
-    done: threading.Event = field(default_factory=threading.Event)
-    failure: SnapshotdError | None = None
+    """The id shifts with which it was opened as it is served; none: it is not served while it is written."""
+    written: Future[None] = field(init=False)
+
+    @property
+    def failed(self) -> bool:
+        return self.written.done() and self.written.exception() is not None
+
+    @property
+    def there(self) -> bool:
+        return self.written.done() and self.written.exception() is None
 
 
 class Cold:
@@ -72,7 +80,7 @@ class Cold:
         context: Context,
         merged: Callable[[Stack], Stack],
         rebuilder: EngineChild,
-        lazy: LazyServer | None,
+        lazy: LazyServer,
         store_all: Callable[[], None],
         came_back: Callable[[], None],
     ) -> None:
@@ -81,7 +89,7 @@ class Cold:
         self._store_all, self._came_back = store_all, came_back
         self._lock = threading.Lock()
         self._rebuilt: dict[tuple[ImageID, TreeID], _Rebuilt] = {}
-        self._threads: list[threading.Thread] = []
+        self._writers = ThreadPoolExecutor(_WRITERS, "rebuild-layer")
         self._closing = threading.Event()
 
     def take(self, snapshot: Snapshot) -> Stack:
@@ -112,17 +120,17 @@ class Cold:
     def prepare(self) -> None:
         """Some snapshots are cold now: have the mount ready, so that the first of them starts as quickly as the
         next."""
-        if self._lazy is not None:
-            try:
-                self._lazy.start()
-            except Unsupported as exc:
-                self._give_up_lazy(exc)
-            except SnapshotdError as exc:
-                _log.warning("cold snapshots are not served yet: %s", exc.message)
+        self._can_serve()
 
-    def _give_up_lazy(self, why: Unsupported) -> None:
-        _log.warning("cold snapshots start only when their files are written: %s", why.message)
-        self._lazy = None
+    def _can_serve(self) -> bool:
+        """False if there will never be a mount."""
+        try:
+            self._lazy.start()
+        except Unsupported:
+            return False
+        except SnapshotdError as exc:
+            _log.warning("cold snapshots are not served yet: %s", exc.message)
+        return True
 
     def restore(self, tree: TreeID, path: bytes, target: Path) -> RestoreReport:
         """Write a directory of a stored tree into an empty directory, which the child process can open by this path. The
@@ -132,15 +140,12 @@ class Cold:
 
     def server(self) -> object | None:
         """Names the server of layers that are not written yet; None if there is none."""
-        lazy = self._lazy
-        return None if lazy is None else lazy.server()
+        return self._lazy.server()
 
     def trees(self) -> set[TreeID]:
         """The trees of layers that are being written or served."""
         with self._lock:
-            return {
-                tree for (_, tree), item in self._rebuilt.items() if not item.done.is_set() or item.failure is not None
-            }
+            return {tree for (_, tree), item in self._rebuilt.items() if not item.there}
 
     def is_hot(self, snapshot: Snapshot) -> bool:
         """True if all of the snapshot's layers are on disk."""
@@ -151,14 +156,10 @@ class Cold:
 
     def close(self) -> None:
         """Stop rebuilding; an unfinished layer is begun again when it is needed. Idempotent."""
-        with self._lock:
-            self._closing.set()
-            threads, self._threads = self._threads, []
+        self._closing.set()
         self._rebuilder.close()
-        for thread in threads:
-            thread.join()
-        if self._lazy is not None:
-            self._lazy.close()
+        self._writers.shutdown()
+        self._lazy.close()
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -172,76 +173,71 @@ class Cold:
             return Stack(image.id)
         with self._lock:
             rebuilt = self._rebuilt.get((image.id, tree))
-            if rebuilt is None or rebuilt.failure is not None or not self._context.store.hold([rebuilt.layer]):
+            if rebuilt is None or rebuilt.failed or not self._context.store.hold([rebuilt.layer]):
                 rebuilt = self._begin(image.id, tree, image.tree)
-        if not rebuilt.served or self._lazy is None:
-            rebuilt.done.wait()
-            if rebuilt.failure is not None:
+        if not (rebuilt.there or (rebuilt.shifts and self._can_serve())):
+            try:
+                rebuilt.written.result()
+            except SnapshotdError:
                 self._context.store.release([rebuilt.layer])
-                raise rebuilt.failure
+                raise
         return Stack(image.id, (rebuilt.layer,))
 
     def _begin(self, image: ImageID, tree: TreeID, below: TreeID) -> _Rebuilt:
         """Announce the layer, held once, and start writing it."""
-        store, lazy = self._context.store, self._lazy
+        store = self._context.store
         self._forget_evicted()
         rebuilt = _Rebuilt(LayerID(new_id()))
-        if lazy is not None:
-            try:
-                os.close(lazy.open_layer(tree, below, 0))
-                rebuilt.shifts.add(0)
-            except Unsupported as exc:
-                self._give_up_lazy(exc)
-                lazy = None
-            except (OSError, SnapshotdError) as exc:
-                _log.warning("tree %s is not served while its files are written: %s", tree, exc)
-                lazy = None
-        rebuilt.served = lazy is not None
+        try:
+            os.close(self._lazy.open_layer(tree, below, 0))
+            rebuilt.shifts.add(0)
+        except Unsupported:
+            pass  # the layer can be used when it is written
+        except (OSError, SnapshotdError) as exc:
+            _log.warning("tree %s is not served while its files are written: %s", tree, exc)
         store.expect(rebuilt.layer, lambda shift: self._open(rebuilt, tree, below, shift))
         store.hold([rebuilt.layer])
+        rebuilt.written = self._writers.submit(self._write, rebuilt.layer, bool(rebuilt.shifts), tree, below)
+        rebuilt.written.add_done_callback(lambda written: self._report(tree, written))
         self._rebuilt[image, tree] = rebuilt
-        thread = threading.Thread(target=self._write, args=(rebuilt, tree, below), name="rebuild-layer")
-        self._threads = [t for t in self._threads if t.is_alive()]
-        self._threads.append(thread)
-        thread.start()
         return rebuilt
+
+    def _report(self, tree: TreeID, written: Future[None]) -> None:
+        failure = written.exception()
+        if failure is not None and not self._closing.is_set():
+            _log.error("the layer of tree %s cannot be written: %s", tree, failure)
 
     def _forget_evicted(self) -> None:
         """Forget layers that came back and were evicted again: no stack uses them, in either form. Caller holds the
         lock."""
         for (image_id, tree), rebuilt in list(self._rebuilt.items()):
-            if (
-                not rebuilt.done.is_set()
-                or rebuilt.failure is not None
-                or (self._context.store.root / rebuilt.layer).exists()
-            ):
+            if not rebuilt.there or (self._context.store.root / rebuilt.layer).exists():
                 continue
             del self._rebuilt[image_id, tree]
             image = self._context.image(image_id)
-            if self._lazy is not None and image is not None and image.tree is not None:
+            if image is not None and image.tree is not None:
                 for shift in rebuilt.shifts:
                     self._lazy.drop_layer(tree, image.tree, shift)
 
     def _open(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID, shift: int) -> int:
         """The layer as it is served. Where nothing is served any more, when it is written. SnapshotdError, OSError."""
-        lazy = self._lazy
-        if lazy is not None:
-            rebuilt.shifts.add(shift)
-            return lazy.open_layer(tree, below, shift)
-        rebuilt.done.wait()
-        if rebuilt.failure is not None:
-            raise rebuilt.failure
+        rebuilt.shifts.add(shift)
+        try:
+            return self._lazy.open_layer(tree, below, shift)
+        except Unsupported:
+            rebuilt.written.result()
         if shift:
             raise SandboxFailed(
                 "the snapshot's files have just been written, and were to be read through FUSE; repeat the command"
             )
         return self._context.store.open_upper(rebuilt.layer)
 
-    def _write(self, rebuilt: _Rebuilt, tree: TreeID, below: TreeID) -> None:
+    def _write(self, layer: LayerID, served: bool, tree: TreeID, below: TreeID) -> None:
+        """Write the layer and publish it. A layer that is `served` stays so on failure. SnapshotdError."""
         store = self._context.store
         made: LayerID | None = None
         try:
-            if rebuilt.served:
+            if served:
                 self._closing.wait(WRITE_DELAY_S)
             made = store.create()
             answer = self._rebuilder.ask({"op": "rebuild", "tree": tree, "below": below, "layer": made})
@@ -249,23 +245,17 @@ class Cold:
                 _log.warning("layer of tree %s: %s", tree, warning)
             store.drop_work(made)
             hit("engine.cold.built")
-            store.publish(made, rebuilt.layer)
-            store.note_size(rebuilt.layer, answer["bytes"])  # not earlier: a layer with a known size may be evicted
+            store.publish(made, layer)
+            store.note_size(layer, answer["bytes"])  # not earlier: a layer with a known size may be evicted
             self._came_back()
         except (SnapshotdError, OSError) as exc:
-            rebuilt.failure = (
-                exc
-                if isinstance(exc, SnapshotdError)
-                else InternalError(f"a layer cannot be written: {exc}; check the disk")
-            )
-            if not self._closing.is_set():
-                _log.error("the layer of tree %s cannot be written: %s", tree, rebuilt.failure.message)
             if made is not None:
                 store.remove(made)
-            if not rebuilt.served:
-                store.forget(rebuilt.layer)
-        finally:
-            rebuilt.done.set()
+            if not served:
+                store.forget(layer)
+            if isinstance(exc, SnapshotdError):
+                raise
+            raise InternalError(f"a layer cannot be written: {exc}; check the disk") from exc
 
 
 def gone(snapshot: Snapshot) -> SnapshotdError:

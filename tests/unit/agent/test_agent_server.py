@@ -266,7 +266,7 @@ def test_connections_are_limited(connect: Connect, server: AgentServer) -> None:
     assert refused.read()["error"]["code"] == "LimitExceeded"
     assert refused.read() is None
     clients.pop().close()
-    until(lambda: len(server._connections) < agent_protocol.CONNECTION_LIMIT)
+    until(lambda: len(server._listening.connections) < agent_protocol.CONNECTION_LIMIT)
     assert connect().ask("messages")["body"] == []
 
 
@@ -350,7 +350,7 @@ def test_close_ends_idle_and_busy_connections(recorder: Any, socket_path: Path) 
         for client in (idle, half):
             client.connect(str(socket_path))
         half.send(b'{"id":')
-        until(lambda: len(server._connections) == 2)
+        until(lambda: len(server._listening.connections) == 2)
         server.close()
         assert idle.recv(1) == b""
     assert not socket_path.exists()
@@ -431,6 +431,6 @@ def test_garbage_never_harms_the_server_or_another(
     assert other.ask("message", role="user", content="unharmed") == {"id": 2}
     client.close()
     other.close()
-    until(lambda: not server._connections)
+    until(lambda: not server._listening.connections)
     assert server.parked_pids() == set()
     assert caplog.records == []
