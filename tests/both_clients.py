@@ -1,6 +1,6 @@
-"""Runs a module's tests with both clients: as it is, and with the asynchronous classes in place of the ones for threads.
+"""Runs tests with both clients: as it is, and with the asynchronous classes in place of the ones for threads.
 
-A module asks for it with `pytestmark = pytest.mark.usefixtures("both_clients")`. With asyncio, the names `Snapshotd`,
+A module, or a test, asks for it with `pytest.mark.usefixtures("both_clients")`. With asyncio, the names `Snapshotd`,
 `Sandbox` and so on of the module are then `Blocking` ones, which run every coroutine on a loop until it ends. So the
 suite of the one client is the suite of the other.
 """

@@ -33,6 +33,7 @@ def printed(command: Command) -> str:
     return b"".join(data for _, data in command.output()).decode()
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     command = sandbox.exec("echo begun; cat; echo late >&2; echo done > made; exit 3", background=True, stdin=True)
@@ -99,6 +100,7 @@ def fetched(address: str) -> bytes:
         return b""
 
 
+@pytest.mark.usefixtures("both_clients")
 def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     first = sandbox.exec("echo 1 > n")

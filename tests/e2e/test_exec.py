@@ -7,6 +7,7 @@ import secrets
 import pytest
 
 from snapshotd.client import Sandbox, Snapshotd
+from snapshotd.errors import CommandNotRunnable
 from tests.e2e.support import Snap, processes_with, wait_until
 
 FILL = """
@@ -77,6 +78,16 @@ def test_a_sandbox_in_which_nothing_happens_is_stopped_with_a_last_snapshot(snap
     assert runs(trajectory), "0 is never"
     snap("rm", "--force", forked)
     snap("rm", "--force", trajectory)
+
+
+@pytest.mark.each_runtime
+def test_arguments_that_the_kernel_does_not_take_are_named(snap: Snap, runtime: str) -> None:
+    trajectory, _ = snap.create("--runtime", runtime)
+    client = Snapshotd(snap.state_dir)
+    with pytest.raises(CommandNotRunnable, match="arguments are too long for the kernel, which takes 128 KiB for one"):
+        client.exec(trajectory, ["true", "x" * 200_000])
+    assert len(client.log(trajectory)) == 1
+    client.remove(trajectory, force=True)
 
 
 def test_a_patch_of_the_same_size_within_the_same_second_is_what_python_runs(snap: Snap) -> None:
