@@ -146,13 +146,15 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         program: str | Path | None = None,
         detach: bool = False,
         reuse: bool = False,
+        reuse_replies: bool = False,
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
         """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
         the sandbox, as `USER[:GROUP]`; else root. `program`: a folder of this machine that the sandbox has at
         /opt/agent-program. `reuse`: its tool calls are answered from earlier runs that began in the same way, as long
-        as it does the same; the event `finished` counts them, under "reused". Further keywords: see `sandbox_fields`.
+        as it does the same; the event `finished` counts them, under "reused". `reuse_replies`: its model requests are, too.
+        Further keywords: see `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -168,6 +170,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             "program": absolute(program),
             "detach": detach,
             "reuse": reuse,
+            "reuse_replies": reuse_replies,
         }
         started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body))
         if wait == "stored":

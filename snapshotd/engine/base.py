@@ -61,7 +61,8 @@ Event = dict[str, Any]
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
     approval  id, tool, status: a person is asked, or has decided
-    finished  trajectory, exit_code, snapshots (how many), status; `reused` ({"calls", "of"}) if the run reuses; always last
+    finished  trajectory, exit_code, snapshots (how many), status; `reused` ({"calls", "of"}, with replies also "replies",
+              "replies_of") if the run reuses; always last
 """
 
 
@@ -122,6 +123,8 @@ class RunRequest:
     """Host folder with the agent's program, which the sandbox has at /opt/agent-program, below the workspace's layer."""
     reuse: bool = False
     """Answer its tool calls from earlier runs that began in the same way, as long as it does the same."""
+    reuse_replies: bool = False
+    """Answer its model requests from them, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import provider_env
 from snapshotd.engine.mind.keyvalue import tenant_env
-from snapshotd.engine.mind.reuse import INPUTS, REUSE
+from snapshotd.engine.mind.reuse import INPUTS, REPLIES, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover
@@ -177,7 +177,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         requirements = python_packages.wanted(request)
         agent = inputs.agent_spec(request)
         trajectory, snapshot, sandbox, calls = self._begin(
-            request.sandbox, request.agent, agent, requirements, request.program, reuse=request.reuse
+            request.sandbox, request.agent, agent, requirements, request.program, reuse=_reuse_arguments(request)
         )
         try:
             self._sessions.adopt(sandbox, calls)
@@ -197,7 +197,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         requirements: tuple[str, ...],
         program: Path | None = None,
         *,
-        reuse: bool = False,
+        reuse: dict[str, bool] | None = None,
     ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         check_name(request.name)
@@ -215,7 +215,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         if layer is not None:
             stack = stack.push(layer)
         if agent is not None:
-            arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **({REUSE: True} if reuse else {})}
+            arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **(reuse or {})}
         snapshot = _first_snapshot(stack, marker("start", arguments))
         plain, secret = provider_env(request.providers)
         open_env = (*request.env, *plain, *tenant_env(request.tenant))
@@ -605,6 +605,14 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
 
 def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
     return {"image": image.name, "workspace": str(request.workspace) if request.workspace else None}
+
+
+def _reuse_arguments(request: RunRequest) -> dict[str, bool]:
+    """UsageError: replies are to be reused, and calls not."""
+    if request.reuse_replies and not request.reuse:
+        raise UsageError("the replies of earlier runs are reused together with their calls only; ask for `reuse`, too")
+    asked = {REUSE: request.reuse, REPLIES: request.reuse_replies}
+    return {name: True for name, wanted in asked.items() if wanted}
 
 
 def _first_snapshot(stack: Stack, call: ToolCall) -> Snapshot:
