@@ -3,7 +3,8 @@ image of its own).
 
 Rewind, in place, over a step that made one file and over one that made 20,000: the ratio should be near 1. Resume: the
 time in which a program meets 100 recorded calls, as it sees it itself. Figures of one run on one machine: compare
-within a run.
+within a run. `--only reuse`: a run of 30 calls that take 1 s each, and the same with `--reuse`; `--image` names another
+image.
 """
 
 from __future__ import annotations
@@ -44,6 +45,18 @@ if first_time:
     os._exit(9)
 """
 
+SLOW_CALLS = 30
+SLOW = f"""
+import time
+from snapshotd.agent import tool
+@tool
+def call(number):
+    time.sleep(1)
+    with open("/workspace/log", "a") as log:
+        log.write("%d\\n" % number)
+for number in range({SLOW_CALLS}):
+    call(number)
+"""
 ASKED = 150
 """Requests for each figure of the gateway."""
 WARM = 10
@@ -221,12 +234,27 @@ def requests(client: Snapshotd) -> None:
     print(f"the daemon works {worked:.2f} ms for a model request")
 
 
+def reuse(client: Snapshotd, folder: Path, image: str) -> None:
+    """Print how long a run takes, and a second one that is answered from the first."""
+    program = folder / "slow.py"
+    program.write_text(SLOW)
+    for name in ("live", "reused"):
+        began = time.perf_counter()
+        run = client.run(agent=program, runtime="runc", image=image, reuse=name == "reused")
+        (*_, finished) = client.events(run.id)
+        took = time.perf_counter() - began
+        counted = finished.get("reused", {"calls": 0, "of": SLOW_CALLS})
+        print(f"{name}: {took:.2f} s, {counted['calls']} of {counted['of']} calls reused", flush=True)
+
+
 def _output(client: Snapshotd, trajectory: str) -> str:
     events = [event for event in client.events(trajectory) if event["event"] == "output"]
     return b"".join(base64.b64decode(event["data_b64"]) for event in events).decode().splitlines()[-1]
 
 
-def measure(client: Snapshotd, folder: Path, only: str | None) -> None:
+def measure(client: Snapshotd, folder: Path, only: str | None, image: str) -> None:
+    if only == "reuse":
+        reuse(client, folder, image)
     if only in (None, "rewind"):
         _compare(rewinds(client))
     if only in (None, "calls"):
@@ -244,14 +272,15 @@ def measure(client: Snapshotd, folder: Path, only: str | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--state-dir", type=Path, help="of a daemon that has the image `default`")
-    parser.add_argument("--only", choices=("rewind", "calls", "turns", "gateway"))
+    parser.add_argument("--only", choices=("rewind", "calls", "turns", "gateway", "reuse"))
+    parser.add_argument("--image", default="default", help="of the runs of --only reuse")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="snapshotd-bench-"))
     client = Snapshotd(state_dir=options.state_dir or folder / "state")
     try:
         if options.state_dir is None:
             client.build_image("default", progress=lambda line: print(line, file=sys.stderr))
-        measure(client, folder, options.only)
+        measure(client, folder, options.only, options.image)
     finally:
         if options.state_dir is None:
             subprocess.run(

@@ -240,9 +240,14 @@ def _line(event: dict[str, Any]) -> str | None:
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
-        reused = f", reused {event['reused']['calls']} of {event['reused']['of']} calls" if "reused" in event else ""
+        reused = _reused(event["reused"]) if "reused" in event else ""
         return f"■ {how}, {event['snapshots']} snapshots{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
+
+
+def _reused(count: dict[str, int]) -> str:
+    replies = f", {count['replies']} of {count['replies_of']} replies" if "replies" in count else ""
+    return f", reused {count['calls']} of {count['of']} calls{replies}"
 
 
 def _exit_code(event: dict[str, Any], trajectory: str, warning: dict[str, Any] | None) -> int:

@@ -147,13 +147,14 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         user: str | None = None,
         detach: bool = False,
         reuse: bool = False,
+        reuse_replies: bool = False,
         wait: Wait = "captured",
         **sandbox: Any,
     ) -> TrajectoryInfo:
         """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
         the sandbox, as `USER[:GROUP]`; else root. `reuse`: its tool calls are answered from earlier runs that began in the
-        same way, as long as it does the same; the event `finished` counts them, under "reused". Further keywords: see
-        `sandbox_fields`.
+        same way, as long as it does the same; the event `finished` counts them, under "reused". `reuse_replies`: its model
+        requests are, too. Further keywords: see `sandbox_fields`.
 
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
@@ -167,6 +168,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             "user": user,
             "detach": detach,
             "reuse": reuse,
+            "reuse_replies": reuse_replies,
         }
         started = TrajectoryInfo.of(self._transport.request("POST", "/runs", body=body, once=True))
         if wait == "stored":

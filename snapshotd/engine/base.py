@@ -64,7 +64,8 @@ Event = dict[str, Any]
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
     approval  id, tool, status: a person is asked, or has decided
-    finished  trajectory, exit_code, snapshots (how many), status; `reused` ({"calls", "of"}) if the run reuses; always last
+    finished  trajectory, exit_code, snapshots (how many), status; `reused` ({"calls", "of"}, with replies also "replies",
+              "replies_of") if the run reuses; always last
 """
 
 
@@ -128,6 +129,8 @@ class RunRequest:
     """The user that runs it in the sandbox, as `USER[:GROUP]`; None: root."""
     reuse: bool = False
     """Answer its tool calls from earlier runs that began in the same way, as long as it does the same."""
+    reuse_replies: bool = False
+    """Answer its model requests from them, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import provider_env
 from snapshotd.engine.mind.keyvalue import tenant_env
-from snapshotd.engine.mind.reuse import INPUTS, REUSE
+from snapshotd.engine.mind.reuse import INPUTS, REPLIES, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.requests import Requests, present
@@ -188,7 +188,9 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
         agent = inputs.agent_spec(request)
-        trajectory, snapshot, sandbox, calls = self._begin(request.sandbox, request.agent, agent, reuse=request.reuse)
+        trajectory, snapshot, sandbox, calls = self._begin(
+            request.sandbox, request.agent, agent, reuse=_reuse_arguments(request)
+        )
         try:
             self._sessions.adopt(sandbox, calls)
             assert trajectory.agent is not None
@@ -200,7 +202,12 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         return trajectory
 
     def _begin(
-        self, request: SandboxRequest, agent_file: Path | None, agent: AgentSpec | None, *, reuse: bool = False
+        self,
+        request: SandboxRequest,
+        agent_file: Path | None,
+        agent: AgentSpec | None,
+        *,
+        reuse: dict[str, bool] | None = None,
     ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         check_name(request.name)
@@ -219,7 +226,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         if layer is not None:
             stack = stack.push(layer)
         if agent is not None:
-            arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **({REUSE: True} if reuse else {})}
+            arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **(reuse or {})}
         snapshot = _first_snapshot(stack, marker("start", arguments))
         plain, secret = provider_env(request.providers, capture_tokens=request.capture_tokens)
         open_env = (*request.env, *plain, *tenant_env(request.tenant))
@@ -627,6 +634,14 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
 
 def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
     return {"image": image.name, "workspace": str(request.workspace) if request.workspace else None}
+
+
+def _reuse_arguments(request: RunRequest) -> dict[str, bool]:
+    """UsageError: replies are to be reused, and calls not."""
+    if request.reuse_replies and not request.reuse:
+        raise UsageError("the replies of earlier runs are reused together with their calls only; ask for `reuse`, too")
+    asked = {REUSE: request.reuse, REPLIES: request.reuse_replies}
+    return {name: True for name, wanted in asked.items() if wanted}
 
 
 def _first_snapshot(stack: Stack, call: ToolCall) -> Snapshot:

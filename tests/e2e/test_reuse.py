@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from snapshotd.types import short
+from tests.e2e.model_rig import KEY, PROGRAMS, bash, provider
 from tests.e2e.support import AGENT, MANIFEST, Snap, wait_until
 
 pytestmark = pytest.mark.runc
@@ -288,3 +289,49 @@ def test_a_daemon_that_is_killed_in_between(own_snap: Snap, runc_ready: None, tm
     shutil.rmtree(tmp_path, ignore_errors=True)
     for one in (name, first.name):
         own_snap("rm", "--force", one)
+
+
+def test_replies_of_an_unmodified_agent(snap: Snap, runs: Runs, tmp_path: Path) -> None:
+    """The agent runs its tools itself, and its model is asked only where the conversation is another one."""
+    look, write = bash("echo one > one; date +%s%N > stamp"), bash("echo two > two")
+    options = ("--env", "OPENAI_API_KEY=none")
+    with provider(tmp_path, look, write, {"text": "Done."}) as model:
+        told = (*options, "--provider", f"openai={model.url}", "--provider-key", "openai=REUSE_KEY")
+        keyed = Runs(Snap(snap.state_dir, {**snap.env, "REUSE_KEY": KEY}), "runc", tmp_path)
+        keyed.made = runs.made
+        program = (PROGRAMS / "plain_agent.py").read_text()
+        first = keyed(program, *told, args=("repair it",))
+        asked = len(model.asked())
+        assert asked == 3
+        second = keyed(program, "--reuse", "--reuse-replies", *told, args=("repair it",))
+        assert second.events[-1]["reused"] == {"calls": 0, "of": 2, "replies": 3, "replies_of": 3}
+        assert len(model.asked()) == asked, "nobody was asked"
+        assert [one["tool"]["name"] for one in second.log] == [one["tool"]["name"] for one in first.log]
+        assert snap("show", "--conversation", second.name).stdout == snap("show", "--conversation", first.name).stdout
+        assert second.files["one"]["sha256"] == first.files["one"]["sha256"]
+        assert second.files["stamp"]["sha256"] != first.files["stamp"]["sha256"], "its tools ran"
+        third = keyed(program, "--reuse", *told, args=("repair it",))
+        assert len(model.asked()) == 2 * asked, "calls alone are no replies"
+        assert third.reused == (0, 2)
+
+
+def test_replies_need_reuse(snap: Snap, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text("")
+    refused = snap("run", "--reuse-replies", tmp_path / "agent.py", code=None)
+    assert refused.returncode in (2, 125)
+    assert "--reuse-replies goes with --reuse" in refused.stderr
+
+
+def test_replies_of_a_model_in_the_program(runs: Runs) -> None:
+    program = (
+        AGENT
+        + HOW_OFTEN
+        + "from snapshotd.agent import model\n@model\ndef ask(what): return {'at': time.time_ns()}\n"
+        + "open('said', 'w').write(repr(ask('x')['at']))\nstamp('a')\n"
+    )
+    first = runs(program)
+    live = runs(program, "--reuse")
+    assert live.reused == (1, 1)
+    assert live.files["said"]["sha256"] == first.files["said"]["sha256"], "the call's files are the recorded ones"
+    second = runs(program, "--reuse", "--reuse-replies")
+    assert second.events[-1]["reused"] == {"calls": 1, "of": 1, "replies": 1, "replies_of": 1}

@@ -484,6 +484,7 @@ class RunAgentRequest(SandboxFields):
         False,
         description="Answer its tool calls from earlier runs that began in the same way, as long as it does the same.",
     )
+    reuse_replies: bool = Field(False, description="With `reuse`: answer its model requests from them, too.")
 
     def run(self) -> RunRequest:
         if (self.agent is None) == (not self.command):
@@ -498,6 +499,7 @@ class RunAgentRequest(SandboxFields):
             command=tuple(self.command),
             user=self.user,
             reuse=self.reuse,
+            reuse_replies=self.reuse_replies,
         )
 
 

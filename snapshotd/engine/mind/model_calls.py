@@ -27,10 +27,11 @@ from snapshotd.engine.mind.lanes import Lane, Lanes, opening_count, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import CALL, CALLER, CAPTURE, LANE, OF_MODEL, PARAMS, REPLY_DENIED, SIDE, TOKENS
+from snapshotd.engine.mind.reuse import REUSED
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
-from snapshotd.errors import Denied, SnapshotdError
+from snapshotd.errors import Denied, SnapshotdError, Unsupported
 from snapshotd.gateway.base import Api, ModelCall, RecordedReply, ReplyContent, ToolResult, TurnReply, TurnRequest
 from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, ToolCall, new_id
 
@@ -97,17 +98,22 @@ class ModelCalls:
                 self._recorder.message(message, rid=_rid(lane, known, number, message))
         lane.recorded = True
         self._heard(lane, known, request.digests[known:])
+        reply = self._reused_reply(request, outline, lane)
         more: dict[str, Any] = {SIDE: True} if lane.side and lane.caller is None else {}
         params = wire_records.params(request, lane.params)
         if params != lane.params:
             more[PARAMS] = lane.params = params
         if lane.side:
             more["messages"] = [{"role": message.role, "content": message.content} for message in told]
+        if reply is not None:
+            more[REUSED] = reply.id
         opened = self._recorder.begin(
             Intent(new_id(), request.model[:200], outline, EntryKind.MODEL), {**lane.details, **more}
         )
         self._note({"turn": opened.entry.id})
         turn = _Turn(opened, lane)
+        if reply is not None:
+            return self._reuse(request, turn, results, reply)
         with self._lock:
             lane.asking += 1
             self._turns[id(request)] = turn
@@ -155,6 +161,35 @@ class ModelCalls:
         if reply.tokens is not None and self._recorder.funnel.conceal(everything) != everything:
             return {CAPTURE: {**reply.capture, "left_out": "secrets"}}
         return {CAPTURE: dict(reply.capture), **({} if reply.tokens is None else {TOKENS: dict(reply.tokens)})}
+
+    def _reused_reply(self, request: TurnRequest, outline: dict[str, Any], lane: Lane) -> JournalEntry | None:
+        """An earlier run's reply to this request; None: it is forwarded."""
+        reply = self._recorder.reused_reply(request.model[:200], outline, lane.number)
+        try:
+            return None if reply is None or wire_records.recorded(reply) is None else reply
+        except Unsupported:
+            return None  # it was too large to be kept
+
+    def _reuse(
+        self, request: TurnRequest, turn: _Turn, results: list[ToolResult], reply: JournalEntry
+    ) -> RecordedReply:
+        """An earlier run's reply is recorded as this one's, after the results that the request brings, and goes to the agent."""
+        self._close_tools(turn, results)
+        recorded = wire_records.recorded(reply)
+        content = request.reader.read_again(request, recorded)
+        self._recorder.pending.take(turn.opened.entry.id)
+        failure = turn.failure
+        status, error = (CallStatus.DONE, None) if failure is None else (CallStatus.FAILED, failure.message)
+        details = {"gateway": True, "usage": {}, "stop_reason": content.stop_reason}
+        self._recorder.end_model(turn.opened, status, reply.result, error, details)
+        if failure is not None:
+            raise failure
+        self._said(turn.lane, content)
+        calls = [ModelCall(call["id"], call["name"], call["arguments"]) for call in reply.result["calls"]]
+        self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
+        for call in calls:
+            self._open_tool(call, turn.opened.entry, turn.lane)
+        return recorded
 
     # -- tools ---------------------------------------------------------------------------------------------------------
 

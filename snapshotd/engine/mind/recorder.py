@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import time
 from collections.abc import Iterable, Sequence
@@ -34,7 +35,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step
 from snapshotd.errors import DataLoss, LimitExceeded, NotFound, SnapshotdError
 from snapshotd.failpoints import hit
-from snapshotd.secrets.base import MARKER_BYTES
+from snapshotd.secrets.base import MARKER, MARKER_BYTES
 from snapshotd.types import (
     CallID,
     CallStatus,
@@ -264,7 +265,11 @@ class Recorder:
     def reused(self, intent: Intent) -> Answer | None:
         """The answer to a tool's call from an earlier run: recorded, with the sandbox's files switched to those after
         it. None: it has to run, and so has everything after it. Errors as `end_step`."""
-        if self._reuse is None or intent.kind is not EntryKind.TOOL:
+        if self._reuse is None:
+            return None
+        if intent.kind is EntryKind.MODEL:
+            return self._replied_before(intent)
+        if intent.kind is not EntryKind.TOOL:
             return None
         with self.replay.lock:
             if self.replay.replaying or not self._reuse.active:
@@ -280,6 +285,29 @@ class Recorder:
                     return answer
             self._reuse.end()
             return None
+
+    def reused_reply(self, name: str, arguments: Any, lane: int | None) -> JournalEntry | None:
+        """The entry of an earlier run's reply to this model request, in a conversation; None: the model has to be
+        asked."""
+        if self._reuse is None:
+            return None
+        with self.replay.lock:
+            if self.replay.replaying:
+                return None
+            entry = self._reuse.reply(self.funnel.conceal_text(name), self.funnel.conceal(arguments), lane)
+        if entry is None:
+            return None
+        entry = revealed(self.funnel, entry)
+        return None if MARKER.search(json.dumps(entry.result)) else entry
+
+    def _replied_before(self, intent: Intent) -> Answer | None:
+        entry = self.reused_reply(intent.name, intent.arguments, None)
+        if entry is None:
+            return None
+        opened = self.begin(intent, {REUSED: entry.id})
+        self.pending.take(opened.entry.id)
+        self.end_model(opened, CallStatus.DONE, entry.result, None, {})
+        return as_recorded(self._context, self.funnel, Recorded(entry, None))
 
     def _known_answer(self, step: EarlierCall) -> Answer | None:
         """A step as the program is answered. None: its result is gone, too large, or holds a secret that this run does
@@ -327,8 +355,10 @@ class Recorder:
     def reused_before(self, call_id: str) -> Recorded | None:
         """A call that was answered from an earlier run, and asks again because it did not hear that."""
         entry = self.known(call_id)
-        if entry is None or entry.snapshot is None or REUSED not in entry.details:
+        if entry is None or entry.status is None or REUSED not in entry.details:
             return None
+        if entry.kind is EntryKind.MODEL or entry.snapshot is None:
+            return Recorded(revealed(self.funnel, entry), None)
         return Recorded(revealed(self.funnel, entry), self._catalog.get_snapshot(entry.snapshot))
 
     # -- others --------------------------------------------------------------------------------------------------------

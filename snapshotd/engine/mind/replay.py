@@ -162,10 +162,10 @@ class Replay:
         )
 
     def _find(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> int | None:
-        wanted = _compared(kind, arguments)
+        wanted = compared(kind, arguments)
         for index in self._candidates(lane):
             entry = self._left[index]
-            if entry.kind is kind and entry.name == name and _compared(kind, entry.arguments) == wanted:
+            if entry.kind is kind and entry.name == name and compared(kind, entry.arguments) == wanted:
                 return index
         return None
 
@@ -299,7 +299,7 @@ def _within(entry: JournalEntry, task: JournalEntry) -> bool:
     return task.began_at_ns <= entry.began_at_ns and _ended(entry) <= _ended(task)
 
 
-def _compared(kind: EntryKind, arguments: Any) -> str:
+def compared(kind: EntryKind, arguments: Any) -> str:
     """The part that has to be the same. The prompt in a request's outline is for people: its digest is what counts."""
     if kind is EntryKind.MODEL and isinstance(arguments, dict) and "digest" in arguments:
         arguments = {name: value for name, value in arguments.items() if name not in ("prompt", "messages")}

@@ -10,6 +10,10 @@ A call is answered only if it was alone, ended well, changed nothing but files, 
 on the way to it. The tool's code is compared too (`Intent.code`), because a program that lies outside of the workspace
 may be another one.
 
+A model's requests are answered, if that is wanted, one conversation at a time: by the next reply of an earlier run in which the
+requests and replies of the conversation were the same so far. The results of tools are not compared there, as in a
+replay (wire_records.py).
+
 Where a run stands follows from its own journal, so a program that is resumed goes on being answered.
 """
 
@@ -18,11 +22,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.replay import DENIED, KEPT, LANE, PROMOTED, SAID, canonical
+from snapshotd.engine.mind.replay import DENIED, KEPT, LANE, PROMOTED, SAID, canonical, compared
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import DataLoss, NotFound
@@ -38,7 +42,9 @@ from snapshotd.types import (
 )
 
 REUSED = "reused"
-"""Detail of an entry that was answered from an earlier run: the snapshot there."""
+"""Detail of an entry that was answered from an earlier run: the snapshot there, or the entry of a model's reply."""
+REPLIES = "reuse_replies"
+"""Argument of a `start`: the run wants its model requests answered, too."""
 CODE = "code"
 """Detail of a tool's entry: the digest of its code."""
 REUSE = "reuse"
@@ -47,6 +53,7 @@ BEYOND = "beyond"
 """Detail of a call that did more than change files: state, store, a question, a checkpoint."""
 INPUTS = "inputs"
 """Argument of a `start`: the digest of the files that the run begins with."""
+T = TypeVar("T")
 MAX_SOURCES = 16
 """Earlier runs that are looked at, the newest ones."""
 _OWN_MARKERS = ("checkpoint", "task", "approval")
@@ -73,6 +80,9 @@ class Reuse:
         self._paths: list[Iterator[EarlierCall]] | None = None
         """The earlier runs that did the same so far, each at its next call; None: not looked for yet."""
         self._next: list[tuple[Iterator[EarlierCall], EarlierCall]] = []
+        self._with_replies = bool(_start_of(self._catalog, sandbox.trajectory).get(REPLIES))
+        self._lanes: dict[int | None, list[Iterator[JournalEntry]]] = {}
+        """For each conversation, the earlier runs that led it in the same way so far, each at its next reply."""
         self._at = SnapshotID("")
         """The snapshot of the newest call that was answered, or the first one."""
 
@@ -101,6 +111,30 @@ class Reuse:
     def end(self) -> None:
         """Everything runs from here on."""
         self.active, self._paths, self._next = False, None, []
+
+    def reply(self, name: str, arguments: Any, lane: int | None) -> JournalEntry | None:
+        """The recorded reply to a model request, which has gone through the funnel, in the conversation `lane` (None: it
+        does not pass the gateway). None: the model has to be asked, and so in the rest of this conversation."""
+        if not self._with_replies:
+            return None
+        if lane not in self._lanes:
+            self._lanes[lane] = self._conversations(lane)
+        found = [
+            (path, entry)
+            for path in self._lanes[lane]
+            if (entry := _following(path)) is not None and _same_request(entry, name, arguments)
+        ]
+        chosen = found[0][1] if found else None
+        self._lanes[lane] = [path for path, entry in found if chosen is not None and entry.result == chosen.result]
+        return chosen
+
+    def _conversations(self, lane: int | None) -> list[Iterator[JournalEntry]]:
+        trajectory = self._catalog.get_trajectory(self._sandbox.trajectory.id)
+        own = list(_replies(self._catalog, trajectory, lane))
+        if any(REUSED not in entry.details for entry in own):
+            return []
+        paths = [_replies(self._catalog, one, lane) for one in alike(self._context, trajectory)]
+        return [path for path in paths if all(_same_reply(_following(path), mine) for mine in own)]
 
     def _is_reusable(self, intent: Intent) -> bool:
         if intent.side_effect is not SideEffect.LOCAL or not intent.reuse:
@@ -136,7 +170,11 @@ def counted(catalog: Catalog, trajectory: Trajectory) -> dict[str, Any]:
         return {}
     present = catalog.get_trajectory(trajectory.id)
     found = [REUSED in entry.details for entry in _tools(catalog, present)]
-    return {REUSED: {"calls": sum(found), "of": len(found)}}
+    count = {"calls": sum(found), "of": len(found)}
+    if _start_of(catalog, trajectory).get(REPLIES):
+        replies = [REUSED in entry.details for entry in _entries(catalog, present, EntryKind.MODEL)]
+        count |= {"replies": sum(replies), "replies_of": len(replies)}
+    return {REUSED: count}
 
 
 def alike(context: Context, trajectory: Trajectory) -> list[Trajectory]:
@@ -172,8 +210,18 @@ def _start_of(catalog: Catalog, trajectory: Trajectory) -> dict[str, Any]:
 
 def _tools(catalog: Catalog, trajectory: Trajectory) -> Iterator[JournalEntry]:
     """The entries of its tools' calls, in the order in which they began."""
+    return _entries(catalog, trajectory, EntryKind.TOOL)
+
+
+def _replies(catalog: Catalog, trajectory: Trajectory, lane: int | None) -> Iterator[JournalEntry]:
+    """The entries of its model's replies in one conversation."""
+    entries = _entries(catalog, trajectory, EntryKind.MODEL)
+    return (entry for entry in entries if entry.status is CallStatus.DONE and entry.details.get(LANE) == lane)
+
+
+def _entries(catalog: Catalog, trajectory: Trajectory, kind: EntryKind) -> Iterator[JournalEntry]:
     entries = itertools.chain(catalog.journal(trajectory.head, since=trajectory.began), catalog.unbound(trajectory.id))
-    return (entry for entry in entries if entry.kind is EntryKind.TOOL)
+    return (entry for entry in entries if entry.kind is kind)
 
 
 def _path(catalog: Catalog, trajectory: Trajectory) -> Iterator[EarlierCall]:
@@ -214,7 +262,7 @@ def _quiet(catalog: Catalog, older: SnapshotID, newer: SnapshotID) -> bool:
     return True
 
 
-def _following(path: Iterator[EarlierCall]) -> EarlierCall | None:
+def _following(path: Iterator[T]) -> T | None:
     """The next step; None at the end, and if the run is gone."""
     try:
         return next(path, None)
@@ -234,6 +282,14 @@ def _went_along(path: Iterator[EarlierCall], own: list[EarlierCall]) -> bool:
 
 def _same(entry: JournalEntry, name: str, arguments: Any, code: str | None) -> bool:
     return (entry.name, entry.details.get(CODE)) == (name, code) and canonical(entry.arguments) == canonical(arguments)
+
+
+def _same_request(entry: JournalEntry, name: str, arguments: Any) -> bool:
+    return entry.name == name and compared(entry.kind, entry.arguments) == compared(entry.kind, arguments)
+
+
+def _same_reply(entry: JournalEntry | None, mine: JournalEntry) -> bool:
+    return entry is not None and _same_request(entry, mine.name, mine.arguments) and entry.result == mine.result
 
 
 def _outcome(step: EarlierCall) -> tuple[Any, ...]:

@@ -82,7 +82,8 @@ class Places:
                 _log.warning("no call of %s is answered from %s: %s", sandbox.trajectory.id, snapshot.id, exc.message)
                 return None
             if reason is None:
-                sandbox.root.replace(stack, snapshot.id)()
+                sandbox.root.replace(stack, snapshot.id)
+                sandbox.root.bury()
             else:
                 self._rewrite(sandbox, snapshot, reason)
         return Captured(stack, "reused", None, time.perf_counter_ns() - start, snapshot.id, 0)

@@ -72,6 +72,7 @@ _EXAMPLES = [
 @click.option(
     "--reuse", is_flag=True, help="Answer its tool calls from earlier runs that began in the same way and did the same."
 )
+@click.option("--reuse-replies", is_flag=True, help="With --reuse: answer its model requests from them, too.")
 @click.option("-q", "--quiet", is_flag=True, help="Only the agent's output: no line per snapshot.")
 @wait_option
 @json_option
@@ -89,6 +90,7 @@ def command(
     tty: bool,
     detach: bool,
     reuse: bool,
+    reuse_replies: bool,
     quiet: bool,
     wait: Wait | None,
     as_json: bool,
@@ -110,10 +112,10 @@ def command(
 
     With --reuse a call of a local tool that an earlier run made, from the same image, workspace, environment and
     arguments and after the same calls, is not made again: it has the recorded outcome and files. The first other call
-    runs, and everything after it.
+    runs, and everything after it. With --reuse-replies model requests are answered from it as well, at the gateway too.
 
     With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}, and with --reuse
-    "reused": {"calls","of"}.
+    "reused": {"calls","of"}, and "replies","replies_of".
     """
     wanted = _program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
@@ -133,10 +135,18 @@ def command(
             local_file(str(requirements), "requirements file")
         if options["workspace"] is not None:
             local_folder(options["workspace"], "workspace")
+    if reuse_replies and not reuse:
+        refuse("--reuse-replies goes with --reuse; give both")
     client = connect(ctx)
     with patience():
         trajectory = client.run(
-            **wanted, requirements=requirements, user=user, detach=detach, reuse=reuse, **sandbox_keywords(options)
+            **wanted,
+            requirements=requirements,
+            user=user,
+            detach=detach,
+            reuse=reuse,
+            reuse_replies=reuse_replies,
+            **sandbox_keywords(options),
         )
     if detach:
         state = {} if wait is None else {"state": settled(client, trajectory.id, wait)}
