@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
+from snapshotd.client import Snapshotd
 from tests.e2e.model_rig import provider
-from tests.e2e.support import Snap
+from tests.e2e.support import AGENT, Snap, wait_until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "limits.md"
 IN_THE_IMAGE = "0123456789abcdef0123456789abcdef"
@@ -46,14 +47,21 @@ def _seen(snap: Snap, sandbox: str, commands: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def with_id(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The default image with an /etc/machine-id."""
-    name, folder = "with-machine-id", tmp_path_factory.mktemp("image")
+def root_with_id(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default image with an /etc/machine-id, as an archive."""
+    file = tmp_path_factory.mktemp("image") / "root.tar"
     maker, _ = snap.create("--runtime", "runc")
     made = snap.sh(maker, f"echo {IN_THE_IMAGE} > /etc/machine-id")["snapshot"]
-    snap("export", "--format", "tar", made, "-o", folder / "root.tar")
+    snap("export", "--format", "tar", made, "-o", file)
     snap("rm", "--force", maker)
-    snap("image", "import", folder / "root.tar", "--name", name)
+    return file
+
+
+@pytest.fixture(scope="module")
+def with_id(snap: Snap, root_with_id: Path) -> Iterator[str]:
+    """The same as an image."""
+    name = "with-machine-id"
+    snap("image", "import", root_with_id, "--name", name)
     yield name
     snap("image", "rm", name)
 
@@ -154,3 +162,36 @@ def test_a_sandbox_that_moves_its_etc_away_goes_on(snap: Snap, with_id: str) -> 
     assert [change["path"] for change in snap.json("diff", base, source) if "etc" in change["path"]] == []
     for each in (fork, source):
         snap("rm", "--force", each)
+
+
+@pytest.mark.runc
+def test_a_sandbox_that_outlives_its_daemon_keeps_its_identity(
+    own_snap: Snap, root_with_id: Path, tmp_path: Path
+) -> None:
+    snap, client = own_snap, Snapshotd(state_dir=own_snap.state_dir)
+    snap("image", "import", root_with_id, "--name", "with-machine-id")
+    program = """
+import time
+for number in range(3):
+    shell("cat /etc/machine-id /proc/sys/kernel/random/boot_id /proc/sys/kernel/hostname >> seen")
+    while not os.path.exists(f"go{number}"):
+        time.sleep(0.05)
+"""
+    (tmp_path / "agent.py").write_text(AGENT + program)
+    options = ("--image", "with-machine-id", "--runtime", "runc", "--name", "lasting")
+    snap("run", "--detach", *options, tmp_path / "agent.py")
+
+    def calls() -> int:
+        return [step.tool.name for step in client.log("lasting")].count("shell")
+
+    wait_until(lambda: calls() == 1, "it took its first step")
+    snap.kill_daemon()
+    for number in range(3):
+        client.exec("lasting", ["touch", f"go{number}"])
+        wait_until(lambda number=number: calls() == min(number + 2, 3), "it took its next step")  # type: ignore[misc]
+    snap("attach", "lasting")
+    seen = snap("cat", "lasting:seen").stdout.splitlines()
+    assert len(seen) == 9
+    assert len(set(seen)) == 3, "three times the same"
+    assert IN_THE_IMAGE not in seen
+    snap("rm", "--force", "lasting")
