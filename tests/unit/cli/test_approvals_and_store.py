@@ -200,7 +200,9 @@ def test_secrets_and_providers_reach_the_sandbox(cli: Cli, monkeypatch: pytest.M
         "--provider",
         "anthropic=http://127.0.0.1:9/a",
     ]
-    made = cli("create", *words, "--provider-key", "anthropic=OTHER").out.strip()
+    done = cli("create", *words, "--provider-key", "anthropic=OTHER")
+    made = done.out.strip()
+    assert done.code == 0, done.err
     status = cli("daemon", "--status", "--json").json
     assert status["secret_names"][made] == ["TOKEN", "B"]
     assert status["providers"][made] == [

@@ -167,6 +167,7 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
         "created_at",
         "tags",
         "warnings",
+        "reused",
     ]
     assert list(second["tool"]) == ["name", "arguments", "status", "exit_code", "duration_ms"]
     assert second["files"] == {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234}

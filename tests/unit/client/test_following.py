@@ -221,7 +221,8 @@ def test_only_a_follower_asks_again(server: EventsServer, client: Snapshotd) -> 
         client.exec("box", ["ls"])
     with pytest.raises(DaemonUnavailable):
         client.stop("box")
-    assert [line.split("?")[0].rpartition("/")[2] for line in server.requests] == ["events", "attended", "stop"]
+    asked = [line.split("?")[0].rpartition("/")[2] for line in server.requests]
+    assert asked == ["events", "attended", "exec", "exec", "exec", "stop"], "what became of the command, and no more"
 
 
 def test_watching_begins_with_the_call(daemon: Daemon) -> None:

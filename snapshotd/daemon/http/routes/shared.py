@@ -139,8 +139,13 @@ class Named:
                     f"a request can be recalled only under its {KEY_HEADER}; send the one that it was sent with"
                 )
             return None
-        said = json.dumps([self.target, *body], sort_keys=True, default=BaseModel.model_dump)
+        said = json.dumps([self.target, *body], sort_keys=True, default=_shown)
         return RequestKey(self.key, hashlib.blake2b(said.encode(), digest_size=16).hexdigest(), time.time_ns())
+
+
+def _shown(model: BaseModel) -> Any:
+    """A body without its secrets: no digest of one is recorded."""
+    return model.model_dump(mode="json")
 
 
 async def _named(
@@ -152,7 +157,8 @@ async def _named(
             pattern="^[!-~]{1,200}$",
             description="1 to 200 printable ASCII characters that no other request has. Whatever the request makes is made once under "
             "it: the same request again waits for the first one, and answers from what that has made, for a day and across "
-            "restarts. Another method, path or body under it is a `Conflict`. The body of an upload is not compared. A request that "
+            "restarts. Another method, path or body under it is a `Conflict`. The body of an upload and the values of secrets are not "
+            "compared. A request that "
             "failed has made nothing, and its key is free again.",
         ),
     ] = None,
