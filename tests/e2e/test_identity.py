@@ -124,9 +124,7 @@ def test_an_image_without_such_a_file_gets_none(snap: Snap, runtime: str) -> Non
 
 
 @pytest.mark.runc
-@pytest.mark.parametrize(
-    "made", ["ln -s /workspace/target /etc/machine-id", "mkfifo /etc/machine-id", "mv /etc /e; ln -s e /etc"]
-)
+@pytest.mark.parametrize("made", ["ln -s /workspace/target /etc/machine-id", "mkfifo /etc/machine-id"])
 def test_a_hostile_image_is_left_as_it_is(snap: Snap, tmp_path: Path, made: str) -> None:
     maker, _ = snap.create("--runtime", "runc")
     root = snap.sh(maker, f"rm -f /etc/machine-id; {made}")["snapshot"]

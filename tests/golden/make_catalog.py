@@ -104,6 +104,7 @@ def expected(version: int) -> dict[str, Any]:
         snapshot["warnings"] = []
     for snapshot in content["snapshots"] if version < 5 else ():
         snapshot["call"]["damaged"] = []
+    for snapshot in content["snapshots"] if version < 6 else ():
         snapshot["reused"] = None
     for trajectory in content["trajectories"] if version < 3 else ():
         trajectory["began"] = None

@@ -27,9 +27,12 @@ def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalE
 def make_cold(agent: Agent) -> None:
     agent.engine.stop(agent.id)
     agent.engine.flush()
-    store, layers = agent.engine._context.store, agent.engine.snapshot(agent.id).stack.layers
-    wait_until(lambda: not any(map(store.is_held, layers)), "a thread of the daemon lets go of the layers")
-    agent.engine._parts.disposal.evict()
+
+    def is_cold() -> bool:
+        agent.engine._parts.disposal.evict()
+        return not agent.engine._cold.is_hot(agent.engine.snapshot(agent.id))
+
+    wait_until(is_cold, "no thread of the daemon holds the layers, so they are evicted")
 
 
 def take_all(engine: LocalEngine, snapshot: Snapshot) -> None:

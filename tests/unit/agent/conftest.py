@@ -129,7 +129,7 @@ class Recorder:
     def state(self) -> dict[str, Any]:
         return dict(self.values)
 
-    def state_set(self, key: str, value: tuple[Any] | None) -> None:
+    def state_set(self, key: str, value: tuple[Any] | None, within: str | None = None) -> None:
         self.values.pop(key, None)
         if value is not None:
             self.values[key] = value[0]

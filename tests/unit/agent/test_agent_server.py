@@ -242,7 +242,7 @@ def test_who_takes_no_answer_is_cut_off(
     monkeypatch.setattr(agent_wire, "STALL_S", 0.05)
     recorder.conversation.append(Message("u", "x" * 4_000_000))  # more than the socket holds
     connect().send(b'{"id":2,"op":"messages"}\n')
-    until(lambda: not server._connections)
+    until(lambda: not server._listening.connections)
 
 
 def test_requests_may_come_at_once(connect: Connect) -> None:
