@@ -17,8 +17,7 @@ else:
         """As `dataclasses.dataclass`."""
 
         def later(cls: type) -> type:
-            cls.__init__ = _first_init
-            cls.__dataclass_fields__ = _Fields(frozen)
+            cls._made, cls.__new__, cls.__dataclass_fields__ = False, _new, _Fields(frozen)
             return cls
 
         return later
@@ -27,10 +26,13 @@ else:
 _MAKING = threading.RLock()
 
 
-def _first_init(self: Any, *args: Any, **kwargs: Any) -> None:
-    """Stands in for a record's `__init__` until the first one is made."""
-    dataclasses.fields(self)
-    self.__init__(*args, **kwargs)
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """The `__new__` of a record: there is no instance, and no look for `__init__`, before the class is complete."""
+    if not cls._made:
+        dataclasses.fields(cls)
+        with _MAKING:  # another thread may be at it
+            pass
+    return object.__new__(cls)
 
 
 class _Fields:
@@ -42,7 +44,6 @@ class _Fields:
     def __get__(self, instance: object, cls: type) -> Any:
         with _MAKING:
             if vars(cls).get("__dataclass_fields__") is self:  # another thread may have been first
-                del cls.__dataclass_fields__  # type: ignore[attr-defined]
-                del cls.__init__  # type: ignore[misc]
                 dataclasses.dataclass(frozen=self._frozen)(cls)
+                cls._made = True  # type: ignore[attr-defined]
         return cls.__dataclass_fields__  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
 import threading
 import time
@@ -101,6 +102,7 @@ def raw_upstream(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str
                 while b"\r\n\r\n" not in head and (data := connected.recv(65536)):
                     head += data
                 if head:
+                    _read_body(connected, head)
                     answer(connected, head)
 
     thread = threading.Thread(target=serve)
@@ -111,6 +113,14 @@ def raw_upstream(answer: Callable[[socket.socket, bytes], None]) -> Iterator[str
         listener.shutdown(socket.SHUT_RDWR)
         thread.join()
         listener.close()
+
+
+def _read_body(connected: socket.socket, head: bytes) -> None:
+    """Unread bytes would reset the connection when it is closed, and take a part of the answer with them."""
+    length = re.search(rb"\r\ncontent-length: *(\d+)\r\n", head, re.IGNORECASE)
+    left = (0 if length is None else int(length[1])) - len(head.partition(b"\r\n\r\n")[2])
+    while left > 0 and (data := connected.recv(min(left, 65536))):
+        left -= len(data)
 
 
 @dataclass
