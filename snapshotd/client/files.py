@@ -193,10 +193,7 @@ class FileVerbs(Verbs):
         return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
     def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
-        check_wait(wait)
-        return self._settled(
-            SnapshotInfo.of(self._transport.request("POST", _at(ref, what), body=body, once=True)), wait
-        )
+        return self._step(_at(ref, what), body, wait)
 
 
 class _Pieces:

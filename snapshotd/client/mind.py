@@ -73,11 +73,8 @@ class Mind(Verbs):
         first, each at most once. Conflict while a process of the sandbox's own lives, or `to` is no part of the
         trajectory's history; SandboxFailed: a compensation failed, and nothing was rewound.
         """
-        check_wait(wait)
         body = {"to": to, "mode": mode, "compensate": compensate}
-        return self._settled(
-            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "rewind"), body=body, once=True)), wait
-        )
+        return self._step(self._line(ref, "rewind"), body, wait)
 
     def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES
@@ -89,8 +86,7 @@ class Mind(Verbs):
     def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
         """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
         rewind."""
-        check_wait(wait)
-        return self._settled(SnapshotInfo.of(self._transport.request("POST", self._line(ref, "undo"), once=True)), wait)
+        return self._step(self._line(ref, "undo"), None, wait)
 
     def promote(
         self,
@@ -107,11 +103,8 @@ class Mind(Verbs):
         Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
         With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
-        check_wait(wait)
         body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
-        return self._settled(
-            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "promote"), body=body, once=True)), wait
-        )
+        return self._step(self._line(ref, "promote"), body, wait)
 
     def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
         """The request that `merge` ends with: change files of a trajectory in one step."""
@@ -155,11 +148,8 @@ class Mind(Verbs):
         """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
         from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
         with their files. NotFound: no such task."""
-        check_wait(wait)
         body = {"task": task, "compensate": compensate, "resume": resume}
-        return self._settled(
-            SnapshotInfo.of(self._transport.request("POST", self._line(ref, "retry"), body=body, once=True)), wait
-        )
+        return self._step(self._line(ref, "retry"), body, wait)
 
     def effects(self, ref: str) -> list[EffectInfo]:
         """The irreversible calls of a trajectory that its present history does not hold, newest first."""

@@ -49,6 +49,11 @@ class Verbs:
         self.flush(taken.trajectory)
         return self.snapshot(taken.id)
 
+    def _step(self, path: str, body: Any, wait: Wait) -> SnapshotInfo:
+        """A request that is answered with the snapshot of one step."""
+        check_wait(wait)
+        return self._settled(SnapshotInfo.of(self._transport.request("POST", path, body=body, once=True)), wait)
+
 
 def check_wait(wait: str) -> None:
     if wait not in ("captured", "stored"):

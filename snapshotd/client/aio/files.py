@@ -186,10 +186,7 @@ class AsyncFileVerbs(AsyncVerbs):
         return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
 
     async def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
-        check_wait(wait)
-        return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", _at(ref, what), body=body, once=True)), wait
-        )
+        return await self._step(_at(ref, what), body, wait)
 
 
 class _Pieces:

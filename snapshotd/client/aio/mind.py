@@ -64,12 +64,8 @@ class AsyncMind(AsyncVerbs):
         first, each at most once. Conflict while a process of the sandbox's own lives, or `to` is no part of the
         trajectory's history; SandboxFailed: a compensation failed, and nothing was rewound.
         """
-        check_wait(wait)
         body = {"to": to, "mode": mode, "compensate": compensate}
-        return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "rewind"), body=body, once=True)),
-            wait,
-        )
+        return await self._step(self._line(ref, "rewind"), body, wait)
 
     async def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES
@@ -81,10 +77,7 @@ class AsyncMind(AsyncVerbs):
     async def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
         """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
         rewind."""
-        check_wait(wait)
-        return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "undo"), once=True)), wait
-        )
+        return await self._step(self._line(ref, "undo"), None, wait)
 
     async def promote(
         self,
@@ -101,12 +94,8 @@ class AsyncMind(AsyncVerbs):
         Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
         With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
-        check_wait(wait)
         body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
-        return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "promote"), body=body, once=True)),
-            wait,
-        )
+        return await self._step(self._line(ref, "promote"), body, wait)
 
     async def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
         """The request that `merge` ends with: change files of a trajectory in one step."""
@@ -150,11 +139,8 @@ class AsyncMind(AsyncVerbs):
         """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
         from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
         with their files. NotFound: no such task."""
-        check_wait(wait)
         body = {"task": task, "compensate": compensate, "resume": resume}
-        return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "retry"), body=body, once=True)), wait
-        )
+        return await self._step(self._line(ref, "retry"), body, wait)
 
     async def effects(self, ref: str) -> list[EffectInfo]:
         """The irreversible calls of a trajectory that its present history does not hold, newest first."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from snapshotd.client.aio.transport import AsyncTransport
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.client.verbs import Progress, Wait, ref_segment
+from snapshotd.client.verbs import Progress, Wait, check_wait, ref_segment
 from snapshotd.errors import DaemonUnavailable
 
 
@@ -29,6 +29,13 @@ class AsyncVerbs:
             return taken
         await self.flush(taken.trajectory)
         return await self.snapshot(taken.id)
+
+    async def _step(self, path: str, body: Any, wait: Wait) -> SnapshotInfo:
+        """A request that is answered with the snapshot of one step."""
+        check_wait(wait)
+        return await self._settled(
+            SnapshotInfo.of(await self._transport.request("POST", path, body=body, once=True)), wait
+        )
 
 
 async def result_of(

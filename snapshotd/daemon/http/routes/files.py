@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -11,9 +12,11 @@ from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_files as words
 from snapshotd.daemon.http.routes.shared import (
     JsonRoute,
+    Named,
     NamedDep,
     PathB64,
     Ref,
+    Service,
     ServiceDep,
     checked_ref,
     once,
@@ -108,18 +111,12 @@ async def write(
 ) -> Response:
     """Write a file, whole or not at all, as one tool call with a snapshot."""
     path, upload = sandbox_path(path_b64), streams.Upload(request)
-
-    def produce(emit: streams.Emit) -> None:
-        done = once(
-            service,
-            named,
-            [path_b64, user, mode],
-            lambda: service.engine.write_file(ref, path, upload.read, user=user, mode=mode),
-            lambda made: Written.told_by(service.engine.snapshot(made[0])),
-        )
-        emit({"event": "result", **words.written_json(done)})
-
-    return await streams.ndjson(service.streams, produce, uploading=True)
+    return await _write(
+        service,
+        named,
+        [path_b64, user, mode],
+        lambda: service.engine.write_file(ref, path, upload.read, user=user, mode=mode),
+    )
 
 
 @router.post(
@@ -136,15 +133,19 @@ async def write_archive(
 ) -> Response:
     """Put what a tar holds below a directory, as one tool call with a snapshot."""
     path, upload = sandbox_path(path_b64), streams.Upload(request)
+    return await _write(
+        service,
+        named,
+        [path_b64, user, attributes],
+        lambda: service.engine.write_archive(ref, path, upload.read, user=user, attributes=attributes),
+    )
+
+
+async def _write(service: Service, named: Named, body: object, make: Callable[[], Written]) -> Response:
+    """The answer to an upload that becomes one step."""
 
     def produce(emit: streams.Emit) -> None:
-        done = once(
-            service,
-            named,
-            [path_b64, user, attributes],
-            lambda: service.engine.write_archive(ref, path, upload.read, user=user, attributes=attributes),
-            lambda made: Written.told_by(service.engine.snapshot(made[0])),
-        )
+        done = once(service, named, body, make, lambda made: Written.told_by(service.engine.snapshot(made[0])))
         emit({"event": "result", **words.written_json(done)})
 
     return await streams.ndjson(service.streams, produce, uploading=True)
