@@ -19,7 +19,7 @@ from snapshotd.engine.base import EditRequest, FileEdit, Forked, MergeRequest, V
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.failpoints import EXIT_CODE
-from snapshotd.types import ApprovalStatus, CallStatus, SideEffect
+from snapshotd.types import ApprovalStatus, CallStatus, ExperimentID, RequestKey, SideEffect
 from tests import mind_rig
 from tests.mind_rig import Agent
 
@@ -170,8 +170,16 @@ def test_changed_children_are_all_there_or_none(first: LocalEngine, name: str) -
 
 
 def _fork(engine: LocalEngine, trajectory: str) -> Forked:
+    """Each time under one key, as a client does that has lost the answer."""
     variants = (Variant("changed", edit=_EDIT), Variant("same"))
-    return engine.fork(engine.trajectory(trajectory).head, 2, args=None, name=None, variants=variants)
+    head = engine.trajectory(trajectory).head
+
+    def recall(made: tuple[str, ...]) -> Forked:
+        found = tuple(map(engine.trajectory, made))
+        return Forked(found[0].experiment or ExperimentID(""), found)
+
+    with engine.asking(RequestKey("fork", "the same", time.time_ns())) as asking:
+        return asking.once(lambda: engine.fork(head, 2, args=None, name=None, variants=variants), recall)
 
 
 def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:

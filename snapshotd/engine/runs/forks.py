@@ -166,12 +166,14 @@ class Forks:
         if resumption is not None:
             records = [replace(record, began=resumption.began.id) for record in records]
         with changes.making() if edits else nullcontext(_ignore) as announce:
-            made = self._launch(source, forked, records, resumption, announce, request)
+            made = self._launch(source, forked, records, resumption, announce, None if edits else request)
             with self._all_or_none(made):
                 for child in made:
                     self._adopt(child, resumption, idle_timeout_s)
                 for child in made:
                     self._change(source, child, changes, resume=resume)
+                if edits:  # only now: after a crash before, the next start removes the forks
+                    self._catalog.add_request(request, [child.record.id for child in made])
         with self._all_or_none(made):
             for child in made:
                 self._start(child, resume=resume)
