@@ -196,7 +196,7 @@ def _run(options: ServerOptions, engine: Engine, listener: socket.socket) -> int
         create_app(service),
         http=protocol,
         ws="none",
-        loop="asyncio",
+        loop="uvloop",
         lifespan="on",
         log_config=None,
         access_log=False,

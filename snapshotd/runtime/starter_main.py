@@ -5,9 +5,9 @@ Started by starter.py, which is also the only one to speak to it.
 
     daemon                                            sandbox: cgroups    namespaces           pid namespace
       |-- starter     clones a resident                        the host's    the host's           the host's
-      |-- resident    one a sandbox, clones its commands       the sandbox's the sandbox's        the host's
-      '-- command     drops privileges, loads the system       the sandbox's the sandbox's        the sandbox's
-                      call filter, execve(2)
+      |-- resident    one a sandbox, loads the system call     the sandbox's the sandbox's        the host's
+      |               filter, clones its commands
+      '-- command     drops privileges, execve(2)              the sandbox's the sandbox's        the sandbox's
 
 SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the answer,
 and the rest. The starter's requests bring the socket of a new resident, or of a process that makes a user namespace and
@@ -165,8 +165,9 @@ def _reside(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
         init = os.pidfd_open(request["init"])
         _close_all_but(answer_fd, socket_fd, init)
         _check(request["init"], init, request["name"])
-        load = _load(_filters(request["init"]))
+        filters = _filters(request["init"])
         _enter_sandbox(request, init)
+        _load(filters)
     except ProcessLookupError:
         _answer(answer_fd, gone=True)
     except (OSError, ValueError, KeyError) as exc:
@@ -174,7 +175,7 @@ def _reside(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
     else:
         _answer(answer_fd, ready=True)
         os.close(answer_fd)
-        _serve(socket.socket(fileno=socket_fd), init, lambda fds: _become(fds, load))
+        _serve(socket.socket(fileno=socket_fd), init, _become)
 
 
 def _enter_sandbox(request: dict[str, Any], init: int) -> None:
@@ -265,25 +266,23 @@ def _filters(pid: int) -> list[tuple[bytes, int]]:
     return found
 
 
-def _load(filters: Sequence[tuple[bytes, int]]) -> Callable[[], None]:
-    """A function that loads the filters. All that it needs is made before: each filter holds for the next one."""
+def _load(filters: Sequence[tuple[bytes, int]]) -> None:
+    """Load the filters, which every command inherits. All that this needs is made before: each filter holds for the next
+    one."""
 
     class Program(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
     prepared = [(flags, Program(len(code) // _FILTER_BYTES, code)) for code, flags in filters]
 
-    def load() -> None:
-        for flags, program in prepared:
-            sc.call("seccomp", 1, flags, ctypes.byref(program))  # SECCOMP_SET_MODE_FILTER
-
-    return load
+    for flags, program in prepared:
+        sc.call("seccomp", 1, flags, ctypes.byref(program))  # SECCOMP_SET_MODE_FILTER
 
 
 # -- a command ---------------------------------------------------------------------------------------------------------
 
 
-def _become(fds: list[int], load: Callable[[], None]) -> NoReturn:
+def _become(fds: list[int]) -> NoReturn:
     """In a new command's process: become the command. In the order of runc's last stage."""
     request_fd, answer_fd, *standard = fds
     try:
@@ -298,7 +297,7 @@ def _become(fds: list[int], load: Callable[[], None]) -> NoReturn:
                 os.dup2(fd, number)
         os.closerange(3, _ANSWER_FD)
         os.closerange(_MASTER_SOCKET + 1 if process["terminal"] else _ANSWER_FD + 1, 1 << 20)
-        reason = _execute(process, load, request["deadline"])
+        reason = _execute(process, request["deadline"])
     except CannotEnterError as exc:
         reason = str(exc)
     except BaseException as exc:  # noqa: BLE001 - nothing of this may run on in the sandbox
@@ -307,7 +306,7 @@ def _become(fds: list[int], load: Callable[[], None]) -> NoReturn:
     os._exit(1)
 
 
-def _execute(process: dict[str, Any], load: Callable[[], None], deadline: float) -> str:
+def _execute(process: dict[str, Any], deadline: float) -> str:
     """Returns the reason, in runc's words, if the program cannot be run."""
     os.setsid()
     cwd, user, held = process["cwd"], process["user"], process["capabilities"]
@@ -329,7 +328,6 @@ def _execute(process: dict[str, Any], load: Callable[[], None], deadline: float)
     if not program:
         return reason
     argv, env = process["args"], {name.encode(): value.encode() for name, value in environment.items()}
-    load()
     if time.monotonic() > deadline:
         return "the sandbox stood still for too long"  # the daemon has given up: nothing may run unseen
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.engine.base import Engine
@@ -89,12 +89,12 @@ def credentials(connection: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[H11Protocol]:
+def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[HttpToolsProtocol]:
     """uvicorn's HTTP protocol with the peer check in front: a refused peer gets one 403, and none of its requests is
     read."""
     own_uid = os.geteuid()
 
-    class PeerChecked(H11Protocol):
+    class PeerChecked(HttpToolsProtocol):
         _refused = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

@@ -75,10 +75,9 @@ class Background:
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
         if captured is not None and captured.cleanup is not None:
             captured.cleanup()
-        files: FileChanges | None = None
+        files = snapshot.files
         try:
-            files = self._count(snapshot)
-            if files is not None:
+            if files is None and (files := self._count(snapshot)) is not None:
                 self._context.catalog.set_files(snapshot.id, files)
         except NotFound:
             return  # removed meanwhile

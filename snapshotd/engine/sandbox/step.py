@@ -27,6 +27,7 @@ from snapshotd.types import (
     CallID,
     CallStatus,
     Ended,
+    FileChanges,
     JournalEntry,
     RequestKey,
     Snapshot,
@@ -93,6 +94,7 @@ def commit_step(
             base=captured.base,
             own_layers=captured.own_layers,
             follows=None if follows is None else follows.id,
+            files=FileChanges() if captured.base == sandbox.head and not captured.own_layers else None,
         )
         try:
             sandbox.survival.committing(snapshot.id)
