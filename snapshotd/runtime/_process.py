@@ -169,6 +169,9 @@ class ChildProcess(RuncCommand):
         self._exit_code: int | None = None
         self._lost = False
 
+    def end_fd(self) -> int:
+        return self._pidfd
+
     def wait(self, timeout_s: float | None = None) -> int | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         if self._exit_code is None and not poll_fd(

@@ -120,6 +120,10 @@ class Process(ABC):
     """Time after the command's end for which its last output may still be on its way through the driver."""
 
     @abstractmethod
+    def end_fd(self) -> int | None:
+        """A descriptor that is readable once the command has ended, for select(2) alone; None: it has ended."""
+
+    @abstractmethod
     def wait(self, timeout_s: float | None = None) -> int | None:
         """The exit code (128+N for signal N), or None when `timeout_s` passed. Returns at once if it ended before.
 

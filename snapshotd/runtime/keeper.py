@@ -296,6 +296,9 @@ class KeptCommand(RuncCommand):
         self._executed: bool = status["executed"]
         self._lost = False
 
+    def end_fd(self) -> int | None:
+        return self._pidfd
+
     def wait(self, timeout_s: float | None = None) -> int | None:
         if self._exit_code is None and self._pidfd is not None and not poll_fd(self._pidfd, timeout_s):
             return None

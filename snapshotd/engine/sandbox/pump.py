@@ -74,21 +74,6 @@ def pump(
 
     Raises OutOfSpace when the output cannot be stored (the command is killed).
     """
-    exit_code: list[int | None] = []
-    done_r, done_w = os.pipe2(os.O_CLOEXEC)
-
-    def wait() -> None:
-        try:
-            code = process.wait()
-            assert code is not None
-            exit_code.append(code)
-        except SandboxFailed:
-            exit_code.append(None)
-        finally:
-            os.close(done_w)
-
-    waiter = threading.Thread(target=wait, name="wait-for-command")
-    waiter.start()
     pipes = (_Pipe(process.stdout_fd, "stdout"), _Pipe(process.stderr_fd, "stderr"))
     attended = _Attended(process, pipes[0], caller, abandon)
     try:
@@ -103,21 +88,20 @@ def pump(
                 )
                 for pipe, writer in zip(pipes, (out, err), strict=True)
             ]
-            _read(process, streams, done_r, attended)
+            _read(process, streams, attended)
             for stream in streams:
                 stream.finish()
-            waiter.join()
+            exit_code = _wait(process)
             saved = [w.save() if w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
             return CommandOutcome(
-                exit_code[0], saved[0], saved[1], {s.pipe.name: s.lost_bytes for s in streams if s.lost_bytes}
+                exit_code, saved[0], saved[1], {s.pipe.name: s.lost_bytes for s in streams if s.lost_bytes}
             )
     except BaseException:
         process.kill()
+        _wait(process)
         raise
     finally:
-        waiter.join()
-        os.close(done_r)
         attended.close_input()
         for pipe in pipes:
             if pipe.reading and not process.terminal:
@@ -271,15 +255,25 @@ class _Attended:
         self._input_fd, self._writing = None, False
 
 
-def _read(process: Process, streams: list[_Stream], done_fd: int, attended: _Attended) -> None:
+def _wait(process: Process) -> int | None:
+    """Wait until the command has ended. Its exit code; None: it is lost."""
+    try:
+        return process.wait()
+    except SandboxFailed:
+        return None
+
+
+def _read(process: Process, streams: list[_Stream], attended: _Attended) -> None:
     """Read until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s`
     after the end."""
-    ended_at: float | None = None
+    end_fd = process.end_fd()
+    ended_at = None if end_fd is not None else time.monotonic()
     late_bytes = 0
     with selectors.DefaultSelector() as selector:
         for stream in streams:
             selector.register(stream.pipe, selectors.EVENT_READ, stream)
-        selector.register(done_fd, selectors.EVENT_READ)
+        if end_fd is not None:
+            selector.register(end_fd, selectors.EVENT_READ)
         attended.register(selector)
         while ended_at is None or any(stream.pipe.reading for stream in streams):
             wait = None if ended_at is None else max(0.0, ended_at + process.linger_s - time.monotonic())
@@ -287,9 +281,9 @@ def _read(process: Process, streams: list[_Stream], done_fd: int, attended: _Att
             if wait is not None and (not ready or (wait == 0 and late_bytes > _LATE_BYTES)):
                 return
             for key in ready:
-                if key.fd == done_fd:
+                if key.fd == end_fd:
                     ended_at = time.monotonic()
-                    selector.unregister(done_fd)
+                    selector.unregister(end_fd)
                 elif key.data is None:
                     unread = attended.take(key.fd, selector)
                     for pipe in [stream.pipe for stream in streams if stream.pipe.reading]:

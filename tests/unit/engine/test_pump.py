@@ -8,6 +8,7 @@ import os
 import select
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,12 @@ class Shell(Process):
         self.stdout_fd, self.stderr_fd = os.dup(self._child.stdout.fileno()), os.dup(self._child.stderr.fileno())
         self._child.stdout.close()
         self._child.stderr.close()
+
+        self._pidfd = os.pidfd_open(self.pid)
+        weakref.finalize(self, os.close, self._pidfd)
+
+    def end_fd(self) -> int:
+        return self._pidfd
 
     def wait(self, timeout_s: float | None = None) -> int | None:
         return self._child.wait(timeout_s)
