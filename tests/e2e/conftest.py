@@ -11,7 +11,8 @@ import pytest
 from snapshotd.images.recipes import load_recipe, shipped
 from snapshotd.kernel import syscalls
 from tests import built_images
-from tests.e2e.support import Snap, daemon_with
+from tests.e2e.prepared import daemon_on, state_with
+from tests.e2e.support import Snap
 from tests.kept import cached
 from tests.leftovers import nothing_left
 
@@ -53,17 +54,23 @@ def engine_env(docker_engine: str) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+def snap(minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """The session's daemon. Its default image is the minimal one."""
-    with daemon_with(root_tar, tmp_path_factory.mktemp("s") / "state", engine_env) as snap:
+    with daemon_on(minimal_state, tmp_path_factory.mktemp("s") / "state", engine_env) as snap:
         yield snap
 
 
 @pytest.fixture(scope="session")
 def root_tar(run_folder: Path) -> Path:
-    """The minimal image as an archive: a third of the default one's files and bytes, which every new daemon takes in
-    and stores."""
+    """The minimal image as an archive."""
     return built_images.minimal_archive(run_folder)
+
+
+@pytest.fixture(scope="session")
+def minimal_state(root_tar: Path, run_folder: Path) -> Path:
+    """A state directory for `daemon_on`, with the minimal image, which has a third of the default one's files and
+    bytes."""
+    return state_with(root_tar, run_folder)
 
 
 @pytest.fixture(scope="session")
@@ -89,6 +96,12 @@ def default_tar(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="session")
+def default_state(default_tar: Path, run_folder: Path) -> Path:
+    """A state directory for `daemon_on`, with the image that a user's daemon has."""
+    return state_with(default_tar, run_folder)
+
+
+@pytest.fixture(scope="session")
 def full_image(snap: Snap, default_tar: Path) -> str:
     """The name of the shipped default image, which has pip and pytest, at the session's daemon."""
     snap("image", "import", default_tar, "--name", "full")
@@ -96,7 +109,9 @@ def full_image(snap: Snap, default_tar: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def own_snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+def own_snap(
+    minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]
+) -> Iterator[Snap]:
     """A daemon that the module's tests may kill and stop."""
-    with daemon_with(root_tar, tmp_path_factory.mktemp("o") / "state", engine_env) as snap:
+    with daemon_on(minimal_state, tmp_path_factory.mktemp("o") / "state", engine_env) as snap:
         yield snap

@@ -144,8 +144,14 @@ class Snap:
 @contextlib.contextmanager
 def daemon_with(image: Path, state_dir: Path, env: dict[str, str] | None = None) -> Iterator[Snap]:
     """A daemon whose default image is this archive or folder. It is stopped at the end, and nothing may be left."""
-    snap = Snap(state_dir, env)
-    snap("image", "import", image, "--name", "default")
+    with ended(Snap(state_dir, env)) as snap:
+        snap("image", "import", image, "--name", "default")
+        yield snap
+
+
+@contextlib.contextmanager
+def ended(snap: Snap) -> Iterator[Snap]:
+    """Its daemon is stopped at the end, and nothing may be left."""
     yield snap
     snap.stop_daemon()
     nothing_left(snap.state_dir, running=False)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.console import Shell, environment, follow, transcript
-from tests.e2e.support import Snap, daemon_with
+from tests.e2e.prepared import daemon_on
+from tests.e2e.support import Snap
 
 pytestmark = [pytest.mark.runc, pytest.mark.timeout(1200)]  # it builds the default image
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,10 +21,10 @@ INDEX = ROOT / "docs" / "agents.md"
 
 
 @pytest.fixture(scope="module")
-def doc_snap(default_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+def doc_snap(default_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
     """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's."""
-    with daemon_with(
-        default_tar,
+    with daemon_on(
+        default_state,
         tmp_path_factory.mktemp("d") / "state",
         {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"},
     ) as snap:

@@ -10,7 +10,8 @@ import pytest
 from snapshotd.client import Snapshotd
 from tests import long
 from tests.any_request import Operation, ask_anything, operations
-from tests.e2e.support import Snap, daemon_with
+from tests.e2e.prepared import daemon_on
+from tests.e2e.support import Snap
 
 ON_THIS_MACHINE = "reads or writes any folder of this machine, as it is told"
 WITHOUT = {
@@ -26,9 +27,9 @@ WITHOUT = {
 
 
 @pytest.fixture(scope="module")
-def snap(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+def snap(minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon of its own: requests of this kind remove what they find."""
-    with daemon_with(root_tar, tmp_path_factory.mktemp("s") / "state", engine_env) as snap:
+    with daemon_on(minimal_state, tmp_path_factory.mktemp("s") / "state", engine_env) as snap:
         yield snap
 
 

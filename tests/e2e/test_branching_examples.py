@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Snap, daemon_with
+from tests.e2e.prepared import daemon_on
+from tests.e2e.support import Snap
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 
 
 @pytest.fixture(scope="module")
-def full(default_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+def full(default_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon whose default image has pytest, as a user's has."""
-    with daemon_with(default_tar, tmp_path_factory.mktemp("f") / "state", engine_env) as snap:
+    with daemon_on(default_state, tmp_path_factory.mktemp("f") / "state", engine_env) as snap:
         yield snap
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as Xml
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,8 @@ class Runner:
     snap: Snap
     cache: Path
     folder: Path
-    env: dict[str, str] = field(default_factory=dict)
+    env: dict[str, str]
+    """What its shell finds besides: this checkout's `snapshotd`."""
 
     def bash(self, script: str, code: int | None = 0, **env: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -62,10 +63,11 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def cache(programs: Path, root_tar: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """With an entry `linux-1` that another machine saved: a trajectory, its second snapshot tagged `known-good`."""
+def cache(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """With an entry `linux-1` that another machine saved: a trajectory, its second snapshot tagged `known-good`. Its
+    image is small, since every test takes it in."""
     cache = tmp_path_factory.mktemp("cache")
-    with daemon_with(root_tar, tmp_path_factory.mktemp("a") / "state") as snap:
+    with daemon_with(small_root, tmp_path_factory.mktemp("a") / "state") as snap:
         _fill(snap, cache)
         yield cache
 
@@ -84,8 +86,9 @@ def _fill(snap: Snap, cache: Path) -> None:
 def runner(programs: Path, cache: Path, tmp_path: Path) -> Iterator[Runner]:
     (tmp_path / "checkout").mkdir()
     subprocess.run(["cp", "-al", cache, tmp_path / "cache"], check=True)  # files of a cache never change
-    snap = Snap(tmp_path / "state", {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)})
-    yield Runner(snap, tmp_path / "cache", tmp_path / "checkout")
+    snap = Snap(tmp_path / "state")
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    yield Runner(snap, tmp_path / "cache", tmp_path / "checkout", env)
     if snap.state_dir.exists():  # a miss needs no daemon
         snap.stop_daemon()
         nothing_left(snap.state_dir, running=False)

@@ -18,7 +18,8 @@ import pytest
 from snapshotd.client import Policy, Snapshotd
 from snapshotd.engine.storing.merging import FAN_IN
 from tests import long
-from tests.e2e.support import Snap, daemon_with
+from tests.e2e.prepared import daemon_on
+from tests.e2e.support import Snap
 
 STEPS = long.size(400, 10_000)
 FIRST = 100
@@ -51,10 +52,12 @@ for number in range(int(sys.argv[1]), int(sys.argv[2])):
 
 
 @pytest.fixture
-def budgeted(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+def budgeted(
+    minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]
+) -> Iterator[Snap]:
     """A daemon whose layers may take little."""
-    with daemon_with(
-        root_tar,
+    with daemon_on(
+        minimal_state,
         tmp_path_factory.mktemp("scale") / "state",
         {**engine_env, "SNAPSHOTD_LAYER_BUDGET": str(BUDGET_BYTES)},
     ) as snap:

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.support import Snap, daemon_with, wait_until
+from tests.e2e.prepared import daemon_on
+from tests.e2e.support import Snap, wait_until
 
 
 @pytest.fixture(scope="module")
-def small(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+def small(minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon that keeps no layer it need not keep."""
-    with daemon_with(
-        root_tar, tmp_path_factory.mktemp("small") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"}
+    with daemon_on(
+        minimal_state, tmp_path_factory.mktemp("small") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"}
     ) as snap:
         yield snap
 

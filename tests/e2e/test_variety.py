@@ -26,7 +26,8 @@ import pytest
 
 from tests import oracles, variety
 from tests.capabilities import require
-from tests.e2e.support import Snap, daemon_with, wait_until
+from tests.e2e.prepared import daemon_on
+from tests.e2e.support import Snap, wait_until
 
 KINDS = {"xfs": ("mkfs.xfs", "-q"), "ext4": ("mkfs.ext4", "-q"), "btrfs": ("mkfs.btrfs", "-q"), "tmpfs": ()}
 """File systems to restore to, and how they are made."""
@@ -85,11 +86,11 @@ class Original:
 
 
 @pytest.fixture(scope="module")
-def cold(root_tar: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
+def cold(minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
     """A daemon that keeps no layer it need not keep."""
     require("root", "oracles", "xfs", "fuse")
-    with daemon_with(
-        root_tar, tmp_path_factory.mktemp("variety") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"}
+    with daemon_on(
+        minimal_state, tmp_path_factory.mktemp("variety") / "state", {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"}
     ) as snap:
         yield snap
 

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAGIC = b"snapseal\x01"
 _SALT_BYTES, _PIECE_BYTES, _TAG_BYTES = 16, 64 << 10, 16
 _KEY_MIN_BYTES, _KEY_MAX_BYTES = 16, 1 << 20
+_SCRYPT_COST = 1 << 15
+"""32 MiB and a tenth of a second for each guess at a key file's content."""
 
 
 class Sealing:
@@ -136,7 +138,7 @@ def _cipher(key_file: str | Path, salt: bytes) -> AESGCM:
         raise UsageError(
             f"the key file {key_file} has {len(key)} bytes; use at least {_KEY_MIN_BYTES} random ones (`openssl rand -hex 32`)"
         )
-    return AESGCM(Scrypt(salt=salt, length=32, n=1 << 15, r=8, p=1).derive(key))
+    return AESGCM(Scrypt(salt=salt, length=32, n=_SCRYPT_COST, r=8, p=1).derive(key))
 
 
 def _nonce(number: int, last: bool) -> bytes:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from snapshotd.client.bundles import sealing
 from snapshotd.client.bundles.sealing import MAGIC, Sealing, unsealed
@@ -15,9 +17,11 @@ from snapshotd.errors import DataLoss, UsageError
 PIECE = 100
 
 
-@pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces are small, and a key is made fast: these tests make hundreds."""
     monkeypatch.setattr(sealing, "_PIECE_BYTES", PIECE)
+    monkeypatch.setattr(sealing, "_SCRYPT_COST", 2)
 
 
 @pytest.fixture
@@ -41,6 +45,20 @@ def read(data: bytes, key: Path | None, count: int = 41) -> bytes:
     return b"".join(iter(lambda: source.read(count) or b"", b""))
 
 
+def test_the_stream_is_as_the_module_says(key: Path) -> None:
+    """Read by its description, with another implementation of scrypt."""
+    data = bytes(range(256)) * 400
+    whole = sealed(key, data, 50_000)
+    magic, salt, pieces = whole[:9], whole[9:25], whole[25:]
+    assert magic == b"snapseal\x01"
+    secret = hashlib.scrypt(key.read_bytes(), salt=salt, n=1 << 15, r=8, p=1, maxmem=64 << 20, dklen=32)
+    cipher, full = AESGCM(secret), (64 << 10) + 16
+    plain = cipher.decrypt(bytes(12), pieces[:full], None) + cipher.decrypt(bytes(10) + b"\1\1", pieces[full:], None)
+    assert plain == data
+    assert read(whole, key) == data
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("size", [0, 1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 5 * PIECE + 17])
 def test_what_is_sealed_comes_back(key: Path, size: int) -> None:
     data = bytes(index % 251 for index in range(size))
@@ -49,6 +67,7 @@ def test_what_is_sealed_comes_back(key: Path, size: int) -> None:
     assert sealed(key, data) != sealed(key, data), "a salt of its own each time"
 
 
+@pytest.mark.usefixtures("small")
 def test_a_change_anywhere_is_found_and_nothing_wrong_is_given_out(key: Path) -> None:
     data = bytes(range(250)) * 2
     whole = sealed(key, data)
