@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def test_each_shipped_file_is_whole(name: str) -> None:
     profile = profiles.load(name)
     assert profile.npm or profile.pip, "it says where the program comes from"
     assert all("@" in package[1:] for package in profile.npm), "each package has its version"
+    installed = [package[: package.index("@", 1)] for package in profile.npm]
+    for program in re.findall(rf"{profiles.PLACE}/([\w@./-]+)", " ".join(profile.command)):
+        assert program.startswith(tuple(f"{package}/" for package in installed)), "npm installs no optional package"
     assert all("==" in package for package in profile.pip)
     assert not any("{npm_arch}" in word or "{program}" in word for word in (*profile.command, *profile.npm))
     assert set(profile.providers) <= set(ProviderKind)
