@@ -4,6 +4,7 @@ killed."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import subprocess
 import sys
@@ -98,7 +99,9 @@ def test_the_history_names_snapshots_and_going_back_brings_their_files(
             saver.exec("true", config=config)  # type: ignore[arg-type]
 
 
-def test_forks_from_one_step_run_side_by_side(saver: SnapshotdSaver, sandbox: Sandbox) -> None:
+def test_forks_from_one_step_run_side_by_side_and_are_compared(
+    saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd
+) -> None:
     graph = agent(saver)
     graph.invoke({"messages": [("user", "please")]}, CONFIG)
     third = next(
@@ -123,6 +126,14 @@ def test_forks_from_one_step_run_side_by_side(saver: SnapshotdSaver, sandbox: Sa
         assert [box.files.read_text(f"step-{step}").strip() for step in (2, 3, 6)] == ["please", wish, wish]
     assert len({*boxes, sandbox.id}) == 5
     assert sandbox.files.read_text("step-3").strip() == "please"
+
+    compared = client.compare(*boxes)
+    assert compared.fork_point is not None
+    assert compared.fork_point.id == third.metadata["snapshot"]
+    assert [(branch.calls, branch.failed) for branch in compared.branches] == [(STEPS - 2, 0)] * 4
+    for pair in compared.pairs:
+        assert [(call.number, call.difference) for call in pair.calls] == [(step, "arguments") for step in (3, 4, 5, 6)]
+        assert {change.path for change in pair.files} == {f"/workspace/step-{step}" for step in (3, 4, 5, 6)}
 
 
 def test_a_copy_of_a_thread_is_a_fork_and_other_threads_begin_with_the_first_files(
@@ -174,6 +185,33 @@ def test_no_call_is_made_twice_after_kill_9(
         done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=small_snap.env, cwd=ROOT)
         assert done.returncode == (0 if number else -9), done.stderr
     assert done.stdout == "done"
+    assert log_of(sandbox) == "123456"
+    assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
+
+
+@pytest.mark.parametrize(
+    "points",
+    [
+        ("engine.step.sealed:3", "engine.step.committed:2"),
+        *([("engine.step.begin:1", "engine.step.outputs_saved:4", "engine.request.done:1")] if long.LONG else []),
+    ],
+)
+def test_no_call_is_made_twice_after_kill_9_of_the_daemon(
+    saver: SnapshotdSaver, sandbox: Sandbox, small_snap: Snap, points: tuple[str, ...]
+) -> None:
+    """Each point is reached by a daemon of its own. Where the call is recorded, the client hears of it from the next one,
+    and the run goes on by itself; so such a point comes last."""
+    graph, log = agent(saver), small_snap.state_dir / "daemon.log"
+    graph.update_state(CONFIG, {"messages": [("user", "please")]}, as_node="__start__")
+    for point in points:
+        died = log.read_text().count(f"failpoint {point.partition(':')[0]} reached")
+        small_snap.kill_daemon()
+        Snap(small_snap.state_dir, {**small_snap.env, "SNAPSHOTD_FAILPOINT": point})("ls")
+        with contextlib.suppress(DaemonUnavailable):
+            graph.invoke(None, CONFIG)
+        assert log.read_text().count(f"failpoint {point.partition(':')[0]} reached") == died + 1
+    graph.invoke(None, CONFIG)
+    assert graph.get_state(CONFIG).values["messages"][-1].content == "done"
     assert log_of(sandbox) == "123456"
     assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
 
