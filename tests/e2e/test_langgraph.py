@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
 import subprocess
 import sys
@@ -17,9 +18,10 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langgraph.checkpoint.conformance import checkpointer_test, validate
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command, Send, interrupt
 
 from snapshotd.client import ExecFailed, Sandbox, Snapshotd
-from snapshotd.errors import DaemonUnavailable, NotFound, Undecided, UsageError
+from snapshotd.errors import DaemonUnavailable, Denied, NotFound, Undecided, UsageError
 from snapshotd.integrations.langgraph import SnapshotdSaver
 from tests import long
 from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
@@ -252,6 +254,163 @@ def test_a_call_that_died_with_the_daemon_is_made_again_or_asked_about(
         graph.update_state(CONFIG, {"seen": ["decided"]})
     assert graph.invoke(None, CONFIG)["seen"] == ["did 0", "decided" if irreversible else "did 1", "did 2"]
     assert log_of(sandbox) == ("02" if irreversible else "012")
+
+
+def asking(saver: SnapshotdSaver, *questions: Any) -> Any:
+    """A graph of one task, which asks each question between two commands and logs the answers."""
+
+    def work(state: Log) -> dict[str, Any]:
+        for number, question in enumerate(questions):
+            saver.exec(f"echo asked {number} >> log")
+            saver.exec(f"echo '{json.dumps(interrupt(question))}' >> log")
+        return {"seen": ["done"]}
+
+    return StateGraph(Log).add_node("work", work).add_edge(START, "work").compile(checkpointer=saver)
+
+
+def pending(client: Snapshotd) -> list[Any]:
+    return client.approvals("pending")
+
+
+def test_an_interrupt_is_decided_by_a_person_after_the_graphs_process_is_gone(
+    saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, small_snap: Snap, tmp_path: Path
+) -> None:
+    questions = ("deploy?", {"to": "ann", "odd": "\ud800\0"}, 3, {"not", "json"})
+    assert "__interrupt__" in asking(saver, *questions).invoke({"seen": []}, CONFIG)
+    (tmp_path / "answer.json").write_text('{"to": "bob"}')
+    shown = []
+    for words in (["approve"], ["approve", "--arguments", tmp_path / "answer.json"], ["deny"], ["approve"]):
+        (one,) = small_snap.json("approvals")
+        assert (one["tool"], one["trajectory"], one["arguments"]["thread"]) == ("interrupt", sandbox.id, "t")
+        shown.append(one["question"])
+        with SnapshotdSaver(tmp_path / "agent.db", sandbox=sandbox, client=client) as later:
+            graph = asking(later, *questions)
+            graph.invoke(None, CONFIG)  # nobody has decided: it asks the same again
+            assert [item.id for item in pending(client)] == [one["id"]]
+            small_snap(*words, one["id"])
+            done = graph.invoke(None, CONFIG)
+    assert shown[:3] == ["deploy?", '{"to": "ann", "odd": "?\\u0000"}', "3"]
+    assert done["seen"] == ["done"]
+    answers = ("true", '{"to": "bob"}', "false", "true")
+    lines = sandbox.files.read_text("log").splitlines()
+    assert lines == [line for number, answer in enumerate(answers) for line in (f"asked {number}", answer)]
+    assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * 8
+    assert pending(client) == []
+
+
+def test_who_resumes_the_graph_decides_the_approval(saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd) -> None:
+    graph = asking(saver, "one", "two", "three")
+    graph.invoke({"seen": []}, CONFIG)
+    for answer in (True, False, {"x": [1]}):
+        assert len(pending(client)) == 1
+        graph.invoke(Command(resume=answer), CONFIG)
+    decided = [(item.status, item.edited) for item in client.approvals() if item.trajectory == sandbox.id]
+    assert decided == [("approved", None), ("denied", None), ("approved", ({"x": [1]},))]
+    assert sandbox.files.read_text("log").splitlines()[1::2] == ["true", "false", '{"x": [1]}']
+
+
+def test_several_tasks_and_graphs_within_tasks_are_answered_one_by_one(
+    saver: SnapshotdSaver, client: Snapshotd
+) -> None:
+    def ask(state: Log) -> dict[str, Any]:
+        return {"seen": [f"{state['seen'][-1]}: {interrupt(state['seen'][-1])}"]}
+
+    def ask_twice(_: Log) -> dict[str, Any]:
+        return {"seen": [f"{question}: {interrupt(question)}" for question in ("deep", "deeper")]}
+
+    inner = StateGraph(Log).add_node(ask_twice).add_edge(START, "ask_twice").compile()
+    builder = StateGraph(Log).add_node("ask", ask).add_node("inner", inner)
+    builder.add_conditional_edges(START, lambda state: [Send("ask", {"seen": [wish]}) for wish in state["seen"]])
+    graph = builder.add_edge("ask", "inner").compile(checkpointer=saver)
+    graph.invoke({"seen": ["left", "right"]}, CONFIG)
+    left, right = sorted(pending(client), key=lambda item: str(item.question))
+    client.approve(right.id)
+    graph.invoke(None, CONFIG)
+    assert [item.id for item in pending(client)] == [left.id]
+    client.deny(left.id)
+    graph.invoke(None, CONFIG)
+    (deep,) = pending(client)
+    graph.invoke(Command(resume="mine"), CONFIG)
+    (deeper,) = pending(client)
+    client.approve(deeper.id, arguments="yours")
+    seen = graph.invoke(None, CONFIG)["seen"]
+    assert list(dict.fromkeys(seen)) == ["left", "right", "left: False", "right: True", "deep: mine", "deeper: yours"]
+    assert client.approval(deep.id).approval.edited == ("mine",)
+    assert pending(client) == []
+
+
+@pytest.fixture
+def policy(small_snap: Snap) -> Iterator[Path]:
+    path = small_snap.state_dir / "policy.toml"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def test_a_call_that_the_policy_gates_is_an_interrupt(
+    saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, policy: Path
+) -> None:
+    policy.write_text(
+        '[[rule]]\ntool = "exec"\narguments = { argv = "gated" }\naction = "approve"\nreason = "really?"\n'
+        '[[rule]]\ntool = "exec"\narguments = { argv = "never" }\naction = "deny"\nreason = "it is late"\n'
+    )
+
+    def work(state: Log) -> dict[str, Any]:
+        seen = [saver.exec("echo free >> log; echo free").stdout, interrupt("first?")]
+        for number in range(4):
+            try:
+                seen.append(saver.exec(f"echo gated {number} >> log; echo ran {number}").stdout)
+            except Denied as exc:
+                seen.append(str(exc))
+        seen.append(interrupt("last?"))
+        with pytest.raises(Denied, match="it is late"):
+            saver.exec("echo never >> log")
+        return {"seen": [str(one).strip() for one in seen]}
+
+    graph = StateGraph(Log).add_node("work", work).add_edge(START, "work").compile(checkpointer=saver)
+    graph.invoke({"seen": []}, CONFIG)
+
+    def go_on(given: Any) -> Any:
+        (one,) = pending(client)
+        done = graph.invoke(given(one), CONFIG)
+        return done["__interrupt__"][0].value if "__interrupt__" in done else done["seen"]
+
+    value = go_on(lambda _: Command(resume="mine"))
+    assert (value["tool"], value["question"], value["argv"][-1]) == (
+        "exec",
+        "really?",
+        "echo gated 0 >> log; echo ran 0",
+    )
+    assert value["approval"] == pending(client)[0].id
+    go_on(lambda one: client.approve(one.id) and None)
+    go_on(
+        lambda one: client.approve(one.id, arguments={"argv": ["sh", "-c", "echo other >> log; echo gated"]}) and None
+    )
+    go_on(lambda one: client.deny(one.id, by="ann", reason="no") and None)
+    assert go_on(lambda _: Command(resume=True)) == "last?"
+    seen = go_on(lambda one: client.approve(one.id, arguments="yours") and None)
+    refused = seen.pop(4)
+    assert seen == ["free", "mine", "ran 0", "gated", "ran 3", "yours"]
+    assert refused.startswith("ann let")
+    assert sandbox.files.read_text("log").split("\n") == ["free", "gated 0", "other", "gated 3", ""]
+    assert [item.status for item in client.approvals() if item.tool == "exec"] == ["approved"] * 2 + [
+        "denied",
+        "approved",
+    ]
+
+
+def test_a_question_is_asked_once_although_the_daemon_dies_over_it(
+    saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, small_snap: Snap
+) -> None:
+    graph = asking(saver, "one")
+    small_snap.kill_daemon()
+    Snap(small_snap.state_dir, {**small_snap.env, "SNAPSHOTD_FAILPOINT": "engine.approval.recorded"})("ls")
+    with contextlib.suppress(DaemonUnavailable):
+        graph.invoke({"seen": []}, CONFIG)
+    graph.invoke(None, CONFIG)
+    (one,) = pending(client)
+    client.approve(one.id, arguments="now")
+    assert graph.invoke(None, CONFIG)["seen"] == ["done"]
+    assert sandbox.files.read_text("log").splitlines() == ["asked 0", '"now"']
 
 
 def test_a_recorded_failure_is_a_failure_again(saver: SnapshotdSaver) -> None:

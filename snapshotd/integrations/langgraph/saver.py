@@ -32,6 +32,7 @@ from snapshotd.integrations.langgraph.asynchronous import Asynchronous, here
 from snapshotd.integrations.langgraph.bindings import Bindings
 from snapshotd.integrations.langgraph.checkpoints import Checkpoints, FoundCheckpoint, Write, name_of
 from snapshotd.integrations.langgraph.file import open_file
+from snapshotd.integrations.langgraph.interrupts import INTERRUPT, NO_TASK, RESUME, is_taken
 from snapshotd.integrations.langgraph.reading import CheckpointReader
 from snapshotd.integrations.langgraph.removal import Removal
 from snapshotd.integrations.langgraph.sandboxes import Sandboxes
@@ -196,14 +197,31 @@ class SnapshotdSaver(Asynchronous):
             )
             for index, (channel, value) in enumerate(writes)
         ]
+        box = self._sandboxes
+        if box is None or all(channel not in (INTERRUPT, RESUME) for channel, _ in writes):
+            self._all.put_writes(thread, ns, checkpoint, rows)
+            return
+        held = self._reader.one(thread, ns, checkpoint)
+        before = [] if held is None else held.tuple(self.serde).pending_writes or []
+        if is_taken(before, task):
+            taken = self._all.values.cut(*self.serde.dumps_typed(None))
+            rows.append(Write(NO_TASK, WRITES_IDX_MAP[RESUME], "", RESUME, taken, True))
         self._all.put_writes(thread, ns, checkpoint, rows)
+        box.interrupts.stored(thread, box.owner_of(thread, ns, checkpoint), task, writes, before)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that `config` names, or its thread's latest; None if there is none."""
-        found = self._reader.one(*_names(config))
-        return None if found is None else found.tuple(self.serde)
+        names = _names(config)
+        held = self._reader.one(*names)
+        if held is None:
+            return None
+        found = held.tuple(self.serde)
+        if self._sandboxes is None or names[1] or all(write[1] != INTERRUPT for write in found.pending_writes or ()):
+            return found
+        owner = self._sandboxes.owner_of(names[0], "", found.checkpoint["id"])
+        return self._sandboxes.interrupts.with_answers(found, owner)
 
     def list(
         self,
