@@ -442,6 +442,28 @@ def test_the_program_of_the_page_prints_what_it_shows(tmp_path: Path, small_snap
         small_snap("rm", "--force", one.id)
 
 
+def test_the_program_of_the_page_waits_for_a_person(tmp_path: Path, small_snap: Snap) -> None:
+    shown = re.search(
+        r"\$ python3 release\.py &\n(.*?)\$ snapshotd approvals\n.*?approve .*?\n.*?\n(.*?)```",
+        PAGE.read_text(),
+        re.DOTALL,
+    )
+    assert shown is not None
+    words = [sys.executable, ROOT / "docs" / "examples" / "integrations" / "release.py"]
+    env = {**small_snap.env, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == shown[1]
+        (one,) = small_snap.json("approvals")
+        assert small_snap("approve", one["id"], "--by", "ann").stdout.startswith(
+            f"{one['id'][:12]}  approved by ann at "
+        )
+        assert program.stdout.read() == shown[2]
+    assert program.returncode == 0
+    for box in reversed(Snapshotd(small_snap.state_dir).trajectories()):
+        small_snap("rm", "--force", box.id)
+
+
 def test_the_bound_saver_has_full_marks_too(
     tmp_path: Path, sandbox: Sandbox, client: Snapshotd, record_property: Callable[[str, object], None]
 ) -> None:

@@ -29,13 +29,13 @@ from snapshotd.client import ExecResult, Sandbox, Snapshotd
 from snapshotd.config import passed_on
 from snapshotd.errors import UsageError
 from snapshotd.integrations.langgraph.asynchronous import Asynchronous, here
-from snapshotd.integrations.langgraph.bindings import Bindings
 from snapshotd.integrations.langgraph.checkpoints import Checkpoints, FoundCheckpoint, Write, name_of
+from snapshotd.integrations.langgraph.daemon.bindings import Bindings
+from snapshotd.integrations.langgraph.daemon.interrupts import INTERRUPT, NO_TASK, RESUME, is_taken
+from snapshotd.integrations.langgraph.daemon.sandboxes import Sandboxes
 from snapshotd.integrations.langgraph.file import open_file
-from snapshotd.integrations.langgraph.interrupts import INTERRUPT, NO_TASK, RESUME, is_taken
 from snapshotd.integrations.langgraph.reading import CheckpointReader
 from snapshotd.integrations.langgraph.removal import Removal
-from snapshotd.integrations.langgraph.sandboxes import Sandboxes
 from snapshotd.integrations.langgraph.values import CutValue, Packed
 
 _PAGE = 16
@@ -68,7 +68,7 @@ class SnapshotdSaver(Asynchronous):
         serde: SerializerProtocol | None = None,
     ) -> None:
         """Open a file, made when there is none; ":memory:" keeps everything in memory. With a `sandbox` every checkpoint
-        is bound to a snapshot of its files (sandboxes.py), and without a path the file is the one of that sandbox below
+        is bound to a snapshot of its files (daemon/sandboxes.py), and without a path the file is the one of that sandbox below
         $XDG_DATA_HOME (~/.local/share). `client`: of the sandbox's daemon, if it is not the default one. NotFound: no
         such folder; VersionMismatch: the file was written by a newer release; UsageError: neither path nor sandbox."""
         super().__init__(serde=serde)
@@ -120,6 +120,16 @@ class SnapshotdSaver(Asynchronous):
         if it names none), with its files. Calls that are made through it directly are made again after a kill. Errors:
         as `exec`."""
         return self._with_sandbox().at(here(config))
+
+    def wait_for_decisions(self, config: RunnableConfig) -> None:
+        """Wait until a person has decided about every interrupt at which a thread stands (`snapshotd approve`, `deny`), or
+        their time is over. Then `graph.invoke(None, config)` goes on with the answers. Errors: the daemon's; NotFound: the
+        sandbox was removed, so nobody can be asked."""
+        box, found = self._with_sandbox(), self.get_tuple(config)
+        if found is not None:
+            names = found.config["configurable"]
+            thread, ns, checkpoint = names["thread_id"], names["checkpoint_ns"], names["checkpoint_id"]
+            box.interrupts.wait(found, box.owner_of(thread, ns, checkpoint))
 
     def _with_sandbox(self) -> Sandboxes:
         if self._sandboxes is None:

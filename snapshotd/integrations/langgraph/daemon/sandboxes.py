@@ -38,8 +38,8 @@ from snapshotd.errors import (
     Undecided,
     UsageError,
 )
-from snapshotd.integrations.langgraph.bindings import Bindings, Bound
-from snapshotd.integrations.langgraph.interrupts import Interrupts
+from snapshotd.integrations.langgraph.daemon.bindings import Bindings, Bound
+from snapshotd.integrations.langgraph.daemon.interrupts import Interrupts
 from snapshotd.types import new_id
 
 _WAIT_S, _HELD_S, _LOOK_S = 30.0, 3600.0, 0.05

@@ -2,11 +2,11 @@
 
 An `interrupt()` whose write has been stored is asked of a person: an approval of the tool "interrupt", under a name that
 is made of the thread and the interrupt's id. LangGraph makes the id of the task's place in its checkpoint, so the same
-interrupt has the same name in every process, and no other one has it. What was decided becomes the answer when the
+interrupt has the same name in every process, and no other one has it. The person's decision becomes the answer when the
 checkpoint is read the next time: True, the person's own JSON, or False if it was denied.
 
-The other way round, a call that the daemon's policy gates is an interrupt of the task that makes it. Who resumes the
-graph with an answer decides the approval.
+The other way round, a call that the daemon's policy gates is an interrupt of the task that makes it, and an answer that
+the graph itself is resumed with decides the approval.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ NO_TASK = "00000000-0000-0000-0000-000000000000"
 """LangGraph's task of what `Command(resume=...)` writes."""
 _TOOL = "interrupt"
 _QUESTION_CHARS, _VALUE_BYTES = 4000, 1 << 20
+_LOOK_S = 0.25
 _APPROVAL = "approval"
 """The key that names an approval in the value of an interrupt that stands for it."""
 
@@ -47,8 +49,9 @@ class Interrupts:
     def stored(
         self, thread: str, trajectory: str, task: str, writes: Sequence[tuple[str, Any]], before: Sequence[PendingWrite]
     ) -> None:
-        """A task's writes have been stored. What answers its interrupts (the graph itself was resumed with that) decides
-        their approvals, and its new interrupts are asked about. `before`: what was pending in the checkpoint."""
+        """A task's writes have been stored. Answers among them (the graph itself was resumed with these) decide the
+        approvals of its interrupts, and its new interrupts are asked about. `before`: what was pending in the
+        checkpoint."""
         own = [(channel, value) for owner, channel, value in before if owner == task]
         known, new = _answers(own), _answers(writes)
         with contextlib.suppress(NotFound):  # the sandbox was removed: the graph's own program may still answer
@@ -82,6 +85,12 @@ class Interrupts:
             elif len(waiting) == 1 and not any(task == NO_TASK and channel == RESUME for task, channel, _ in pending):
                 pending.append((NO_TASK, RESUME, _answer(approval)))
         return found._replace(pending_writes=pending)
+
+    def wait(self, found: CheckpointTuple, trajectory: str) -> None:
+        """Wait until a person has decided about all pending interrupts of a checkpoint, or their time is over."""
+        for one in _interrupts([write[1:] for write in found.pending_writes or ()]):
+            while self._approval(found.config["configurable"]["thread_id"], trajectory, one).status == "pending":
+                time.sleep(_LOOK_S)
 
     # -- approvals become interrupts -----------------------------------------------------------------------------------
 
