@@ -22,6 +22,7 @@ from langgraph.types import Command, Send, interrupt
 
 from snapshotd.client import ExecFailed, Sandbox, Snapshotd
 from snapshotd.errors import DaemonUnavailable, Denied, NotFound, Undecided, UsageError
+from snapshotd.failpoints import EXIT_CODE
 from snapshotd.integrations.langgraph import SnapshotdSaver
 from tests import long
 from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
@@ -65,6 +66,14 @@ def log_of(sandbox: Sandbox) -> str:
     return sandbox.files.read_text("log").replace("\n", "") if sandbox.files.exists("log") else ""
 
 
+def check_history(graph: Any, client: Snapshotd) -> None:
+    """Each checkpoint has the files that belong to its messages."""
+    for state in graph.get_state_history(CONFIG):
+        done = sum(message.type == "tool" for message in state.values.get("messages", []))
+        files = {item.name for item in client.list_files(state.metadata["snapshot"], "/workspace")}
+        assert files == {f"step-{step}" for step in range(1, done + 1)} | ({"log"} if done else set())
+
+
 def before_call(graph: Any, step: int) -> Any:
     """The checkpoint from which call number `step` is made."""
     return next(
@@ -80,11 +89,7 @@ def test_the_history_names_snapshots_and_going_back_brings_their_files(
     graph = agent(saver)
     graph.invoke({"messages": [("user", "please")]}, CONFIG)
     assert log_of(sandbox) == "123456"
-    history = list(graph.get_state_history(CONFIG))
-    for state in history:
-        done = sum(message.type == "tool" for message in state.values.get("messages", []))
-        files = {item.name for item in client.list_files(state.metadata["snapshot"], "/workspace")}
-        assert files == {f"step-{step}" for step in range(1, done + 1)} | ({"log"} if done else set())
+    check_history(graph, client)
 
     third = before_call(graph, 3)
     graph.invoke(None, third.config)
@@ -214,6 +219,26 @@ def test_no_call_is_made_twice_after_kill_9_of_the_daemon(
         assert log.read_text().count(f"failpoint {point.partition(':')[0]} reached") == died + 1
     graph.invoke(None, CONFIG)
     assert graph.get_state(CONFIG).values["messages"][-1].content == "done"
+    assert log_of(sandbox) == "123456"
+    assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
+
+
+BETWEEN = ("langgraph.call.begun:2", "langgraph.call.made:1", "langgraph.put.bound:2", "langgraph.put.stored:2")
+"""Each place between a snapshot's commit and that of the checkpoint that names it, and how often it is passed first. Two
+checkpoints belong to a call: before it, and before the model is asked again."""
+
+
+def test_a_checkpoint_names_its_files_or_is_not_there_whenever_the_graphs_program_dies(
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, saver: SnapshotdSaver
+) -> None:
+    graph = agent(saver)
+    words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "never", "0"]
+    for point in (*BETWEEN, ""):
+        env = {**small_snap.env, "SNAPSHOTD_FAILPOINT": point}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, cwd=ROOT)
+        assert done.returncode == (EXIT_CODE if point else 0), done.stderr
+        check_history(graph, client)
+    assert done.stdout == "done"
     assert log_of(sandbox) == "123456"
     assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
 
@@ -398,6 +423,26 @@ def test_a_call_that_the_policy_gates_is_an_interrupt(
     ]
 
 
+def test_a_question_is_asked_although_the_graphs_program_died_before_it(
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd
+) -> None:
+    words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "ask", "0"]
+
+    def run(point: str, code: int) -> str:
+        env = {**small_snap.env, "SNAPSHOTD_FAILPOINT": point}
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, cwd=ROOT)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+
+    run("langgraph.writes.stored", EXIT_CODE)
+    assert pending(client) == []
+    run("", 0)
+    (one,) = pending(client)
+    client.approve(one.id)
+    assert run("", 0) == "True"
+    assert sandbox.files.read_text("log") == "asked\n"
+
+
 def test_a_question_is_asked_once_although_the_daemon_dies_over_it(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, small_snap: Snap
 ) -> None:
@@ -406,6 +451,7 @@ def test_a_question_is_asked_once_although_the_daemon_dies_over_it(
     Snap(small_snap.state_dir, {**small_snap.env, "SNAPSHOTD_FAILPOINT": "engine.approval.recorded"})("ls")
     with contextlib.suppress(DaemonUnavailable):
         graph.invoke({"seen": []}, CONFIG)
+    assert "failpoint engine.approval.recorded reached" in (small_snap.state_dir / "daemon.log").read_text()
     graph.invoke(None, CONFIG)
     (one,) = pending(client)
     client.approve(one.id, arguments="now")

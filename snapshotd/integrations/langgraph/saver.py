@@ -28,6 +28,7 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from snapshotd.client import ExecResult, Sandbox, Snapshotd
 from snapshotd.config import passed_on
 from snapshotd.errors import UsageError
+from snapshotd.failpoints import hit
 from snapshotd.integrations.langgraph.asynchronous import Asynchronous, here
 from snapshotd.integrations.langgraph.checkpoints import Checkpoints, FoundCheckpoint, Write, name_of
 from snapshotd.integrations.langgraph.daemon.bindings import Bindings
@@ -156,6 +157,7 @@ class SnapshotdSaver(Asynchronous):
         if self._sandboxes is not None:
             bound = self._sandboxes.next_place(thread, ns, parent, known)
             known["snapshot"] = bound[1]
+            hit("langgraph.put.bound")
         described = _json(known)
         versions, stored = checkpoint["channel_versions"], None
         made: dict[str, CutValue] = {}
@@ -182,6 +184,7 @@ class SnapshotdSaver(Asynchronous):
             )
             made = {channel: value._replace(shared=0) for channel, value in made.items()}
         if self._sandboxes is not None:
+            hit("langgraph.put.stored")
             self._sandboxes.stored()
         self._remember(_Latest(stored, dict(versions), grown))
         return _config(thread, ns, stored.id)
@@ -217,6 +220,7 @@ class SnapshotdSaver(Asynchronous):
             taken = self._all.values.cut(*self.serde.dumps_typed(None))
             rows.append(Write(NO_TASK, WRITES_IDX_MAP[RESUME], "", RESUME, taken, True))
         self._all.put_writes(thread, ns, checkpoint, rows)
+        hit("langgraph.writes.stored")
         box.interrupts.stored(thread, box.owner_of(thread, ns, checkpoint), task, writes, before)
 
     # -- reading -------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ from snapshotd.errors import (
     Undecided,
     UsageError,
 )
+from snapshotd.failpoints import hit
 from snapshotd.integrations.langgraph.daemon.bindings import Bindings, Bound
 from snapshotd.integrations.langgraph.daemon.interrupts import Interrupts
 from snapshotd.types import new_id
@@ -142,6 +143,7 @@ class Sandboxes:
                     return self._recorded(known, argv, options)
                 sandbox = Sandbox.connect(str(bound.trajectory), client=self._client)
                 call = self._bindings.begin(bound, name, sandbox.id, line.head)
+                hit("langgraph.call.begun")
                 try:
                     result = sandbox.exec(argv, if_head=line.head, **options)
                 except Conflict:
@@ -158,6 +160,7 @@ class Sandboxes:
                 except ExecFailed as exc:
                     self._bindings.end(call, exc.result.snapshot_id)
                     raise
+                hit("langgraph.call.made")
                 self._bindings.end(call, result.snapshot_id)
                 return result
 
