@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from operator import add
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -21,9 +22,9 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
 from snapshotd.client import ExecFailed, Sandbox, Snapshotd
-from snapshotd.errors import DaemonUnavailable, Denied, NotFound, Undecided, UsageError
+from snapshotd.errors import DaemonUnavailable, Denied, NotFound, Undecided, UsageError, VersionMismatch
 from snapshotd.failpoints import EXIT_CODE
-from snapshotd.integrations.langgraph import SnapshotdSaver
+from snapshotd.integrations.langgraph import SnapshotdSaver, file
 from tests import long
 from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
 from tests.e2e.support import Snap, daemon_with
@@ -194,6 +195,33 @@ def test_no_call_is_made_twice_after_kill_9(
     assert done.stdout == "done"
     assert log_of(sandbox) == "123456"
     assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
+
+
+def test_a_thread_goes_on_after_a_week_a_new_daemon_and_a_new_format_of_the_file(
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next release's format is made up: the present one and another column. Its release migrates a file that the
+    present one wrote, with a thread in the middle of its work, and the present one refuses the file from then on."""
+    path = tmp_path / "agent.db"
+    words = [sys.executable, PROGRAM, path, small_snap.state_dir, sandbox.id, "after", "3"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=small_snap.env, cwd=ROOT)
+    assert done.returncode == -9, done.stderr
+    small_snap.stop_daemon()
+    with monkeypatch.context() as newer:
+        newer.setattr(file, "FORM", replace(file.FORM, version=file.FORM.version + 1))
+        newer.setattr(file, "MIGRATIONS", (*file.MIGRATIONS, "ALTER TABLE thread ADD COLUMN week INTEGER"))
+        with SnapshotdSaver(path, sandbox=sandbox, client=client) as saver:
+            graph = agent(saver)
+            assert graph.invoke(None, CONFIG)["messages"][-1].content == "done"
+            check_history(graph, client)
+            assert log_of(sandbox) == "123456"
+            assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * STEPS
+            again = graph.invoke({"messages": [("user", "and then?")]}, CONFIG)["messages"]
+            assert [message.content for message in again if message.type == "human"] == ["please", "and then?"]
+            graph.invoke(None, before_call(graph, 2).config)
+            assert log_of(saver.sandbox(CONFIG)) == "123456"
+    with pytest.raises(VersionMismatch, match="was written by a newer snapshotd"):
+        SnapshotdSaver(path, sandbox=sandbox, client=client)
 
 
 @pytest.mark.parametrize(
