@@ -72,6 +72,11 @@ NAMES: tuple[str, ...] = (
     "client.apply.counts",
     "client.apply.undo",
     "client.apply.done",
+    "langgraph.call.begun",
+    "langgraph.call.made",
+    "langgraph.put.bound",
+    "langgraph.put.stored",
+    "langgraph.writes.stored",
 )
 
 _armed, _, _count = os.environ.get("SNAPSHOTD_FAILPOINT", "").partition(":")

@@ -306,8 +306,9 @@ class Ended:
 class Approval:
     """A question that a person has to decide, bound to (tool, arguments digest, snapshot); it does not cross a fork.
 
-    `entry` is the call that waits. `digest`: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal. `edited`:
-    other arguments that the approver put in their place, as a one-element tuple; None: as asked.
+    `entry` is the call that waits. `digest`: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal; of [tool,
+    [entry, arguments]] for a call from outside of the sandbox (`Engine.ask`), which is bound to no files. `edited`: other
+    arguments that the approver put in their place, as a one-element tuple; None: as asked.
     """
 
     id: ApprovalID

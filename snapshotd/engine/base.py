@@ -38,6 +38,7 @@ from snapshotd.types import (
     Message,
     Network,
     RequestKey,
+    SideEffect,
     Snapshot,
     SnapshotID,
     StoredValue,
@@ -745,6 +746,24 @@ class Engine(ABC):
     def untag(self, name: str) -> None: ...
 
     # -- approvals -----------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def ask(
+        self,
+        ref: str,
+        call: str,
+        tool: str,
+        arguments: Any,
+        *,
+        side_effect: SideEffect = SideEffect.LOCAL,
+        question: str | None = None,
+        expires_s: float | None = None,
+    ) -> Approval | None:
+        """Ask a person about a call of a program outside of the sandbox, named `call` by it. Returns at once, and again with
+        the same call what has been decided by now. Without a question the policy decides; None: it lets the call run.
+
+        The approval is bound to the call's name and arguments, not to files: the program that asked sees to those.
+        Denied: the policy does not let it run; Conflict: another call has the name; UsageError: the name is malformed."""
 
     @abstractmethod
     def approvals(self, status: ApprovalStatus | None = None) -> list[Approval]:

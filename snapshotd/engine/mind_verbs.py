@@ -41,7 +41,9 @@ from snapshotd.trees.base import Change
 from snapshotd.types import (
     Approval,
     ApprovalStatus,
+    CallID,
     JournalEntry,
+    SideEffect,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -198,6 +200,21 @@ class MindVerbs(Engine):
         return tasks.listed(self._mind.context.catalog.state(self._snapshot(ref).id))
 
     # -- approvals -----------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        ref: str,
+        call: str,
+        tool: str,
+        arguments: Any,
+        *,
+        side_effect: SideEffect = SideEffect.LOCAL,
+        question: str | None = None,
+        expires_s: float | None = None,
+    ) -> Approval | None:
+        return self._mind.gate.ask(
+            self._trajectory(ref), CallID(call), tool, arguments, side_effect, question=question, expires_s=expires_s
+        )
 
     def approvals(self, status: ApprovalStatus | None = None) -> list[Approval]:
         return self._mind.gate.list(status)

@@ -15,6 +15,33 @@ from snapshotd.daemon.http.wire import PREVIEW_FILES
 class AsyncApprovals(AsyncVerbs):
     """Part of `AsyncSnapshotd`."""
 
+    async def ask(
+        self,
+        trajectory: str,
+        call: str,
+        tool: str,
+        arguments: Any = None,
+        *,
+        side_effect: str = "local",
+        question: str | None = None,
+        expires_s: float | None = None,
+    ) -> ApprovalInfo | None:
+        """Ask a person about a call that this program is about to make, and that it names `call` (1 to 64 letters, digits,
+        '.', '_' and '-'). Returns at once; again with the same call: what has been decided by now. Without a question
+        the policy decides if a person is asked; None: it lets the call run. Denied: it does not; Conflict: another call
+        has the name."""
+        body = {
+            "trajectory": trajectory,
+            "call": call,
+            "tool": tool,
+            "arguments": arguments,
+            "side_effect": side_effect,
+            "question": question,
+            "expires_s": expires_s,
+        }
+        answer = await self._transport.request("POST", "/approvals", body=body)
+        return None if answer is None else ApprovalInfo.of(answer)
+
     async def approvals(self, status: str | None = None) -> list[ApprovalInfo]:
         """Oldest first; with `status` (pending, approved, denied, expired, stale) only the ones with it."""
         return [

@@ -145,8 +145,13 @@ class Approval(Answer):
     call: str = Field(description="The journal entry that waits.")
     tool: str
     arguments: Any
-    digest: str = Field(description="SHA-256 of the canonical JSON of [tool, arguments], hexadecimal.")
-    snapshot: str = Field(description="It holds for these files only.")
+    digest: str = Field(
+        description="SHA-256 of the canonical JSON of [tool, arguments], hexadecimal; of [tool, [call, arguments]] for a call from "
+        "outside of the sandbox."
+    )
+    snapshot: str = Field(
+        description="It holds for these files only; for a call from outside, the head when it was asked."
+    )
     side_effect: t.SideEffect
     created_at: str
     question: str | None
@@ -399,6 +404,20 @@ class EditRequest(EditFields):
                 f"{self.name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"
             )
         return replace(super().request(), env=environment(self.env))
+
+
+class AskRequest(Request):
+    trajectory: str = Field(max_length=_NAME_MAX, description="The trajectory that the call belongs to.")
+    call: str = Field(
+        min_length=1, max_length=64, description="The program's name for it: letters, digits, '.', '_' and '-'."
+    )
+    tool: str = Field(min_length=1, max_length=_NAME_MAX)
+    arguments: Any = None
+    side_effect: t.SideEffect = t.SideEffect.LOCAL
+    question: str | None = Field(
+        None, max_length=10_000, description="Left out, the policy decides if a person is asked."
+    )
+    expires_s: float | None = Field(None, gt=0, le=_TTL_MAX_S, allow_inf_nan=False)
 
 
 class ApproveRequest(Request):

@@ -7,12 +7,16 @@ answer gets it again.
 
 The approver has seen those arguments and those files. If the files have changed by then, the approval is stale: the
 approver is told, and the call asks anew.
+
+A program outside of the sandbox asks without waiting (`ask`), and comes back for the answer. Its approval is bound to
+the name that it gives the call.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.policy import FILE_NAME, PolicyFile
+from snapshotd.engine.mind.policy import FILE_NAME, PolicyFile, Ruling
 from snapshotd.engine.mind.replay import DENIED
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -38,6 +42,7 @@ from snapshotd.types import (
     Snapshot,
     SnapshotID,
     ToolCall,
+    Trajectory,
     new_id,
     short,
 )
@@ -46,6 +51,8 @@ QUESTION = "question"
 """The tool's name of an approval that no call stands behind: the program asks a person something."""
 MAX_WORDS = 4000
 """Characters of a reason, or of the decider's name."""
+CALL_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,64}")
+"""The name that a program outside of the sandbox gives its call."""
 _LOOK_S = 0.25
 """Seconds between two checks of a waiting call for its caller."""
 _NS = 1_000_000_000
@@ -90,6 +97,7 @@ class Gate:
         self._context, self._webhooks = context, webhooks
         self._rows = context.catalog.approvals
         self.policy = PolicyFile(context.state_dir / FILE_NAME)
+        self._asking = threading.Lock()
         self._changed = threading.Condition()
         self._waiting: dict[ApprovalID, _Waiter] = {}
         self._delivered: dict[ApprovalID, tuple[Sandbox, CallID]] = {}
@@ -125,12 +133,7 @@ class Gate:
         Denied (by the policy, by a person, or because no person decided in time); Conflict (cancelled, or the sandbox
         ended: the approval stays pending); UsageError (the policy cannot be understood).
         """
-        ruling = self.policy.read().judge(name, arguments, side_effect)
-        if ruling.action == "deny":
-            raise Denied(
-                f"the policy does not let {name} run with these arguments"
-                + (f": {ruling.reason}" if ruling.reason else "")
-            )
+        ruling = self._judge(name, arguments, side_effect)
         if ruling.action == "allow" and not asked:
             return Verdict(None, arguments)
         question = asked if isinstance(asked, str) and asked else ruling.reason
@@ -159,6 +162,61 @@ class Gate:
             call_id, QUESTION, details, SideEffect.LOCAL, question, limit, digest(QUESTION, [question, details])
         )
         return self._ask(sandbox, wanted, step, cancelled)
+
+    def ask(
+        self,
+        trajectory: Trajectory,
+        call: CallID,
+        tool: str,
+        arguments: Any,
+        side_effect: SideEffect,
+        *,
+        question: str | None,
+        expires_s: float | None,
+    ) -> Approval | None:
+        """See `Engine.ask`."""
+        if not CALL_PATTERN.fullmatch(call):
+            raise UsageError(f"the call {call[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-'")
+        conceal = self._context.secrecy.of(trajectory).conceal
+        arguments = conceal(arguments)
+        with self._asking:
+            known = self._rows.of_entry(call)
+            if known is None:
+                limit = self._judge(tool, arguments, side_effect)
+                if limit.action == "allow" and not question:
+                    return None
+                known = self._asked(
+                    ApprovalID(new_id()),
+                    trajectory,
+                    trajectory.head,
+                    _Asked(
+                        call,
+                        tool,
+                        arguments,
+                        side_effect,
+                        conceal(question) or limit.reason,
+                        expires_s if expires_s is not None else limit.expires_s,
+                        _digest_outside(tool, call, arguments),
+                    ),
+                )
+                self._rows.add(known)
+                hit("engine.approval.recorded")
+                self._announce(known)
+        if (known.trajectory, known.digest) != (trajectory.id, _digest_outside(tool, call, arguments)):
+            raise Conflict(
+                f"call {call} of {tool} cannot be asked about because another call of that name was: give it a name of its own"
+            )
+        return self._expire(known) if _waits_too_long(known) else known
+
+    def _judge(self, tool: str, arguments: Any, side_effect: SideEffect) -> Ruling:
+        """The policy's word. Denied."""
+        ruling = self.policy.read().judge(tool, arguments, side_effect)
+        if ruling.action == "deny":
+            raise Denied(
+                f"the policy does not let {tool} run with these arguments"
+                + (f": {ruling.reason}" if ruling.reason else "")
+            )
+        return ruling
 
     def _ask(self, sandbox: Sandbox, wanted: _Asked, step: Step, cancelled: threading.Event) -> Approval:
         """The decided approval. A stale one is not returned: the call asks anew."""
@@ -237,20 +295,7 @@ class Gate:
     def _new(self, sandbox: Sandbox, wanted: _Asked, step: Step) -> Approval:
         approval_id = ApprovalID(new_id())
         snapshot = step(marker("approval", {"tool": wanted.tool, "approval": approval_id}))
-        now = time.time_ns()
-        approval = Approval(
-            id=approval_id,
-            trajectory=sandbox.trajectory.id,
-            entry=wanted.call,
-            tool=wanted.tool,
-            arguments=wanted.arguments,
-            digest=wanted.digest,
-            snapshot=snapshot.id,
-            side_effect=wanted.side_effect,
-            created_at_ns=now,
-            question=wanted.question,
-            expires_at_ns=None if wanted.expires_s is None else now + int(wanted.expires_s * _NS),
-        )
+        approval = self._asked(approval_id, sandbox.trajectory, snapshot.id, wanted)
         with self._changed:
             self._waiting[approval_id] = _Waiter(sandbox, step)
         try:
@@ -267,12 +312,28 @@ class Gate:
         self._announce(approval)
         return approval
 
+    def _asked(self, approval: ApprovalID, trajectory: Trajectory, snapshot: SnapshotID, wanted: _Asked) -> Approval:
+        now = time.time_ns()
+        return Approval(
+            id=approval,
+            trajectory=trajectory.id,
+            entry=wanted.call,
+            tool=wanted.tool,
+            arguments=wanted.arguments,
+            digest=wanted.digest,
+            snapshot=snapshot,
+            side_effect=wanted.side_effect,
+            created_at_ns=now,
+            question=wanted.question,
+            expires_at_ns=None if wanted.expires_s is None else now + int(wanted.expires_s * _NS),
+        )
+
     def _wait(self, approval: Approval, sandbox: Sandbox, cancelled: threading.Event) -> Approval:
         while True:
             current = self._rows.find(approval.id)
             if current.status is not ApprovalStatus.PENDING:
                 return current
-            if _has_expired(current):
+            if _waits_too_long(current):
                 return self._expire(current)
             with self._changed:
                 if cancelled.is_set() or sandbox.closed or self._closed:
@@ -301,7 +362,7 @@ class Gate:
     def list(self, status: ApprovalStatus | None) -> list[Approval]:
         """Oldest first. Pending approvals whose time is over become expired here."""
         for approval in self._rows.list(ApprovalStatus.PENDING):
-            if _has_expired(approval):
+            if _waits_too_long(approval):
                 self._expire(approval)
         return self._rows.list(status)
 
@@ -337,7 +398,7 @@ class Gate:
                 f"the decider's name must be printable text, and the name and the reason have at most {MAX_WORDS} characters"
             )
         approval = self._rows.find(ref)
-        if approval.status is ApprovalStatus.PENDING and _has_expired(approval):
+        if _waits_too_long(approval):
             approval = self._expire(approval)
         if approval.status is not ApprovalStatus.PENDING:
             who = f" by {approval.by}" if approval.by else ""
@@ -347,6 +408,8 @@ class Gate:
         return approval
 
     def _still_holds(self, approval: Approval) -> bool:
+        if approval.digest == _digest_outside(approval.tool, approval.entry, approval.arguments):
+            return True
         with self._changed:
             waiter = self._waiting.get(approval.id)
         if waiter is not None and not waiter.sandbox.closed:
@@ -399,8 +462,18 @@ def digest(tool: str, arguments: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def _has_expired(approval: Approval) -> bool:
-    return approval.expires_at_ns is not None and approval.expires_at_ns <= time.time_ns()
+def _digest_outside(tool: str, call: CallID, arguments: Any) -> str:
+    """The digest of a call from outside. No call of a sandbox has it, whatever that one's name and arguments are."""
+    return digest(tool, [call, arguments])
+
+
+def _waits_too_long(approval: Approval) -> bool:
+    """True if nobody has decided it and its time is over."""
+    return (
+        approval.status is ApprovalStatus.PENDING
+        and approval.expires_at_ns is not None
+        and approval.expires_at_ns <= time.time_ns()
+    )
 
 
 def _refusal(approval: Approval) -> str:

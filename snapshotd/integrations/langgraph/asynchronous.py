@@ -35,6 +35,9 @@ class Asynchronous(BaseCheckpointSaver[Any]):
     ) -> ExecResult: ...
 
     @abstractmethod
+    def wait_for_decisions(self, config: RunnableConfig) -> None: ...
+
+    @abstractmethod
     def _pages(
         self,
         config: RunnableConfig | None,
@@ -56,6 +59,10 @@ class Asynchronous(BaseCheckpointSaver[Any]):
     ) -> ExecResult:
         """See `exec`."""
         return await asyncio.to_thread(self.exec, command, config=here(config), **options)
+
+    async def await_for_decisions(self, config: RunnableConfig) -> None:
+        """See `wait_for_decisions`."""
+        await asyncio.to_thread(self.wait_for_decisions, config)
 
     async def aput(
         self,

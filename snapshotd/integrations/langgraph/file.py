@@ -97,7 +97,7 @@ CREATE TABLE item_vector (item INTEGER NOT NULL, number INTEGER NOT NULL, vector
 named as a parent, before it was stored. With one it was removed, and later ones need its writes (removal.py). Row
 numbers are never used again (AUTOINCREMENT), so what a process remembers under one is never something else.
 
-A checkpoint with a snapshot is bound to a sandbox's files (bindings.py): `trajectory` is the one that goes on from it,
+A checkpoint with a snapshot is bound to a sandbox's files (daemon/bindings.py): `trajectory` is the one that goes on from it,
 NULL until a fork is made for it. A call is written before it is made, `after` once its snapshot is known. `home` is what
 a sandbox that was given to a saver held at first.
 

@@ -28,13 +28,15 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from snapshotd.client import ExecResult, Sandbox, Snapshotd
 from snapshotd.config import passed_on
 from snapshotd.errors import UsageError
+from snapshotd.failpoints import hit
 from snapshotd.integrations.langgraph.asynchronous import Asynchronous, here
-from snapshotd.integrations.langgraph.bindings import Bindings
 from snapshotd.integrations.langgraph.checkpoints import Checkpoints, FoundCheckpoint, Write, name_of
+from snapshotd.integrations.langgraph.daemon.bindings import Bindings
+from snapshotd.integrations.langgraph.daemon.interrupts import INTERRUPT, NO_TASK, RESUME, is_taken
+from snapshotd.integrations.langgraph.daemon.sandboxes import Sandboxes
 from snapshotd.integrations.langgraph.file import open_file
 from snapshotd.integrations.langgraph.reading import CheckpointReader
 from snapshotd.integrations.langgraph.removal import Removal
-from snapshotd.integrations.langgraph.sandboxes import Sandboxes
 from snapshotd.integrations.langgraph.values import CutValue, Packed
 
 _PAGE = 16
@@ -67,7 +69,7 @@ class SnapshotdSaver(Asynchronous):
         serde: SerializerProtocol | None = None,
     ) -> None:
         """Open a file, made when there is none; ":memory:" keeps everything in memory. With a `sandbox` every checkpoint
-        is bound to a snapshot of its files (sandboxes.py), and without a path the file is the one of that sandbox below
+        is bound to a snapshot of its files (daemon/sandboxes.py), and without a path the file is the one of that sandbox below
         $XDG_DATA_HOME (~/.local/share). `client`: of the sandbox's daemon, if it is not the default one. NotFound: no
         such folder; VersionMismatch: the file was written by a newer release; UsageError: neither path nor sandbox."""
         super().__init__(serde=serde)
@@ -120,6 +122,16 @@ class SnapshotdSaver(Asynchronous):
         as `exec`."""
         return self._with_sandbox().at(here(config))
 
+    def wait_for_decisions(self, config: RunnableConfig) -> None:
+        """Wait until a person has decided about every interrupt at which a thread stands (`snapshotd approve`, `deny`), or
+        their time is over. Then `graph.invoke(None, config)` goes on with the answers. Errors: the daemon's; NotFound: the
+        sandbox was removed, so nobody can be asked."""
+        box, found = self._with_sandbox(), self.get_tuple(config)
+        if found is not None:
+            names = found.config["configurable"]
+            thread, ns, checkpoint = names["thread_id"], names["checkpoint_ns"], names["checkpoint_id"]
+            box.interrupts.wait(found, box.owner_of(thread, ns, checkpoint))
+
     def _with_sandbox(self) -> Sandboxes:
         if self._sandboxes is None:
             raise UsageError("this saver has no sandbox: give it one, SnapshotdSaver(path, sandbox=...)")
@@ -145,6 +157,7 @@ class SnapshotdSaver(Asynchronous):
         if self._sandboxes is not None:
             bound = self._sandboxes.next_place(thread, ns, parent, known)
             known["snapshot"] = bound[1]
+            hit("langgraph.put.bound")
         described = _json(known)
         versions, stored = checkpoint["channel_versions"], None
         made: dict[str, CutValue] = {}
@@ -171,6 +184,7 @@ class SnapshotdSaver(Asynchronous):
             )
             made = {channel: value._replace(shared=0) for channel, value in made.items()}
         if self._sandboxes is not None:
+            hit("langgraph.put.stored")
             self._sandboxes.stored()
         self._remember(_Latest(stored, dict(versions), grown))
         return _config(thread, ns, stored.id)
@@ -196,14 +210,32 @@ class SnapshotdSaver(Asynchronous):
             )
             for index, (channel, value) in enumerate(writes)
         ]
+        box = self._sandboxes
+        if box is None or all(channel not in (INTERRUPT, RESUME) for channel, _ in writes):
+            self._all.put_writes(thread, ns, checkpoint, rows)
+            return
+        held = self._reader.one(thread, ns, checkpoint)
+        before = [] if held is None else held.tuple(self.serde).pending_writes or []
+        if is_taken(before, task):
+            taken = self._all.values.cut(*self.serde.dumps_typed(None))
+            rows.append(Write(NO_TASK, WRITES_IDX_MAP[RESUME], "", RESUME, taken, True))
         self._all.put_writes(thread, ns, checkpoint, rows)
+        hit("langgraph.writes.stored")
+        box.interrupts.stored(thread, box.owner_of(thread, ns, checkpoint), task, writes, before)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The checkpoint that `config` names, or its thread's latest; None if there is none."""
-        found = self._reader.one(*_names(config))
-        return None if found is None else found.tuple(self.serde)
+        names = _names(config)
+        held = self._reader.one(*names)
+        if held is None:
+            return None
+        found = held.tuple(self.serde)
+        if self._sandboxes is None or names[1] or all(write[1] != INTERRUPT for write in found.pending_writes or ()):
+            return found
+        owner = self._sandboxes.owner_of(names[0], "", found.checkpoint["id"])
+        return self._sandboxes.interrupts.with_answers(found, owner)
 
     def list(
         self,

@@ -3,7 +3,8 @@ and writes a file.
 
     langgraph_agent.py FILE STATE_DIR SANDBOX POINT STEP
 
-It kills itself with SIGKILL at POINT of call STEP: before, in, after, or never.
+It kills itself with SIGKILL at POINT of call STEP: before, in, after, or never. At the point "ask" it is a graph that
+asks a person instead.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.tools import tool
 
 warnings.filterwarnings("ignore", message="create_react_agent has been moved")
+from langgraph.graph import START, MessagesState, StateGraph  # noqa: E402
 from langgraph.prebuilt import create_react_agent  # noqa: E402
+from langgraph.types import interrupt  # noqa: E402
 
 from snapshotd.client import Sandbox, Snapshotd  # noqa: E402
 from snapshotd.integrations.langgraph import SnapshotdSaver  # noqa: E402
@@ -76,12 +79,22 @@ def agent(saver: SnapshotdSaver, point: str = "never", at: int = 0) -> Any:
     return create_react_agent(Scripted(), [work], checkpointer=saver)
 
 
+def asking(saver: SnapshotdSaver) -> Any:
+    """A graph with one question."""
+
+    def ask(_: MessagesState) -> dict[str, Any]:
+        saver.exec("echo asked >> log")
+        return {"messages": [("ai", str(interrupt("go on?")))]}
+
+    return StateGraph(MessagesState).add_node(ask).add_edge(START, "ask").compile(checkpointer=saver)
+
+
 def main() -> None:
     path, state_dir, sandbox, point, step = sys.argv[1:]
     client = Snapshotd(state_dir)
     box = Sandbox.connect(sandbox, client=client)
     with SnapshotdSaver(path, sandbox=box, client=client) as saver:
-        graph = agent(saver, point, int(step))
+        graph = asking(saver) if point == "ask" else agent(saver, point, int(step))
         first = saver.get_tuple(CONFIG) is None
         done = graph.invoke({"messages": [("user", "please")]} if first else None, CONFIG)
         sys.stdout.write(done["messages"][-1].content)

@@ -48,6 +48,7 @@ ONLY_COMMANDS = {
 """Commands that are no verbs of a daemon."""
 
 ONLY_METHODS = {
+    "ask": "for programs that run a graph, and come back for the answer",
     "fork_queue": "the queue of `fork --parallel`, with functions as its parts",
     "write_command": "a command line gives a running command no further input",
     "write_files": "`cp` writes files that exist",

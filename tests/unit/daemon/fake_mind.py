@@ -305,6 +305,40 @@ class FakeMind(base.Engine, ABC):
 
     # -- approvals -----------------------------------------------------------------------------------------------------
 
+    def ask(
+        self,
+        ref: str,
+        call: str,
+        tool: str,
+        arguments: Any,
+        *,
+        side_effect: t.SideEffect = t.SideEffect.LOCAL,
+        question: str | None = None,
+        expires_s: float | None = None,
+    ) -> t.Approval | None:
+        line = self.trajectory(ref)
+        known = next((item for item in list(self.asked.values()) if item.entry == call), None)
+        if known is not None and (known.tool, known.arguments) != (tool, arguments):
+            raise Conflict(f"another call is called {call}; give it a name of its own")
+        if known is not None or question is None:
+            return known
+        approval = t.Approval(
+            t.ApprovalID(t.new_id()),
+            line.id,
+            t.CallID(call),
+            tool,
+            arguments,
+            "0" * 64,
+            line.head,
+            side_effect,
+            NOW_NS,
+            question,
+            expires_at_ns=None if expires_s is None else NOW_NS + int(expires_s * 1e9),
+        )
+        self.asked[approval.id] = approval
+        self._tell(approval)
+        return approval
+
     def approvals(self, status: t.ApprovalStatus | None = None) -> list[t.Approval]:
         return [item for item in list(self.asked.values()) if status in (None, item.status)]
 

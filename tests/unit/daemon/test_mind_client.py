@@ -192,6 +192,23 @@ def test_approvals(client: Snapshotd, box: Sandbox) -> None:
         client.approval("ffffffff")
 
 
+def test_a_program_outside_asks(client: Snapshotd, box: Sandbox) -> None:
+    call = new_id()
+    assert client.ask(box.id, call, "charge", {"n": 5}) is None
+    asked = client.ask(box.id, call, "charge", {"n": 5}, side_effect="irreversible", question="Charge?", expires_s=60)
+    assert asked is not None
+    assert (asked.call, asked.status, asked.question, asked.side_effect) == (call, "pending", "Charge?", "irreversible")
+    assert asked.expires_at is not None
+    client.approve(asked.id, by="ann", arguments={"n": 4})
+    decided = client.ask(box.id, call, "charge", {"n": 5})
+    assert decided is not None
+    assert (decided.id, decided.status, decided.edited) == (asked.id, "approved", ({"n": 4},))
+    with pytest.raises(Conflict, match="a name of its own"):
+        client.ask(box.id, call, "charge", {"n": 6})
+    with pytest.raises(NotFound):
+        client.ask("ffffffff", call, "charge")
+
+
 def test_the_store(client: Snapshotd) -> None:
     space = f"team/{new_id()[:8]}"
     first = client.put_value(space, "a/b & c", {"x": {"y": 1}}, ttl_s=60, expected_version=0)

@@ -15,7 +15,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.errors import Conflict
+from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, Snapshot, ToolCall, Trajectory, new_id
 from tests.records import committed, started
 
@@ -66,6 +66,20 @@ class Rig:
 
     def question(self, call: CallID, *, cancelled: bool = False) -> Approval:
         return self.gate.question(cast("Sandbox", self.sandbox), call, "Charge the card?", None, **self._how(cancelled))
+
+    def outside(self, call: str, arguments: Any = None, **how: Any) -> Approval | None:
+        """Another program asks."""
+        given = {"n": 5} if arguments is None else arguments
+        how = {"question": None, "expires_s": None, **how}
+        return self.gate.ask(self.trajectory, CallID(call), "charge", given, SideEffect.LOCAL, **how)
+
+    def step_on(self) -> None:
+        """The head moves, with other files."""
+        self.head = committed(self.catalog, self.head)
+        self.trajectory = self.catalog.get_trajectory(self.trajectory.id)
+
+    def policy(self, text: str) -> None:
+        self.gate.policy.path.write_text(text)
 
     def admit(self, call: CallID, *, cancelled: bool = False) -> Approval | None:
         sandbox, effect = cast("Sandbox", self.sandbox), SideEffect.IRREVERSIBLE
@@ -119,3 +133,49 @@ def test_an_answer_that_was_given_while_nobody_waited(rig: Rig) -> None:
     rig.gate.approve(rig.asked[0], by="ann", reason=None, arguments=None)
     assert rig.question(CallID(new_id())).id == rig.asked[0]  # in the same run, under another id
     assert len(rig.asked) == 1
+
+
+def test_a_program_outside_asks_without_waiting_and_comes_back_for_the_answer(rig: Rig) -> None:
+    rig.there = False
+    asked = rig.outside("call-1", question="Charge the card?")
+    assert asked is not None
+    assert (asked.status, asked.snapshot, asked.question) == (ApprovalStatus.PENDING, rig.head.id, "Charge the card?")
+    assert rig.outside("call-1", question="Charge the card?") == asked
+    rig.step_on()
+    rig.gate.approve(asked.id, by="ann", reason=None, arguments=({"n": 4},))  # other files are no matter
+    decided = rig.outside("call-1")
+    assert decided is not None
+    assert (decided.id, decided.status, decided.edited) == (asked.id, ApprovalStatus.APPROVED, ({"n": 4},))
+    assert rig.asked == [asked.id]
+
+
+def test_the_policy_decides_about_a_call_outside_that_asks_nothing(rig: Rig) -> None:
+    rig.there = False
+    assert rig.outside("call-1") is None
+    rig.policy('[[rule]]\ntool = "charge"\naction = "approve"\nreason = "it is money"\nexpires = "1h"\n')
+    asked = rig.outside("call-1")
+    assert asked is not None
+    assert (asked.question, asked.expires_at_ns) == ("it is money", asked.created_at_ns + 3600 * 10**9)
+    rig.policy('[[rule]]\ntool = "charge"\naction = "deny"\nreason = "never, not once"\n')
+    assert rig.outside("call-1") == asked  # what was asked stays asked
+    with pytest.raises(Denied, match="the policy does not let charge run with these arguments: never, not once"):
+        rig.outside("call-2")
+
+
+def test_nobody_decided_in_time_about_a_call_outside(rig: Rig) -> None:
+    rig.there = False
+    first = rig.outside("call-1", question="Now?", expires_s=1e-9)
+    assert first is not None
+    assert first.status is ApprovalStatus.EXPIRED
+
+
+def test_a_call_outside_has_a_name_of_its_own(rig: Rig) -> None:
+    inside = rig.admit(CallID("call-0"))
+    assert inside is not None
+    rig.outside("call-1", question="Charge?")
+    for call, arguments in (("call-0", {"n": 5}), ("call-1", {"n": 6}), ("call-0", ["call-0", {"n": 5}])):
+        with pytest.raises(Conflict, match="another call of that name was"):
+            rig.outside(call, arguments, question="Charge?")
+    for call in ("", "a b", "a" * 65, "a\0"):
+        with pytest.raises(UsageError, match="is malformed"):
+            rig.outside(call, question="Charge?")

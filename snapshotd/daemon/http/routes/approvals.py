@@ -12,6 +12,7 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.daemon.http import models_mind as mind
 from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.models_mind import check_json
 from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep, user_of
 from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
 
@@ -31,6 +32,22 @@ _WATCH_DOC = {
 def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[mind.Approval]:
     """Oldest first; without `status` all."""
     return [mind.Approval.of(item) for item in service.engine.approvals(status)]
+
+
+@router.post("/approvals")
+def ask(body: mind.AskRequest, service: ServiceDep) -> mind.Approval | None:
+    """Ask a person about a call of a program outside of the sandbox; with the same `call` again: what has been decided.
+    null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call has the name."""
+    asked = service.engine.ask(
+        check_ref(body.trajectory, "trajectory"),
+        body.call,
+        body.tool,
+        check_json(body.arguments, "the arguments"),
+        side_effect=body.side_effect,
+        question=body.question,
+        expires_s=body.expires_s,
+    )
+    return None if asked is None else mind.Approval.of(asked)
 
 
 @router.get("/approvals/{approval}")

@@ -11,7 +11,7 @@ from tests.e2e.console import Bindings, Shell, transcript
 
 ROOT = Path(__file__).resolve().parents[4]
 PAGE = ROOT / "docs" / "integrations" / "langgraph.md"
-ELSEWHERE = ("pip ", "python3 coder.py")
+ELSEWHERE = ("pip ", "python3 coder.py", "python3 release.py", "snapshotd ")
 """Beginnings of commands that are not run here: packages are installed before the tests are, and tests/e2e/test_langgraph.py
 has a daemon."""
 

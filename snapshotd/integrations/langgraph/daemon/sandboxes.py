@@ -38,7 +38,9 @@ from snapshotd.errors import (
     Undecided,
     UsageError,
 )
-from snapshotd.integrations.langgraph.bindings import Bindings, Bound
+from snapshotd.failpoints import hit
+from snapshotd.integrations.langgraph.daemon.bindings import Bindings, Bound
+from snapshotd.integrations.langgraph.daemon.interrupts import Interrupts
 from snapshotd.types import new_id
 
 _WAIT_S, _HELD_S, _LOOK_S = 30.0, 3600.0, 0.05
@@ -66,6 +68,7 @@ class Sandboxes:
 
     def __init__(self, bindings: Bindings, sandbox: Sandbox, client: Snapshotd) -> None:
         self._bindings, self._client, self._home = bindings, client, sandbox.id
+        self.interrupts = Interrupts(client, bindings.has_inner)
         self._stored = threading.Condition()
         self._attempts: OrderedDict[int, tuple[object, Counter[str]]] = OrderedDict()
         self._busy: dict[str, threading.Lock] = {}
@@ -92,6 +95,12 @@ class Sandboxes:
         if line is not None and not self._bindings.moved_on(above, [one.id for one in line.since]):
             return above.trajectory, line.head
         return None if metadata.get("source") == "update" else above.trajectory, above.snapshot
+
+    def owner_of(self, thread: str, ns: str, checkpoint: str) -> str:
+        """The sandbox whose approvals a checkpoint's interrupts are: the one that goes on from it, or the one that the
+        saver was given as long as there is none."""
+        bound = self._bindings.find(thread, ns, checkpoint)
+        return self._home if bound is None or bound.trajectory is None else bound.trajectory
 
     def stored(self) -> None:
         """A checkpoint has been stored: calls that wait for it go on."""
@@ -120,15 +129,21 @@ class Sandboxes:
         argv = ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
         bound = self._find(config)
         name = self._name(config, argv, options)
-        deadline = time.monotonic() + _HELD_S
+        deadline, admitted = time.monotonic() + _HELD_S, False
         with self._lock(bound):
             while True:
                 bound, line = self._go_to(bound)
                 known = self._known(bound, name, argv, line, irreversible)
+                if not admitted:
+                    other = self._admitted(config, bound, name, argv, irreversible, made=known is not None)
+                    admitted = True
+                    if other is not None:
+                        argv, known = other, self._known(bound, name, other, line, irreversible)
                 if known is not None:
                     return self._recorded(known, argv, options)
                 sandbox = Sandbox.connect(str(bound.trajectory), client=self._client)
                 call = self._bindings.begin(bound, name, sandbox.id, line.head)
+                hit("langgraph.call.begun")
                 try:
                     result = sandbox.exec(argv, if_head=line.head, **options)
                 except Conflict:
@@ -145,8 +160,23 @@ class Sandboxes:
                 except ExecFailed as exc:
                     self._bindings.end(call, exc.result.snapshot_id)
                     raise
+                hit("langgraph.call.made")
                 self._bindings.end(call, result.snapshot_id)
                 return result
+
+    def _admitted(
+        self, config: RunnableConfig, bound: Bound, name: str, argv: Sequence[str], irreversible: bool, *, made: bool
+    ) -> list[str] | None:
+        """See `Interrupts.admit`. A call outside of a task is a person's own. One that was made is looked at only if its
+        task has been interrupted, and so may have asked about it."""
+        names = config["configurable"]
+        if "__pregel_task_id" not in names:
+            return None
+        answers = names["__pregel_scratchpad"]
+        if made and not answers.resume and answers.get_null_resume(False) is None:
+            return None
+        call = hashlib.blake2b(json.dumps([bound.thread, bound.id, name]).encode(), digest_size=16).hexdigest()
+        return self.interrupts.admit(str(bound.trajectory), call, argv, irreversible=irreversible, made=made)
 
     def _known(
         self, bound: Bound, name: str, argv: Sequence[str], line: Line, irreversible: bool

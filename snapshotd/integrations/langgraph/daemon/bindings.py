@@ -108,6 +108,14 @@ class Bindings:
         )
         return None if row is None else str(row[0])
 
+    def has_inner(self, thread: str, task: str) -> bool:
+        """True if a task of a thread has run a graph of its own."""
+        found = self._db.read_one(
+            "SELECT 1 FROM thread t CROSS JOIN space s ON s.thread = t.pk WHERE t.name = ? AND instr(s.ns, ?)",
+            (thread, f":{task}"),
+        )
+        return found is not None
+
     # -- calls ---------------------------------------------------------------------------------------------------------
 
     def calls(self, bound: Bound, name: str) -> list[Call]:
