@@ -86,6 +86,7 @@ class Mind:
         self.gate.close()
         self.context.events.watch.close()
         self.values.close()
+        self.folders.close()
 
     def journal(self, ref: str) -> list[JournalEntry]:
         """See `Engine.journal`."""

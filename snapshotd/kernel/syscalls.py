@@ -40,6 +40,10 @@ _BY_MACHINE = {
         "seccomp": 317,
         "capset": 126,
         "setgroups": 116,
+        "fstatfs": 138,
+        "fanotify_init": 300,
+        "fanotify_mark": 301,
+        "open_by_handle_at": 304,
     },
     "aarch64": {
         "clone": 220,
@@ -56,6 +60,10 @@ _BY_MACHINE = {
         "seccomp": 277,
         "capset": 91,
         "setgroups": 159,
+        "fstatfs": 44,
+        "fanotify_init": 262,
+        "fanotify_mark": 263,
+        "open_by_handle_at": 265,
     },
 }
 NUMBERS: dict[str, int] = {**_COMMON, **_BY_MACHINE.get(platform.machine(), {})}

@@ -31,6 +31,7 @@ from snapshotd.engine.folders.capture import TOP, Capture
 from snapshotd.engine.folders.comparing import compare
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.putting_back import put_back, relative
+from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
@@ -78,6 +79,7 @@ class _Folder:
     trajectory: TrajectoryID
     fence: int
     index: FolderIndex = field(default_factory=FolderIndex)
+    watch: FolderWatch = field(default_factory=FolderWatch)
     readers: dict[str, transcripts.TranscriptReader] = field(default_factory=dict)
     open_calls: dict[str, HookEvent] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -89,7 +91,12 @@ class Folders:
     def __init__(self, context: Context, cold: Cold, listener: StepListener) -> None:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
         self._folders: dict[tuple[int, str], _Folder] = {}
+        self._watches = Watches()
         self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """Give the kernel's marks back. Idempotent."""
+        self._watches.close()
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
@@ -441,8 +448,8 @@ class Folders:
         return self._catalog.get_snapshot(self._catalog.get_trajectory(folder.trajectory).head)
 
     def _scan(self, folder: _Folder, root: int) -> FolderScan:
-        with acting_as(folder.user):
-            scan = folder.index.scan(root)
+        self._watches.use(folder.watch)
+        scan = folder.watch.scan(root, folder.user, folder.index)
         if folder.index.knows_nothing():
             with look.open_view(self._context, self._head(folder)) as view:
                 scan = compare(view, root, folder.user, folder.index, scan)

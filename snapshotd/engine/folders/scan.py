@@ -108,6 +108,18 @@ class FolderIndex:
         above = ("/".join(parts[:count]) for count in range(1, len(parts) + 1))
         return any(path in self._passed or path in self._blind for path in above)
 
+    def racy(self) -> set[str]:
+        """Files that may have changed again since they were captured, though nothing shows it but their content."""
+        return set(self._racy)
+
+    def is_sure(self) -> bool:
+        """False if the last scan could not tell of every path whether it has changed."""
+        return not (self._fresh or self._racy or self._blind)
+
+    def rule_files(self) -> dict[str, Mark]:
+        """The files with rules that the last scan read, also those that no snapshot holds."""
+        return {path: mark for path, (mark, _) in self._rules.items()}
+
     def scan(self, root: int) -> FolderScan:
         """Compare the folder of the descriptor with the index, which stays as it is until `took`. LimitExceeded."""
         found = FolderScan()

@@ -1,0 +1,122 @@
+"""Telling whether files were touched, without a look at them: marks on single inodes (fanotify(7), Linux 5.1).
+
+A mark follows the inode, so a write through any name of a file and any mount of its file system is told, also through
+one that is made later. The kernel tells of a change before the call that makes it returns. One thing it does not tell:
+writes through a shared mapping. A process with one keeps the file open for writing, which the kernel tells at the opening
+and at the end, and which `has_writer` asks for in between.
+
+Sources: fanotify(7), fcntl(2) (`F_SETLEASE`), linux/fanotify.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import signal
+import struct
+from dataclasses import dataclass, field
+
+from snapshotd.kernel import syscalls as sc
+
+_CLOEXEC, _NONBLOCK, _REPORT_FID, _UNLIMITED_MARKS = 1, 2, 0x200, 0x20
+_ADD = 1
+_MODIFY, _ATTRIB, _CLOSE_WRITE, _OPEN = 2, 4, 8, 0x20
+_NAMES = 0x40 | 0x80 | 0x100 | 0x200
+"""A name in a directory came or went: moved from, moved to, created, deleted."""
+_SELF_GONE = 0x400 | 0x800
+_OVERFLOW, _ONDIR = 0x4000, 0x40000000
+OF_FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _OPEN | _SELF_GONE
+OF_DIRECTORY = _ATTRIB | _NAMES | _SELF_GONE | _ONDIR
+OF_LINK = _ATTRIB | _SELF_GONE
+_EVENT = struct.Struct("=IBBHQii")
+_HANDLE_AT = 12
+"""Where a file handle is in the record beside an event: after its header and the file system's id."""
+_READ_BYTES = 1 << 17
+_LOCAL = (0xEF53, 0x58465342, 0x9123683E, 0x01021994)
+"""Ext4, XFS, Btrfs, tmpfs (linux/magic.h): no other machine writes to them, and all writes pass the kernel's files."""
+
+
+@dataclass(slots=True)
+class Told:
+    """The events that were waiting. `opened`: handles of files that others opened. `lost`: there were more than the
+    kernel keeps."""
+
+    changed: bool = False
+    names: bool = False
+    lost: bool = False
+    opened: set[bytes] = field(default_factory=set)
+
+
+class InodeMarks:
+    """A group of marks, until `close`. OSError: the kernel gives none. Not thread-safe."""
+
+    def __init__(self) -> None:
+        flags = _CLOEXEC | _NONBLOCK | _REPORT_FID | _UNLIMITED_MARKS
+        self._fd = sc.call("fanotify_init", flags, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def add(self, fd: int, mask: int) -> None:
+        """Mark the inode of a descriptor (of any kind, O_PATH too). OSError: its file system has no marks."""
+        sc.call("fanotify_mark", self._fd, _ADD, mask, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+
+    def read(self) -> Told:
+        """All events that wait. An opening by this process itself is none."""
+        told, own = Told(), os.getpid()
+        while True:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return told
+            at = 0
+            while at < len(data):
+                length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
+                told.lost |= bool(mask & _OVERFLOW)
+                told.changed |= bool(mask & ~_OPEN)
+                told.names |= bool(mask & (_NAMES | _SELF_GONE))
+                if mask & _OPEN and pid != own:
+                    told.opened.add(data[at + head + _HANDLE_AT : at + length])
+                at += length
+
+
+def is_local(fd: int) -> bool:
+    """True for a file on a file system of a kind whose changes the kernel tells completely."""
+    facts = (ctypes.c_long * 32)()
+    sc.call("fstatfs", fd, facts)
+    return facts[0] in _LOCAL
+
+
+def has_writer(fd: int) -> bool:
+    """True if any process has the regular file open for writing, or mapped so. `fd` is open for reading alone. OSError:
+    its file system does not tell.
+
+    The kernel grants a lease for reading only where there is no writer (fcntl(2)). It is given back at once; a writer
+    that comes in between waits so long. Its signal is one that processes ignore.
+    """
+    fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+    except OSError as exc:
+        if exc.errno == errno.EAGAIN:
+            return True
+        raise
+    fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    return False
+
+
+def open_handle(root: int, handle: bytes) -> int:
+    """Open the file of a handle, on the mount of `root`, for reading. FileNotFoundError: it is gone. OSError."""
+    try:
+        return sc.call(
+            "open_by_handle_at",
+            root,
+            ctypes.create_string_buffer(handle, len(handle)),
+            os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
+        )
+    except OSError as exc:
+        if exc.errno == errno.ESTALE:
+            raise FileNotFoundError(exc.errno, "the file is gone") from exc
+        raise
