@@ -264,7 +264,7 @@ def sandbox_options(function: F) -> F:
             metavar="KIND[=URL]",
             type=Pair("KIND[=URL]", alone=""),
             multiple=True,
-            help="Record the model requests of an unmodified agent: openai or anthropic, at its own address or URL.",
+            help="Record the model requests of an unmodified agent: openai, anthropic or gemini, at its own address or URL.",
         ),
         click.option(
             "--provider-key",
@@ -272,7 +272,7 @@ def sandbox_options(function: F) -> F:
             metavar="KIND=VARIABLE",
             type=Pair("KIND=VARIABLE"),
             multiple=True,
-            help="Where the provider's key is here; else in OPENAI_API_KEY or ANTHROPIC_API_KEY. It never enters the sandbox.",
+            help="Where the provider's key is here; else in KIND_API_KEY (OPENAI_API_KEY, ...). It never enters the sandbox.",
         ),
         click.option(
             "--capture-tokens",

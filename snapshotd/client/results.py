@@ -332,7 +332,7 @@ class Policy(ApiRecord):
 
 @record(frozen=True)
 class Provider:
-    """A model provider for the recording gateway: `kind` is openai or anthropic, `base_url` its own API if None. The
+    """A model provider for the recording gateway: `kind` is openai, anthropic or gemini, `base_url` its own API if None. The
     key stays in the daemon: it never enters a sandbox."""
 
     kind: str

@@ -75,7 +75,7 @@ def output_event(stream: Stream, data: bytes) -> Event:
     return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
 
 
-ProviderKind = Literal["openai", "anthropic"]
+ProviderKind = Literal["openai", "anthropic", "gemini"]
 
 
 @dataclass(frozen=True, slots=True)

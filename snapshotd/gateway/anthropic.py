@@ -67,7 +67,7 @@ class AnthropicMessages(Dialect):
                 if block.get("type") == "tool_result":
                     yield text(block.get("tool_use_id")) or "", block.get("content"), block.get("is_error") is True
 
-    def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
+    def reply_items(self, reply: dict[str, Any], request: TurnRequest) -> list[dict[str, Any]]:
         content = reply.get("content")
         return [{"role": "assistant", "content": content}] if content else []
 

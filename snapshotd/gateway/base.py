@@ -1,9 +1,9 @@
 """The recording gateway: a model endpoint inside a sandbox that forwards to the real provider and reports the traffic
 to a handler.
 
-It speaks OpenAI chat completions and responses, and Anthropic messages, plain and streamed, so that an unchanged agent
-is captured by two environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`). docs/gateway.md describes the routes
-and the records.
+It speaks OpenAI chat completions and responses, Anthropic messages, and Gemini contents, plain and streamed, so that an
+unchanged agent is captured by environment variables (`OPENAI_BASE_URL`, `ANTHROPIC_BASE_URL`, `GOOGLE_GEMINI_BASE_URL`).
+docs/gateway.md describes the routes and the records.
 
 Order, for one turn: the whole request is read and parsed -> `GatewayHandler.turn` -> forwarded (or replayed, or
 refused) -> the reply is passed on as it arrives -> `GatewayHandler.replied` -> the reply's last bytes are passed on. So
@@ -56,6 +56,7 @@ class Api(StrEnum):
     CHAT = "openai-chat"
     RESPONSES = "openai-responses"
     MESSAGES = "anthropic-messages"
+    GEMINI = "gemini-contents"
 
 
 class ProviderKind(StrEnum):
@@ -63,6 +64,7 @@ class ProviderKind(StrEnum):
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
+    GEMINI = "gemini"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +73,9 @@ class Upstream:
 
     `base_url`: the URL that the provider's own client would use: `https://api.openai.com/v1`,
     `https://api.anthropic.com`, or any compatible service, with or without a path, with or without a slash at its end.
-    For OpenAI a missing path means `/v1`. `api_key` is sent as `Authorization: Bearer` (OpenAI) or `x-api-key`
-    (Anthropic); None sends none. `headers` replace the agent's headers of the same names. `model`: every request for a
-    reply asks for it; None: for the agent's.
+    For OpenAI a missing path means `/v1`. `api_key` is sent as `Authorization: Bearer` (OpenAI), `x-api-key`
+    (Anthropic) or `x-goog-api-key` (Gemini); None sends none. `headers` replace the agent's headers of the same names.
+    `model`: every request for a reply asks for it; None: for the agent's.
     """
 
     base_url: str
@@ -402,7 +404,7 @@ class Gateway(ABC):
     @abstractmethod
     def port(self) -> int:
         """Port of the listening socket: agents use `http://127.0.0.1:PORT/v1` (OpenAI) and `http://127.0.0.1:PORT`
-        (Anthropic)."""
+        (Anthropic, Gemini)."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,5 +1,5 @@
 """A dialect: how one API writes requests, replies, streams and errors. One module each: `openai_chat`,
-`openai_responses`, `anthropic`.
+`openai_responses`, `anthropic`, `gemini`.
 
 All input here is foreign: it comes from an agent in a sandbox, or from a provider that may be any program. A reader
 takes what has the expected shape and passes over the rest; only a part that makes a request meaningless is refused
@@ -12,14 +12,17 @@ are compared as JSON, not as text.
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from snapshotd.errors import UsageError
 from snapshotd.gateway import json_body
 from snapshotd.gateway.base import Api, ItemReader, ProviderKind, RecordedReply, ReplyContent, TurnRequest
 from snapshotd.gateway.digest import DigestMemo
+from snapshotd.gateway.peer import HttpRequest
 from snapshotd.gateway.sse import Event, EventReader
 
 ERROR_LIMIT_CHARS = 2000
@@ -63,6 +66,15 @@ class Dialect(ItemReader, ABC):
     conversation_fields: frozenset[str]
     """Fields of the body that `items` takes its entries from, or `previous`."""
 
+    def said_by_path(self, path: str) -> dict[str, Any] | None:
+        """Fields of the body that the path of a request says in their place. None: the path is that of another API."""
+        return {} if path == self.path else None
+
+    def for_model(self, http: HttpRequest, fields: dict[str, Any], model: str) -> HttpRequest:
+        """The same request to another model. `fields`: its body, parsed."""
+        body = json.dumps({**fields, "model": model}, ensure_ascii=False, separators=(",", ":"))
+        return replace(http, body=body.encode())
+
     @abstractmethod
     def items(self, body: dict[str, Any]) -> list[Any]:
         """The conversation of a request's body, the system prompt first."""
@@ -76,8 +88,8 @@ class Dialect(ItemReader, ABC):
         """The content of a plain reply of status 200; without digests."""
 
     @abstractmethod
-    def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reply as items of a conversation, in the form in which the agent will send them back in its next
+    def reply_items(self, reply: dict[str, Any], request: TurnRequest) -> list[dict[str, Any]]:
+        """The reply to `request` as items of a conversation, in the form in which the agent will send them back in its next
         request."""
 
     def read_request(self, body: dict[str, Any], body_bytes: int, memo: DigestMemo) -> TurnRequest:
@@ -109,7 +121,7 @@ class Dialect(ItemReader, ABC):
         if not isinstance(reply, dict):
             return ReplyContent(error="the reply is not a JSON object")
         found = self.content(reply)
-        items = self.reply_items(reply)
+        items = self.reply_items(reply, request)
         messages = tuple(self.message(item) for item in items)
         digests = tuple(request.memo.of(self.api.value, item, self.normal) for item in items)
         calls = tuple(call for item in items for call in self.calls(item))
@@ -133,7 +145,7 @@ class Dialect(ItemReader, ABC):
         if not isinstance(error, dict):
             return None
         kind, message = (
-            text(error.get("type")) or text(error.get("code")) or "error",
+            text(error.get("type")) or text(error.get("code")) or text(error.get("status")) or "error",
             text(error.get("message")) or "no message",
         )
         return f"{kind}: {message}"[:ERROR_LIMIT_CHARS]
@@ -147,6 +159,9 @@ def error_body(provider: ProviderKind, status: int, message: str) -> dict[str, A
             "error": {"type": _ANTHROPIC_TYPES.get(status, _family(status)), "message": message},
             "request_id": None,
         }
+    if provider is ProviderKind.GEMINI:
+        state = _GEMINI_STATES.get(status, "INVALID_ARGUMENT" if status < 500 else "UNAVAILABLE")
+        return {"error": {"code": status, "message": message, "status": state}}
     return {
         "error": {
             "message": message,
@@ -158,6 +173,7 @@ def error_body(provider: ProviderKind, status: int, message: str) -> dict[str, A
 
 
 _ANTHROPIC_TYPES = {403: "permission_error", 404: "not_found_error", 413: "request_too_large", 504: "timeout_error"}
+_GEMINI_STATES = {403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "ABORTED", 504: "DEADLINE_EXCEEDED"}
 _OPENAI_TYPES = {403: "permission_error", 404: "not_found_error", 409: "conflict_error", 504: "timeout_error"}
 
 

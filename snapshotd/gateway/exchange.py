@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.gateway import json_body, routes
@@ -55,7 +55,7 @@ class Exchange:
         self._forwarder = forwarder
         self._settings = settings
         self._http = request
-        self.provider = routes.family(request.path, request.header(b"anthropic-version") is not None)
+        self.provider = routes.family(request.path, request.headers)
         """The provider whose error format is used."""
 
     def run(self) -> None:
@@ -69,7 +69,7 @@ class Exchange:
         elif route.dialect is None:
             self._pass_through(route.provider)
         else:
-            self._turn(route.dialect)
+            self._turn(route.dialect, route.said)
 
     def _refuse_upgrade(self) -> None:
         """A client that prefers WebSockets goes on over HTTP at once; after another status it tries again for
@@ -86,7 +86,7 @@ class Exchange:
 
     def _pass_through(self, provider: ProviderKind) -> None:
         try:
-            with self._watched(), self._send(provider, self._http.body) as reply:
+            with self._watched(), self._send(provider, self._http) as reply:
                 self._peer.start(reply.status, reply.headers, reply.length)
                 for piece in reply.pieces:
                     self._peer.send(piece)
@@ -96,16 +96,16 @@ class Exchange:
         except Cut as cut:
             raise Gone from cut
 
-    def _turn(self, dialect: Dialect) -> None:
-        request, body = self._read(dialect)
+    def _turn(self, dialect: Dialect, said: Mapping[str, Any]) -> None:
+        request, http = self._read(dialect, said)
         recorded = self._settings.handler.turn(request)
         if recorded is not None:
             self._replay(recorded)
             return
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
-        capture = self._capture(request, body)
+        capture = self._capture(request, http.body)
         try:
-            with self._watched(), self._asked(request, dialect.provider, capture, body) as reply:
+            with self._watched(), self._asked(request, dialect.provider, capture, http) as reply:
                 _LiveReply(
                     self._peer,
                     self._forwarder,
@@ -122,8 +122,8 @@ class Exchange:
             self._settings.handler.replied(request, lost)
             self._tell(failed)
 
-    def _read(self, dialect: Dialect) -> tuple[TurnRequest, bytes]:
-        """The request, and its body as the provider gets it."""
+    def _read(self, dialect: Dialect, said: Mapping[str, Any]) -> tuple[TurnRequest, HttpRequest]:
+        """The request, and the form in which the provider gets it. `said`: fields that its path says."""
         body = self._http.body
         values = json_body.count_values(body)
         if values > json_body.NODE_LIMIT:
@@ -132,13 +132,12 @@ class Exchange:
             )
         self._peer.reserve(values * json_body.NODE_BYTES)
         fields = json_body.parse_object(body)
-        request = dialect.read_request(fields, len(body), self._settings.memo)
+        request = dialect.read_request({**fields, **said}, len(body), self._settings.memo)
         upstream = self._settings.upstreams.get(dialect.provider)
         if upstream is None or upstream.model in (None, request.model):
-            return request, body
+            return request, self._http
         self._peer.reserve(len(body))
-        other = json.dumps({**fields, "model": upstream.model}, ensure_ascii=False, separators=(",", ":"))
-        return replace(request, sent_as=upstream.model), other.encode()
+        return replace(request, sent_as=upstream.model), dialect.for_model(self._http, fields, upstream.model)
 
     def _replay(self, recorded: RecordedReply) -> None:
         if recorded.error is not None:
@@ -166,16 +165,17 @@ class Exchange:
 
     @contextmanager
     def _asked(
-        self, request: TurnRequest, provider: ProviderKind, capture: TokenCapture | None, body: bytes
+        self, request: TurnRequest, provider: ProviderKind, capture: TokenCapture | None, http: HttpRequest
     ) -> Iterator[Reply]:
         """The provider's reply. A provider that refuses the fields for the tokens is asked again with less."""
         if capture is None:
-            with self._send(provider, body) as reply:
+            with self._send(provider, http) as reply:
                 yield reply
             return
         refused = False
         while True:
-            with self._send(provider, capture.body() if capture.added else body) as reply:
+            asking = replace(http, body=capture.body()) if capture.added else http
+            with self._send(provider, asking) as reply:
                 if reply.status not in REFUSALS or not capture.less():
                     if refused and reply.status not in REFUSALS:
                         self._remember(request, capture)
@@ -189,14 +189,13 @@ class Exchange:
             names = ", ".join(capture.record.get("refused", ()))
             _LOG.warning("the provider of %s refuses %s, so its replies are recorded without", request.model, names)
 
-    def _send(self, provider: ProviderKind, body: bytes) -> AbstractContextManager[Reply]:
+    def _send(self, provider: ProviderKind, http: HttpRequest) -> AbstractContextManager[Reply]:
         upstream = self._settings.upstreams.get(provider)
         if upstream is None:
             raise UpstreamFailed(
                 404, f"No provider is configured for requests in the manner of {provider}; configure one in the daemon."
             )
-        http = self._http
-        return self._forwarder.send(provider, upstream, http.method, http.path, http.query, http.headers, body or None)
+        return self._forwarder.send(provider, upstream, http)
 
     def _watched(self) -> AbstractContextManager[None]:
         return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))

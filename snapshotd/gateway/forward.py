@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import socket
 import ssl
 import threading
@@ -20,12 +21,15 @@ from urllib.parse import urlsplit
 
 from snapshotd.gateway.base import ProviderKind, Timeouts, Upstream
 from snapshotd.gateway.keys import Header, KeyMask, incoming, outgoing
+from snapshotd.gateway.peer import HttpRequest
 
 if TYPE_CHECKING:
     import httpx2
 
 
 _LOG = logging.getLogger(__name__)
+_GEMINI_QUERY = re.compile(r"alt=(sse|json)|page(Size|Token)=[A-Za-z0-9._~%=-]{1,400}")
+"""Other parameters can hold the agent's key (`key`), choose whose account pays, or change the form of the reply."""
 
 
 class UpstreamFailed(Exception):  # noqa: N818 - what happened, not a defect
@@ -70,11 +74,14 @@ def _tls() -> ssl.SSLContext:
 
 
 def target(provider: ProviderKind, upstream: Upstream, path: str, query: str) -> str:
-    """The provider's URL for a request for `path` (with `/v1`)."""
+    """The provider's URL for a request for `path` (with `/v1` or another version)."""
     base = upstream.base_url.rstrip("/")
     has_path = urlsplit(base).path != ""
     if provider is ProviderKind.ANTHROPIC:
         base = base.removesuffix("/v1")
+    elif provider is ProviderKind.GEMINI:
+        base = base.removesuffix("/v1beta")
+        query = "&".join(part for part in query.split("&") if _GEMINI_QUERY.fullmatch(part))
     elif has_path:
         path = path.removeprefix("/v1")  # an OpenAI base URL ends with its version, under any name
     return base + path + (f"?{query}" if query else "")
@@ -93,16 +100,7 @@ class Forwarder:
         its number."""
 
     @contextmanager
-    def send(
-        self,
-        provider: ProviderKind,
-        upstream: Upstream,
-        method: str,
-        path: str,
-        query: str,
-        headers: list[Header],
-        body: bytes | None,
-    ) -> Iterator[Reply]:
+    def send(self, provider: ProviderKind, upstream: Upstream, http: HttpRequest) -> Iterator[Reply]:
         """Send a request; inside the block, its reply can be read. Raises UpstreamFailed if there is none."""
         import httpx2
 
@@ -111,11 +109,12 @@ class Forwarder:
             raise self._failure(OSError(), mask)
         extensions = {**self._limits(), "trace": self._trace}
         try:
-            client, url = self._open(), target(provider, upstream, path, query)
-            own = outgoing(headers, provider, upstream)
-            response = client.send(
-                client.build_request(method, url, content=body, headers=own, extensions=extensions), stream=True
+            client, url = self._open(), target(provider, upstream, http.path, http.query)
+            own = outgoing(http.headers, provider, upstream)
+            request = client.build_request(
+                http.method, url, content=http.body or None, headers=own, extensions=extensions
             )
+            response = client.send(request, stream=True)
         except (httpx2.TransportError, httpx2.InvalidURL, OSError) as exc:  # OSError: certificates that cannot be read
             raise self._failure(exc, mask) from None
         try:

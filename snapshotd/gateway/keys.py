@@ -32,6 +32,7 @@ _CREDENTIALS = frozenset(
         b"x-api-key",
         b"api-key",
         b"x-goog-api-key",
+        b"x-goog-user-project",
         b"cookie",
         b"proxy-authorization",
         b"openai-organization",
@@ -39,6 +40,11 @@ _CREDENTIALS = frozenset(
     }
 )
 """The agent's own: with the daemon's key they would be wrong, or choose whose account pays."""
+_KEY_HEADERS = {
+    ProviderKind.OPENAI: (b"authorization", b"Bearer "),
+    ProviderKind.ANTHROPIC: (b"x-api-key", b""),
+    ProviderKind.GEMINI: (b"x-goog-api-key", b""),
+}
 _PASSED_ON = frozenset(
     {
         b"content-type",
@@ -66,7 +72,7 @@ def outgoing(headers: Iterable[Header], provider: ProviderKind, upstream: Upstre
     named = {token.strip().lower() for name, value in given if name == b"connection" for token in value.split(b",")}
     own = {name.lower().encode(): value.encode() for name, value in upstream.headers.items()}
     if upstream.api_key is not None:
-        name, prefix = (b"x-api-key", b"") if provider is ProviderKind.ANTHROPIC else (b"authorization", b"Bearer ")
+        name, prefix = _KEY_HEADERS[provider]
         own.setdefault(name, prefix + upstream.api_key.encode())
     dropped = _HOP_BY_HOP | _CREDENTIALS | named | own.keys()
     return [

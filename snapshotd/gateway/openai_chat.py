@@ -101,7 +101,7 @@ class OpenAIChat(Dialect):
         elif item.get("role") == "function":
             yield text(item.get("name")) or "", item.get("content"), False
 
-    def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
+    def reply_items(self, reply: dict[str, Any], request: TurnRequest) -> list[dict[str, Any]]:
         choices = sorted(objects(reply.get("choices")), key=lambda choice: tokens(choice.get("index")) or 0)
         message = mapping(choices[0].get("message")) if choices else {}
         return [{"role": "assistant", **message}] if message else []

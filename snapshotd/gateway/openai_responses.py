@@ -104,7 +104,7 @@ class OpenAIResponses(Dialect):
         if _kind(item).endswith(_OUTPUT):
             yield text(item.get("call_id")) or "", item.get("output"), item.get("status") == "failed"
 
-    def reply_items(self, reply: dict[str, Any]) -> list[dict[str, Any]]:
+    def reply_items(self, reply: dict[str, Any], request: TurnRequest) -> list[dict[str, Any]]:
         return list(objects(reply.get("output")))
 
     def content(self, reply: dict[str, Any]) -> ReplyContent:

@@ -148,7 +148,7 @@ class _Connection:
 
     def _refuse(self, refused: Refused) -> None:
         """Answer with the reason, and close: further data of the peer have no meaning."""
-        provider = family("", any(name == b"anthropic-version" for name, _ in self._peer.head))
+        provider = family("", self._peer.head)
         try:
             if not self._peer.answering:
                 headers = () if refused.status == 503 else (NO_RETRY,)

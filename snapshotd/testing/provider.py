@@ -1,5 +1,5 @@
-"""A model provider that follows a script: OpenAI chat completions and responses, and Anthropic messages, plain and
-streamed.
+"""A model provider that follows a script: OpenAI chat completions and responses, Anthropic messages, and Gemini
+contents, plain and streamed.
 
     python -m snapshotd.testing.provider --script FILE [--port 0] [--with-stdin]
 
@@ -29,7 +29,7 @@ A step:
 
 Besides: `GET /control/requests` (everything asked so far: path, headers, body, step, attempt), `POST
 /control/release/GATE`, `POST /control/reset` (forgets requests, attempts and gates). `/v1/models`, `/v1/embeddings` and
-`/v1/messages/count_tokens` are answered. In a test, `ScriptedProvider` is the same in this process.
+`/v1/messages/count_tokens`, and those of Gemini, are answered. In a test, `ScriptedProvider` is the same in this process.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ScriptedProvider:
 
     @property
     def url(self) -> str:
-        """Base URL of Anthropic clients; those of OpenAI add `/v1`."""
+        """Base URL of clients of Anthropic and Gemini; those of OpenAI add `/v1`."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     @property
@@ -117,7 +117,8 @@ class ScriptedProvider:
 
     def authorized(self, headers: dict[str, str]) -> bool:
         key = self._script.get("api_key")
-        return key is None or headers.get("authorization") == f"Bearer {key}" or headers.get("x-api-key") == key
+        given = (headers.get(name) for name in ("x-api-key", "x-goog-api-key"))
+        return key is None or headers.get("authorization") == f"Bearer {key}" or key in given
 
     def refused(self, body: dict[str, Any]) -> str | None:
         """The field of a request that the script does not let pass."""
@@ -244,6 +245,8 @@ class _Handler(BaseHTTPRequestHandler):
                 200,
                 {"object": "list", "data": models, "has_more": False, "first_id": "scripted", "last_id": "scripted"},
             )
+        if self.path.partition("?")[0] == "/v1beta/models":
+            return self._json(200, {"models": [{"name": "models/scripted", "displayName": "Scripted"}]})
         return self._json(404, {"error": {"type": "not_found_error", "message": f"no {self.path}"}})
 
     def do_POST(self) -> None:
@@ -257,11 +260,14 @@ class _Handler(BaseHTTPRequestHandler):
             provider.reset()
             return self._json(200, {})
         body = json.loads(raw)
-        if path in WIRES:
-            return self._turn(WIRES[path], body, raw)
+        for wire in WIRES.values():
+            if (request := wire.request(path, body)) is not None:
+                return self._turn(wire, request, raw)
         provider.note(self.path, self._headers(), body)
         if path == "/v1/messages/count_tokens":
             return self._json(200, {"input_tokens": len(raw)})
+        if path.endswith(":countTokens"):
+            return self._json(200, {"totalTokens": len(raw)})
         if path == "/v1/embeddings":
             usage = {"prompt_tokens": 1, "total_tokens": 1}
             vector = {"object": "embedding", "index": 0, "embedding": [0.5, 0.25]}

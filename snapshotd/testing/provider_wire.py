@@ -1,4 +1,4 @@
-"""The form of a scripted reply in each of the three APIs, plain and as a stream. Ids follow from the step: same step,
+"""The form of a scripted reply in each of the four APIs, plain and as a stream. Ids follow from the step: same step,
 same bytes."""
 
 from __future__ import annotations
@@ -69,9 +69,14 @@ class Reply:
 
 
 class Wire:
-    """One API."""
+    """One API. `path`: that of its requests."""
 
     path: str
+
+    def request(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        """The body of a request for `path`, with the model and whether the reply is a stream. None: it is the path of
+        another API."""
+        return body if path == self.path else None
 
     def turns(self, body: dict[str, Any]) -> int:
         """Number of the model's replies that the request's conversation holds."""
@@ -363,7 +368,69 @@ class Messages(Wire):
         }
 
 
-WIRES: dict[str, Wire] = {wire.path: wire for wire in (Chat(), Responses(), Messages())}
+class Gemini(Wire):
+    """Its requests are those of Gemini's API: the model and the kind of reply are in the path. `with_ids`: the name of
+    the one model whose calls come with ids, as newer models' do."""
+
+    path = "/v1beta/models/m:generateContent"
+    with_ids = "with-ids"
+
+    def request(self, path: str, body: dict[str, Any]) -> dict[str, Any] | None:
+        found = _GEMINI_PATH.fullmatch(path)
+        return None if found is None else {**body, "model": found[1], "stream": found[2] == "streamGenerateContent"}
+
+    def turns(self, body: dict[str, Any]) -> int:
+        """Runs of the model's contents."""
+        return sum(role == "model" for role, _ in itertools.groupby(_objects(body.get("contents")), _role))
+
+    def opening(self, body: dict[str, Any]) -> list[Any]:
+        return list(itertools.takewhile(lambda content: _role(content) != "model", _objects(body.get("contents"))))
+
+    def results(self, body: dict[str, Any]) -> int:
+        parts = (part for content in _objects(body.get("contents")) for part in _objects(content.get("parts")))
+        return sum("functionResponse" in part for part in parts)
+
+    def plain(self, reply: Reply) -> dict[str, Any]:
+        text = [] if reply.text is None else [{"text": reply.text}]
+        return self._reply(reply, [*text, *self._calls(reply)] or [{"text": ""}], last=True)
+
+    def events(self, reply: Reply) -> Iterator[tuple[str | None, dict[str, Any] | str]]:
+        texts = [{"text": piece} for piece in reply.pieces(reply.text or "")]
+        parts = [*texts, *self._calls(reply)] or [{"text": ""}]
+        for part in parts[:-1]:
+            yield None, self._reply(reply, [part], last=False)
+        yield None, self._reply(reply, parts[-1:], last=True)
+
+    def error(self, status: int, kind: str, message: str) -> dict[str, Any]:
+        return {"error": {"code": status, "message": message, "status": kind}}
+
+    def _calls(self, reply: Reply) -> Iterator[dict[str, Any]]:
+        for call in reply.calls:
+            given = {"id": call.id} if reply.model == self.with_ids else {}
+            yield {"functionCall": {**given, "name": call.name, "args": call.arguments}, "thoughtSignature": "c2lnbg=="}
+
+    @staticmethod
+    def _reply(reply: Reply, parts: list[dict[str, Any]], *, last: bool) -> dict[str, Any]:
+        candidate = {"content": {"role": "model", "parts": parts}, **({"finishReason": "STOP"} if last else {})}
+        return {
+            "candidates": [{**candidate, "index": 0}],
+            "usageMetadata": {
+                "promptTokenCount": reply.input_tokens,
+                "candidatesTokenCount": reply.output_tokens,
+                "totalTokenCount": reply.input_tokens + reply.output_tokens,
+                "cachedContentTokenCount": reply.cached_tokens,
+            },
+            "modelVersion": reply.model,
+            "responseId": f"reply-{reply.step}",
+        }
+
+
+_GEMINI_PATH = re.compile(r"/v1(?:alpha|beta)?/models/([^/:]+):(generateContent|streamGenerateContent)")
+WIRES: dict[str, Wire] = {wire.path: wire for wire in (Chat(), Responses(), Messages(), Gemini())}
+
+
+def _role(content: dict[str, Any]) -> str:
+    return str(content.get("role", "user"))
 
 
 def _objects(value: Any) -> list[dict[str, Any]]:

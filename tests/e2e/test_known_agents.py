@@ -16,12 +16,12 @@ from tests.e2e.support import Snap
 from tests.kept import CACHE
 
 PAGE = Path(__file__).parents[2] / "docs" / "agents-you-run.md"
-BOTH_KEYS = {"ANTHROPIC_API_KEY": KEY, "OPENAI_API_KEY": KEY}
+KEYS = dict.fromkeys(("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY"), KEY)
 
 
 def _known(snap: Snap, **env: str) -> Snap:
     """Commands that install agents into the cache of the tests."""
-    found = Snap(snap.state_dir, {**snap.env, **BOTH_KEYS, "XDG_CACHE_HOME": str(CACHE), **env})
+    found = Snap(snap.state_dir, {**snap.env, **KEYS, "XDG_CACHE_HOME": str(CACHE), **env})
     found.timeout_s = INSTALL_TIMEOUT_S
     return found
 
@@ -36,7 +36,13 @@ def _run(snap: Snap, *words: str | Path) -> str:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("heading", "kind"),
-    [("Claude Code", "anthropic"), ("Codex", "openai"), ("OpenCode", "anthropic"), ("Aider", "openai")],
+    [
+        ("Claude Code", "anthropic"),
+        ("Codex", "openai"),
+        ("Gemini CLI", "gemini"),
+        ("OpenCode", "anthropic"),
+        ("Aider", "openai"),
+    ],
 )
 def test_the_page_begins_in_three_lines(
     snap: Snap, runc_ready: None, full_image: str, tmp_path: Path, heading: str, kind: str
@@ -45,7 +51,7 @@ def test_the_page_begins_in_three_lines(
     block = PAGE.read_text().split(f"## {heading}\n")[1].split("```bash\n")[1].split("```")[0]
     assert len(block.splitlines()) <= 3
     (tmp_path / "project").mkdir()
-    more = {"toolless": [{"text": "A title"}]} if kind == "anthropic" else {}
+    more = {"toolless": [{"text": "A title"}]} if kind != "openai" else {}
     with provider(tmp_path, *[{"text": "Done."}] * 4, **more) as at:  # a prompt may hold replies as examples
         wrapper = tmp_path / "snapshotd"
         options = f"--runtime runc --image {full_image} --provider {kind}={at.url}"

@@ -52,7 +52,11 @@ QUEUE_MAX = 10_000
 LOG_MAX = 1 << 31
 """Most snapshots a log can be asked for by number; without a number it gives all."""
 
-PROVIDER_URLS = {"openai": "https://api.openai.com/v1", "anthropic": "https://api.anthropic.com"}
+PROVIDER_URLS = {
+    "openai": "https://api.openai.com/v1",
+    "anthropic": "https://api.anthropic.com",
+    "gemini": "https://generativelanguage.googleapis.com",
+}
 """Model providers that a sandbox can be given, and where their own APIs are."""
 PREVIEW_FILES = 1000
 """Number of changed files that a preview or an approval lists, by default."""

@@ -93,6 +93,8 @@ class Gateways:
             env |= {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_BASE": f"{url}/v1", "OPENAI_API_KEY": token}
         if Family.ANTHROPIC in families:
             env |= {"ANTHROPIC_BASE_URL": url, "ANTHROPIC_API_KEY": token}
+        if Family.GEMINI in families:
+            env |= {"GOOGLE_GEMINI_BASE_URL": url, "GEMINI_API_KEY": token}
         return env
 
     def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:

@@ -85,9 +85,12 @@ class Lanes:
         return lane, known
 
     def _continued(self, request: TurnRequest, opening: int) -> tuple[Lane | None, int]:
-        """The lane whose first messages the request repeats, else the one whose calls it carries."""
+        """The lane whose first messages the request repeats, else the one whose calls it carries. A question on the side
+        may carry the calls of the conversation that it is about."""
         found: tuple[int, Lane] | None = None
         for lane in self._lanes:
+            if request.aside and not lane.side:
+                continue
             known = self._known(request, lane)
             again = len(request.items) == opening and (lane.begun or lane.asking > 0)
             if known >= max(1, opening) and not again and (found is None or known >= found[0]):
@@ -95,6 +98,8 @@ class Lanes:
         if found is not None:
             found[1].digests[: found[0]] = request.digests[: found[0]]
             return found[1], found[0]
+        if request.aside:
+            return None, 0
         for number in range(len(request.items) - 1, opening - 1, -1):
             for call in request.reader.calls(request.items[number]):
                 owner = self._owners.get(call.id)

@@ -475,18 +475,22 @@ def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
         )
 
 
+_SHELLS = ("sh", "bash", "dash")
 FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"
 
 
 def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> AgentSpec:
     """The program of a fork: the source's with its arguments replaced, or `args` as a command. Where the source's is a
-    command, arguments that begin with an option are its new ones, and everything else is another command. `{index}`
-    becomes the fork's number."""
+    command, arguments that begin with an option are its new ones, and everything else is another command. A shell with
+    its script and the script's name (`sh -c SCRIPT NAME`) is one program. `{index}` becomes the fork's number."""
     filled = tuple(arg.replace("{index}", str(index)) for arg in args)
     agent = source.agent if source is not None else None
     if agent is None:
         return AgentSpec(argv=filled, program=0)
-    program = agent.program or int(bool(filled) and filled[0].startswith("-"))
+    program = agent.program
+    if not program and filled and filled[0].startswith("-"):
+        scripted = agent.argv[0].rpartition("/")[2] in _SHELLS and agent.argv[1:2] == ("-c",) and len(agent.argv) > 3
+        program = 4 if scripted else 1
     return replace(agent, argv=(*agent.argv[:program], *filled))
 
 

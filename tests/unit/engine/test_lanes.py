@@ -101,6 +101,19 @@ def test_a_shortened_conversation_is_known_by_its_calls() -> None:
     assert talk.ask(("user", "in short: go"), use("a"), result("a"), system="other") == (lane, 3)
 
 
+def test_a_question_on_the_side_is_not_the_conversation_that_it_is_about() -> None:
+    """Gemini CLI asks which model a task needs, and tells it the calls so far."""
+    talk = Talk()
+    said = [("user", "go"), use("a"), result("a")]
+    main, _ = talk.ask(said[0], reply=said[1])
+    router = "You are a specialized Task Routing AI."
+    side, known = talk.ask(*said, ("user", "more"), system=router)
+    side.side = True
+    assert (side is main, known) == (False, 0)
+    assert talk.ask(*said, reply=("assistant", "done"))[0] is main
+    assert talk.ask(*said, ("user", "more"), ("assistant", "x"), ("user", "and"), system=router)[0] is side
+
+
 def test_a_conversation_taken_back() -> None:
     talk = Talk()
     lane, _ = talk.ask(("user", "go"), reply=("assistant", "gone"))

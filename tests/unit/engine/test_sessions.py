@@ -289,3 +289,22 @@ def test_the_arguments_of_a_fork(program: int, args: tuple[str, ...], argv: tupl
     """A command cannot begin with a dash: such arguments are for the recorded one."""
     agent = AgentSpec(("claude", "-p", "the task"), program)
     assert sessions.fork_agent(cast(Any, SimpleNamespace(agent=agent)), args, 3).argv == argv
+
+
+@pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
+def test_the_arguments_of_a_fork_are_those_of_a_script(shell: str) -> None:
+    """Of the shell they are options that it does not know."""
+
+    def forked(*argv: str) -> tuple[str, ...]:
+        agent = AgentSpec(argv, 0)
+        return sessions.fork_agent(cast(Any, SimpleNamespace(agent=agent)), ("--continue",), 0).argv
+
+    assert forked(shell, "-c", "exec agent $*", "agent", "-p", "x") == (
+        shell,
+        "-c",
+        "exec agent $*",
+        "agent",
+        "--continue",
+    )
+    assert forked(shell, "-c", "exec agent") == (shell, "--continue")
+    assert forked(shell, "script", "a", "b") == (shell, "--continue")

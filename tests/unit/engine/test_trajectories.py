@@ -368,6 +368,54 @@ def test_replies_and_tools_in_each_form() -> None:
     assert function_tools([search, 3]) == [search]
 
 
+def test_geminis_contents_are_read() -> None:
+    model = spoken(
+        Message(
+            "assistant",
+            [
+                {"text": "hm", "thought": True},
+                {"text": "I look."},
+                {"functionCall": {"id": "a", "name": "f", "args": {"n": 1}}, "thoughtSignature": "s"},
+            ],
+        )
+    )
+    assert (model.text, model.reasoning) == ("I look.", "hm")
+    assert [(call.id, call.name, call.arguments) for call in model.calls] == [("a", "f", {"n": 1})]
+    answers = [{"output": "x"}, {"error": "no"}, {"rows": 1}]
+    user = spoken(
+        Message("user", [{"functionResponse": {"id": "a", "name": "f", "response": given}} for given in answers])
+    )
+    assert [(result.id, result.text, result.failed) for result in user.results] == [
+        ("a", "x", False),
+        ("a", "no", True),
+        ("a", '{"rows": 1}', False),
+    ]
+    picture = spoken(Message("user", [{"text": "see"}, {"inlineData": {"mimeType": "image/png", "data": "AA=="}}]))
+    assert (picture.texts, picture.left_out) == (["see", "[inlineData]"], ["inlineData"])
+    declared = [{"name": name, "description": "d", "parametersJsonSchema": {"type": "object"}} for name in ("f", "g")]
+    tools = function_tools([{"functionDeclarations": declared}])
+    assert [tool["function"]["name"] for tool in tools] == ["f", "g"]
+    assert tools[0]["function"]["parameters"] == {"type": "object"}
+
+
+def test_the_calls_of_a_lane_of_gemini_have_the_ids_of_the_journal(rig: Rig) -> None:
+    """The bytes of the reply have none: only where it stands in its conversation says them."""
+    body = json.dumps(
+        {"candidates": [{"content": {"role": "model", "parts": [{"functionCall": {"name": "sh", "args": {}}}]}}]}
+    )
+    reply = {"status": 200, "content_type": "application/json", "complete": True, "body": body}
+    reply["calls"] = [{"id": "place-1-0", "name": "sh", "arguments": {}}]
+    told = {"messages": [{"role": "user", "content": [{"text": "explore"}]}], "caller": "c0"}
+    model = rig.model(rig.first, reply, arguments={"api": "gemini-contents"}, gateway=True, lane=1, **told)
+    call, entry = rig.tool(rig.first, "sh", {}, lane=1, call="place-1-0")
+    head = rig.step(rig.first, [("user", "go")], [model, entry], call)
+    made: list[dict[str, Any]] = []
+    json.loads(
+        json.dumps(rig.export(head, "atif")), object_hook=lambda one: made.extend(one.get("tool_calls", ())) or one
+    )
+    assert [(call["tool_call_id"], call["extra"].get("snapshot")) for call in made] == [("place-1-0", head.id)]
+
+
 def test_a_reply_is_read_again_in_its_own_api() -> None:
     stream = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\ndata: [DONE]\n\n'
     (message,) = said("openai-chat", RecordedReply(200, "text/event-stream", stream))

@@ -22,10 +22,12 @@ MEMORY_BYTES = 512 << 20
 KEY = "sk-of-the-daemon-0123456789"
 AGENT_KEY = "sk-of-the-agent"
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+GEMINI = "/v1beta/models/m:generateContent"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "m", "messages": [{"role": "user", "content": "go"}]},
     RESPONSES: {"model": "m", "input": "go"},
     MESSAGES: {"model": "m", "max_tokens": 100, "messages": [{"role": "user", "content": "go"}]},
+    GEMINI: {"contents": [{"role": "user", "parts": [{"text": "go"}]}]},
 }
 
 
@@ -66,7 +68,11 @@ def poll(condition: Callable[[], Any]) -> Any:
 @contextmanager
 def gateway(upstream_url: str, memory: Memory, **options: Any) -> Iterator[GatewayServer]:
     """A gateway in front of a provider. Afterwards none of its threads is left."""
-    upstreams = {"openai": Upstream(upstream_url + "/v1", KEY), "anthropic": Upstream(upstream_url, KEY)}
+    upstreams = {
+        "openai": Upstream(upstream_url + "/v1", KEY),
+        "anthropic": Upstream(upstream_url, KEY),
+        "gemini": Upstream(upstream_url, KEY),
+    }
     before = set(threading.enumerate())
     settings = {"upstreams": upstreams, "budget": Budget(MEMORY_BYTES), **options}
     server = GatewayServer(socket.create_server(("127.0.0.1", 0)), memory, **settings)
@@ -137,6 +143,7 @@ class Answer:
 
 def ask(port: int, path: str, body: Any = None, headers: dict[str, str] | None = None, method: str = "POST") -> Answer:
     """One request over a connection of its own. `body`: bytes, or a value for JSON."""
+    path, body = spelled(path, body)
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=DEADLINE_S)
     try:
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
@@ -154,6 +161,15 @@ def ask(port: int, path: str, body: Any = None, headers: dict[str, str] | None =
 
 def port_of(url: str) -> int:
     return int(url.rpartition(":")[2])
+
+
+def spelled(path: str, body: Any) -> tuple[str, Any]:
+    """The path and the body of a request whose body has the field `stream`: Gemini's API says it by the path."""
+    if not isinstance(body, dict) or path != GEMINI:
+        return path, body
+    stream = body.get("stream", False)
+    other = path.replace(":generate", ":streamGenerate") + "?alt=sse" if stream else path
+    return other, {name: value for name, value in body.items() if name != "stream"}
 
 
 def streamed(path: str) -> dict[str, Any]:

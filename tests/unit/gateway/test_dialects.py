@@ -15,14 +15,16 @@ from snapshotd.gateway.anthropic import AnthropicMessages
 from snapshotd.gateway.base import ReplyContent, TurnRequest
 from snapshotd.gateway.dialect import Dialect
 from snapshotd.gateway.digest import DigestMemo, digest_of
+from snapshotd.gateway.gemini import GeminiContent
 from snapshotd.gateway.openai_chat import OpenAIChat
 from snapshotd.gateway.openai_responses import OpenAIResponses
 from snapshotd.gateway.recording import Recording
 from snapshotd.gateway.sse import EventReader
 from snapshotd.testing.provider_wire import WIRES, Call, Reply
 
-DIALECTS: list[Dialect] = [OpenAIChat(), OpenAIResponses(), AnthropicMessages()]
-CHAT, RESPONSES, MESSAGES = DIALECTS
+DIALECTS: list[Dialect] = [OpenAIChat(), OpenAIResponses(), AnthropicMessages(), GeminiContent()]
+CHAT, RESPONSES, MESSAGES, GEMINI = DIALECTS
+WIRE_OF = dict(zip(DIALECTS, WIRES.values(), strict=True))
 NAMES = [dialect.api.value for dialect in DIALECTS]
 few = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """Quick; and a busy machine is no failure."""
@@ -79,6 +81,15 @@ json_values = st.recursive(
                     "content_block",
                     "finish_reason",
                     "annotations",
+                    "parts",
+                    "functionCall",
+                    "function_call",
+                    "functionResponse",
+                    "args",
+                    "candidates",
+                    "finishReason",
+                    "usageMetadata",
+                    "thought",
                 ]
             ),
             inner,
@@ -91,6 +102,8 @@ json_values = st.recursive(
 
 def request_for(dialect: Dialect, **fields: Any) -> TurnRequest:
     conversation: Any = {"input": "go"} if dialect is RESPONSES else {"messages": [{"role": "user", "content": "go"}]}
+    if dialect is GEMINI:
+        conversation = {"contents": [{"role": "user", "parts": [{"text": "go"}]}]}
     return dialect.read_request({"model": "m", **conversation, **fields}, 0, DigestMemo(b"key"))
 
 
@@ -113,7 +126,7 @@ def read_stream(dialect: Dialect, stream: bytes, cuts: list[int]) -> tuple[Reply
 @few
 @given(reply=replies, cuts=st.lists(st.integers(0, 10_000), max_size=8), crlf=st.booleans())
 def test_a_stream_says_what_the_plain_reply_says(dialect: Dialect, reply: Reply, cuts: list[int], crlf: bool) -> None:
-    wire = WIRES[dialect.path]
+    wire = WIRE_OF[dialect]
     plain = dialect.read_reply(json.loads(json.dumps(wire.plain(reply))), request_for(dialect))
     stream = b"".join(wire.stream(reply))
     streamed, complete = read_stream(dialect, stream.replace(b"\n", b"\r\n") if crlf else stream, cuts)
@@ -121,9 +134,9 @@ def test_a_stream_says_what_the_plain_reply_says(dialect: Dialect, reply: Reply,
     assert streamed.digests == plain.digests
     assert (streamed.calls, streamed.stop_reason, streamed.usage) == (plain.calls, plain.stop_reason, plain.usage)
     assert (streamed.response_id, streamed.model, streamed.error) == (plain.response_id, plain.model, None)
-    assert [(call.id, call.name, call.arguments) for call in plain.calls] == [
-        (c.id, c.name, c.arguments) for c in reply.calls
-    ]
+    assert [(call.name, call.arguments) for call in plain.calls] == [(c.name, c.arguments) for c in reply.calls]
+    assert dialect is GEMINI or [call.id for call in plain.calls] == [call.id for call in reply.calls]
+    assert len({call.id for call in plain.calls}) == len(reply.calls)
     if reply.text:
         assert reply.text in json.dumps([m.content for m in streamed.messages], ensure_ascii=False) or json.dumps(
             reply.text
@@ -176,7 +189,8 @@ def test_nothing_that_a_provider_sends_makes_reading_fail(
 @given(items=st.lists(json_values, max_size=5), more=st.dictionaries(field_names, json_values))
 def test_a_request_is_read_or_refused(dialect: Dialect, items: list[Any], more: dict[str, Any]) -> None:
     try:
-        request = dialect.read_request({"model": "m", "messages": items, "input": items, **more}, 0, DigestMemo())
+        said = {"messages": items, "input": items, "contents": items}
+        request = dialect.read_request({"model": "m", **said, **more}, 0, DigestMemo())
     except UsageError:
         return
     assert len(request.new_messages()) == len(request.digests) == len(request.items)
@@ -192,12 +206,12 @@ def test_a_request_is_read_or_refused(dialect: Dialect, items: list[Any], more: 
         {},
         {"model": ""},
         {"model": "m"},
-        {"model": 1, "messages": [], "input": []},
-        {"model": "a\nb", "messages": [], "input": []},
-        {"model": "m", "messages": ["x"], "input": ["x"]},
-        {"model": "m", "messages": [{"role": 1}], "input": [{"role": 1}]},
-        {"model": "m", "messages": [{"role": "x" * 65}], "input": [{"role": "a\x1b"}]},
-        {"model": "m", "messages": {}, "input": {}},
+        {"model": 1, "messages": [], "input": [], "contents": []},
+        {"model": "a\nb", "messages": [], "input": [], "contents": []},
+        {"model": "m", "messages": ["x"], "input": ["x"], "contents": ["x"]},
+        {"model": "m", "messages": [{"role": 1}], "input": [{"role": 1}], "contents": [{"role": 1}]},
+        {"model": "m", "messages": [{"role": "x" * 65}], "input": [{"role": "a\x1b"}], "contents": [{"role": "\n"}]},
+        {"model": "m", "messages": {}, "input": {}, "contents": {}},
     ],
 )
 def test_meaningless_requests_are_refused(dialect: Dialect, body: dict[str, Any]) -> None:
@@ -278,6 +292,33 @@ def test_two_spellings_are_the_same_message(dialect: Dialect, one: dict[str, Any
     assert dialect.normal(one) == dialect.normal(other)
 
 
+def _model(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "model", "parts": list(parts)}
+
+
+def _user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "parts": list(parts)}
+
+
+SAME += [
+    (
+        GEMINI,
+        _model({"text": "hm", "thought": True}, {"text": "I "}, {"text": "look.", "thoughtSignature": "s"}),
+        _model({"text": "I look."}, {"text": ""}),
+    ),
+    (
+        GEMINI,
+        _model({"functionCall": {"id": "a", "name": "f", "args": {"a": 1}}, "thoughtSignature": "s"}),
+        _model({"function_call": {"name": "f", "args": {"a": 1}}}),
+    ),
+    (GEMINI, _model({"functionCall": {"name": "f"}}), _model({"functionCall": {"name": "f", "args": {}}})),
+    (
+        GEMINI,
+        _user({"functionResponse": {"id": "a", "name": "f", "response": {"output": "x"}}}),
+        _user({"function_response": {"name": "f", "response": {"output": "x"}}}),
+    ),
+    (GEMINI, {"parts": [{"text": "a"}]}, _user({"text": "a"})),
+]
 DIFFERENT: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
     (CHAT, {"role": "user", "content": "hi"}, {"role": "system", "content": "hi"}),
     (
@@ -305,6 +346,18 @@ DIFFERENT: list[tuple[Dialect, dict[str, Any], dict[str, Any]]] = [
         MESSAGES,
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
         {"role": "user", "content": "ab"},
+    ),
+    (GEMINI, _user({"text": "a"}, {"text": "b"}), _user({"text": "ab"})),
+    (GEMINI, _user({"text": "a"}), _model({"text": "a"})),
+    (
+        GEMINI,
+        _model({"functionCall": {"name": "f", "args": {"a": 1}}}),
+        _model({"functionCall": {"name": "f", "args": {"a": 2}}}),
+    ),
+    (
+        GEMINI,
+        _user({"functionResponse": {"name": "f", "response": {"output": "x"}}}),
+        _user({"functionResponse": {"name": "f", "response": {"error": "x"}}}),
     ),
 ]
 
@@ -413,6 +466,7 @@ def test_an_error_within_a_stream() -> None:
         CHAT: b'data: {"error": {"type": "overloaded", "message": "no"}}\n\n',
         RESPONSES: b'event: error\ndata: {"type": "error", "code": "overloaded", "message": "no"}\n\n',
         MESSAGES: b'event: error\ndata: {"type": "error", "error": {"type": "overloaded", "message": "no"}}\n\n',
+        GEMINI: b'data: {"error": {"code": 503, "status": "overloaded", "message": "no"}}\r\n\r\n',
     }
     for dialect, stream in streams.items():
         content, _ = read_stream(dialect, stream, [])

@@ -23,6 +23,7 @@ from tests.unit.gateway.rig import (
     BODIES,
     CHAT,
     DEADLINE_S,
+    GEMINI,
     KEY,
     MESSAGES,
     RESPONSES,
@@ -33,10 +34,11 @@ from tests.unit.gateway.rig import (
     port_of,
     raw_upstream,
     served,
+    spelled,
     streamed,
 )
 
-PATHS = [CHAT, RESPONSES, MESSAGES]
+PATHS = [CHAT, RESPONSES, MESSAGES, GEMINI]
 SAYS = [{"text": "Hello there, this is a longer text.", "calls": [{"name": "shell", "arguments": {"command": "ls"}}]}]
 
 
@@ -56,9 +58,11 @@ def test_a_reply_passes_byte_for_byte_and_is_read(path: str, stream: bool) -> No
         assert reply.body_bytes == len(direct.body)
         assert reply.content_type.startswith("text/event-stream" if stream else "application/json")
         [call] = reply.content.calls
-        assert (call.id, call.name, call.arguments) == ("call_0_0", "shell", {"command": "ls"})
+        assert (call.name, call.arguments) == ("shell", {"command": "ls"})
+        assert path == GEMINI or call.id == "call_0_0"
         assert reply.content.model == "m"
-        assert reply.content.stop_reason == {CHAT: "tool_calls", RESPONSES: "completed", MESSAGES: "tool_use"}[path]
+        stops = {CHAT: "tool_calls", RESPONSES: "completed", MESSAGES: "tool_use", GEMINI: "STOP"}
+        assert reply.content.stop_reason == stops[path]
         if not stream or path != CHAT:  # chat counts only for those who ask
             assert (
                 reply.content.usage.input_tokens,
@@ -70,9 +74,10 @@ def test_a_reply_passes_byte_for_byte_and_is_read(path: str, stream: bool) -> No
 @pytest.mark.parametrize("path", PATHS)
 def test_a_stream_arrives_while_it_is_made(path: str) -> None:
     """The first two events are there while the provider waits."""
-    with served([{"text": "Hello", "hold": "gate", "hold_after": 2}]) as (server, provider, memory):
+    with served([{"text": "Hello and good morning", "hold": "gate", "hold_after": 2}]) as (server, provider, memory):
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=DEADLINE_S)
-        connection.request("POST", path, json.dumps(streamed(path)))
+        target, body = spelled(path, streamed(path))
+        connection.request("POST", target, json.dumps(body))
         response = connection.getresponse()
         begun = b""
         while begun.count(b"\n\n") < 2:
@@ -106,12 +111,14 @@ def test_the_reply_is_told_before_the_agent_can_act_on_it(path: str) -> None:
 
         memory.on_reply = on_reply
         connection = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S)
-        body = json.dumps(streamed(path)).encode()
-        connection.sendall(f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        target, fields = spelled(path, streamed(path))
+        body = json.dumps(fields).encode()
+        connection.sendall(f"POST {target} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
         assert told.wait(DEADLINE_S)
         connection.settimeout(0.2)
         seen = read_all(connection)
-        for end in (b"[DONE]", b'finish_reason": "', b"message_stop", b'stop_reason": "', b"response.completed"):
+        ends = (b"[DONE]", b'finish_reason": "', b"message_stop", b'stop_reason": "', b"response.completed")
+        for end in (*ends, b"functionCall"):
             assert end not in seen
         go_on.set()
         connection.settimeout(DEADLINE_S)
@@ -125,7 +132,7 @@ def test_the_reply_is_told_before_the_agent_can_act_on_it(path: str) -> None:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("stream", "cut_after"), [(True, 0), (True, 3), (False, 20)])
 def test_a_reply_is_cut_where_the_provider_cut_it(path: str, stream: bool, cut_after: int) -> None:
-    with served([{"text": "Hello there", "cut_after": cut_after}]) as (server, provider, memory):
+    with served([{"text": "Hello there, and good morning", "cut_after": cut_after}]) as (server, provider, memory):
         body = {**BODIES[path], "stream": stream}
         direct = ask(port_of(provider.url), path, body)
         assert direct.cut
@@ -356,6 +363,8 @@ def test_the_providers_key_goes_out_and_never_comes_in() -> None:
                 BODIES[path],
                 {
                     "x-api-key": AGENT_KEY,
+                    "x-goog-api-key": AGENT_KEY,
+                    "x-goog-user-project": "theirs",
                     "openai-organization": "theirs",
                     "cookie": "a=b",
                     "connection": "x-hop",
@@ -363,13 +372,14 @@ def test_the_providers_key_goes_out_and_never_comes_in() -> None:
                     "anthropic-beta": "kept",
                 },
             )
-        chat, responses, messages = (request["headers"] for request in provider.requests)
+        chat, responses, messages, gemini = (request["headers"] for request in provider.requests)
         assert chat["authorization"] == responses["authorization"] == f"Bearer {KEY}"
         assert messages["x-api-key"] == KEY
         assert "authorization" not in messages
-        for headers in (chat, responses, messages):
+        assert gemini["x-goog-api-key"] == KEY
+        for headers in (chat, responses, messages, gemini):
             assert AGENT_KEY not in json.dumps(headers)
-            assert not {"openai-organization", "cookie", "x-hop"} & set(headers)
+            assert not {"openai-organization", "cookie", "x-hop", "x-goog-user-project"} & set(headers)
             assert headers["anthropic-beta"] == "kept"
             assert headers["host"].startswith("127.0.0.1")
 
@@ -478,13 +488,17 @@ def test_what_is_no_turn_is_passed_on_and_not_told() -> None:
         ("{}", MESSAGES),
         ("{}/", MESSAGES),
         ("{}/v1", MESSAGES),
+        ("{}", GEMINI),
+        ("{}/", GEMINI),
+        ("{}/v1beta", GEMINI),
     ],
 )
 def test_a_base_url_may_be_written_in_any_way(base: str, path: str) -> None:
     memory = Memory()
     with ScriptedProvider(SAYS) as provider:
         upstream = Upstream(base.format(provider.url), KEY)
-        with gateway(provider.url, memory, upstreams={"openai": upstream, "anthropic": upstream}) as server:
+        kinds = dict.fromkeys(("openai", "anthropic", "gemini"), upstream)
+        with gateway(provider.url, memory, upstreams=kinds) as server:
             assert ask(server.port, path, BODIES[path]).status == 200
 
 

@@ -96,11 +96,11 @@ def command(
 
     The sandbox that the snapshot came from runs on. Arguments after `--` go to the agent that made the snapshot, which
     is then started in each fork ({index} is the fork's number from 0); if there was no agent, they are a command. After
-    `run -- CMD ARGS` they are another command, or, if they begin with an option, new arguments of CMD. With
-    --resume the agent is replayed up to the snapshot, with the same arguments or the new ones; if it leaves the
-    recorded path, it goes on live from the last snapshot that matched. Each is stopped after
-    half an hour without a command (--idle-timeout; the daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds is the default, 0:
-    never); `exec` starts it again.
+    `run -- CMD ARGS` they are another command, or, if they begin with an option, new arguments of CMD, or of the
+    script where CMD is `sh -c SCRIPT NAME`. With --resume the agent is replayed up to the snapshot, with the same
+    arguments or the new ones; if it leaves the recorded path, it goes on live from the last snapshot that matched. Each
+    is stopped after half an hour without a command (--idle-timeout; the daemon's SNAPSHOTD_IDLE_TIMEOUT in seconds is
+    the default, 0: never); `exec` starts it again.
 
     With --variant or --variants there is one fork for each variant, with its own
 

@@ -105,7 +105,7 @@ def command(
     the same. The agent's standard input is empty.
     With -it, a command or a known agent has this terminal, as with `exec -it`: keys reach it as they are pressed. When
     it ends, the sandbox is stopped. `resume` does not start it again; `snapshotd exec -it` goes on in its files.
-    NAME is an agent that is known here: claude, codex, opencode, aider, or a TOML file of yours in ~/.config/snapshotd/agents. Its
+    NAME is an agent that is known here: claude, codex, gemini, opencode, aider, or a TOML file of yours in ~/.config/snapshotd/agents. Its
     program is installed once, and its model requests go through the gateway.
     --wait stored waits for all its snapshots when the agent has ended; with --detach, for the ones that exist when it
     has started.

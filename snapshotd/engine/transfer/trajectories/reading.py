@@ -1,5 +1,5 @@
 """Messages and replies in any of the recorded forms, read for a trajectory that others are to understand: OpenAI's chat
-and responses, Anthropic's messages, and whatever a program of its own has said.
+and responses, Anthropic's messages, Gemini's contents, and whatever a program of its own has said.
 
 The forms are told apart by their shape: a program that uses the library may record messages of any provider. Nothing
 raises; content of another shape is shown as JSON.
@@ -7,6 +7,7 @@ raises; content of another shape is shown as JSON.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -152,11 +153,34 @@ def _part(found: Spoken, part: Any) -> None:
     elif kind == "tool_result":
         text = text_of(part.get("content"), found)
         found.results.append(SpokenResult(_text(part.get("tool_use_id")), text, part.get("is_error") is True))
+    elif kind is None and _gemini_part(found, part):
+        pass
     elif kind is not None and any(word in kind for word in ("image", "audio", "file", "document", "video")):
         found.left_out.append(kind[:40])
         found.texts.append(f"[{kind[:40]}]")
     else:
         found.texts.append(_json(part))
+
+
+def _gemini_part(found: Spoken, part: dict[str, Any]) -> bool:
+    """Read a part of Gemini's contents: its field says what it is. False: it is none."""
+    if isinstance(said := part.get("text"), str):
+        (found.thoughts if part.get("thought") is True else found.texts).append(said)
+    elif isinstance(call := part.get("functionCall"), dict):
+        found.calls.append(SpokenCall(str(call.get("id") or ""), str(call.get("name") or "tool"), call.get("args")))
+    elif isinstance(result := part.get("functionResponse"), dict):
+        given = result.get("response")
+        fields = given if isinstance(given, dict) else {"output": given}
+        name = "output" if "output" in fields else "error" if "error" in fields else None
+        value = fields if name is None else fields[name]
+        text = value if isinstance(value, str) else _json(value)
+        found.results.append(SpokenResult(_text(result.get("id")), text, name == "error"))
+    elif (name := next((name for name in ("inlineData", "fileData") if name in part), None)) is not None:
+        found.left_out.append(name)
+        found.texts.append(f"[{name}]")
+    else:
+        return False
+    return True
 
 
 def text_of(content: Any, whole: Spoken | None = None) -> str:
@@ -188,11 +212,15 @@ def reply_text(result: Any) -> str | None:
 def function_tools(tools: Any) -> list[dict[str, Any]]:
     """The tools of a request in the form of OpenAI's chat; a kind that has no such form stays as it is."""
     found = []
-    for tool in _objects(tools):
+    several = [
+        _objects(tool.get("functionDeclarations")) if "functionDeclarations" in tool else [tool]
+        for tool in _objects(tools)
+    ]
+    for tool in itertools.chain.from_iterable(several):
         if isinstance(tool.get("function"), dict) or not isinstance(tool.get("name"), str):
             found.append(tool)
             continue
-        schema = tool.get("input_schema", tool.get("parameters"))
+        schema = tool.get("input_schema", tool.get("parameters", tool.get("parametersJsonSchema")))
         if schema is None and tool.get("type") not in (None, "function", "custom"):
             found.append(tool)  # one that the provider runs itself
             continue

@@ -12,7 +12,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
@@ -299,9 +299,11 @@ class Walk:
         except SnapshotdError:
             self.unread += 1
             return
-        facts = _facts(entry)
+        facts, calls = _facts(entry), iter(entry.result.get("calls", ()))
         for number, message in enumerate(said):
-            lane.say(spoken(message), at, copied, facts if number == 0 else None)
+            words = spoken(message)
+            words.calls = [replace(call, id=next(calls, {"id": call.id})["id"]) for call in words.calls]
+            lane.say(words, at, copied, facts if number == 0 else None)
 
     def _lane(self, entry: JournalEntry) -> Dialog:
         """The conversation that an entry belongs to."""
