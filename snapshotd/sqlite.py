@@ -469,6 +469,8 @@ def _connect(name: str, form: Form, write: bool) -> apsw.Connection:
     conn.set_busy_timeout(
         _BUSY_TIMEOUT_MS
     )  # before the first statement, which may meet a process that recovers the WAL
+    # A plan depends on the statement alone, so a statement is not planned anew for each set of values.
+    conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     conn.execute(
         f"{_PRAGMAS} PRAGMA synchronous = {'FULL' if form.durable_commits else 'NORMAL'}; {form.pragmas}"
     ).fetchall()

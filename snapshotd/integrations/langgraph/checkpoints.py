@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from snapshotd.sqlite import Database, Row, Value
 _SELECT = (
     "SELECT c.pk, c.space, c.id, p.id, c.metadata, c.body FROM checkpoint c LEFT JOIN checkpoint p ON p.pk = c.parent"
 )
-_KEPT_PLACES = 1024
+_KEPT_PLACES, _KEPT_BODIES = 1024, 64
 
 
 class CheckpointPlace(NamedTuple):
@@ -86,6 +87,8 @@ class Checkpoints:
         self._places: dict[tuple[str, str], CheckpointPlace] = {}
         self._named_last: dict[CheckpointPlace, tuple[str, int]] = {}
         """The latest checkpoint that was stored: (id, row). Writes and the next checkpoint mostly name it."""
+        self._bodies: OrderedDict[int, tuple[bytes, Body]] = OrderedDict()
+        """As they were stored last; read back they count only if the bytes are the same."""
         self._commits = Commits(database, self._forget)
 
     def put(
@@ -117,15 +120,19 @@ class Checkpoints:
             }
             body = Body(state, packed)
             above = None if parent is None else self._named(place, parent)
+            encoded = body.encode()
             row = self.db.read_one(
                 "INSERT INTO checkpoint (space, id, parent, shown, metadata, body, trajectory, snapshot)"
                 " VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (space, id) DO UPDATE SET parent = excluded.parent, shown = 1,"
                 " metadata = excluded.metadata, body = excluded.body, trajectory = excluded.trajectory,"
                 " snapshot = excluded.snapshot RETURNING pk",
-                (place.space, checkpoint, above, metadata, body.encode(), *(bound or (None, None))),
+                (place.space, checkpoint, above, metadata, encoded, *(bound or (None, None))),
             )
             assert row is not None
             self._named_last[place] = checkpoint, row[0]
+            self._bodies[row[0]] = encoded, body
+            if len(self._bodies) > _KEPT_BODIES:
+                self._bodies.popitem(last=False)
             return FoundCheckpoint(row[0], place, checkpoint, parent, {}, body)
 
         return self._commits.run(change)
@@ -231,8 +238,10 @@ class Checkpoints:
         self._named_last.clear()
 
     def _found(self, row: Row, place: CheckpointPlace, writes: Sequence[tuple[str, str, Packed]]) -> FoundCheckpoint:
-        pk, _, checkpoint, parent, metadata, body = row
-        return FoundCheckpoint(pk, place, checkpoint, parent, json.loads(metadata), Body.decode(body), writes)
+        pk, _, checkpoint, parent, metadata, encoded = row
+        kept = self._bodies.get(pk)
+        body = kept[1] if kept is not None and kept[0] == encoded else Body.decode(encoded)
+        return FoundCheckpoint(pk, place, checkpoint, parent, json.loads(metadata), body, writes)
 
     def _place_of(self, space: int) -> CheckpointPlace:
         names = self.db.read_one(

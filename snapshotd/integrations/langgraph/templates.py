@@ -23,9 +23,6 @@ from snapshotd.integrations.langgraph.readable import load
 
 _KEPT_BYTES = 4 << 20
 """Of serialised messages; as objects they take about five times as much."""
-_FEW_PIECES = 16
-"""More new ones than these become templates when they are read for the second time: a program that reads once gains
-nothing from them."""
 _SEEN_PIECES = 1 << 16
 _SCALARS = frozenset((str, int, float, bool, bytes, type(None)))
 
@@ -69,15 +66,17 @@ class Templates:
         return found if len(found) == _count(value.head) else None
 
     def _learn(self, serde: SerializerProtocol, value: Held, new: Sequence[int]) -> bool:
-        """Make templates of the new pieces, unless they are too many."""
+        """Make templates of the new pieces, unless most of the value is read for the first time: a program that reads
+        once would gain nothing."""
         if type(serde) is not JsonPlusSerializer:
             return False
         rows = [value.rows[place] for place in new]
         with self._guard:
-            if len(new) > _FEW_PIECES and not self._seen.issuperset(rows):
+            unseen = set(rows) - self._seen
+            if 2 * len(unseen) > len(value.rows):
                 if len(self._seen) > _SEEN_PIECES:
                     self._seen.clear()
-                self._seen.update(rows)
+                self._seen |= unseen
                 return False
         if sum(map(len, value.pieces)) > _KEPT_BYTES:
             return False
