@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ class Rig:
     """With True its commits do not wait for the disk."""
     size: Callable[[], int]
     """Bytes on disk. Called when the saver is closed; its server, if it has one, is stopped."""
+    copy: Callable[[str, str], None] | None = None
+    """Makes a thread as long as another one, where that leaves the same bytes as to store it."""
 
 
 @contextlib.contextmanager
@@ -104,7 +106,28 @@ def sqlite(folder: Path, threads: int) -> Iterator[Rig]:
         def hurry(on: bool) -> None:
             connection.execute(f"PRAGMA synchronous = {'OFF' if on else 'FULL'}")
 
-        yield Rig(saver, saver, hurry, lambda: size_of(folder))
+        def copy(source: str, target: str) -> None:
+            for statement in _copying(
+                connection, ("checkpoints", "writes"), "SELECT name FROM pragma_table_info('{}')", "?"
+            ):
+                connection.execute(statement, (target, source))
+            connection.commit()
+
+        yield Rig(saver, saver, hurry, lambda: size_of(folder), copy)
+
+
+def _copying(connection: Any, tables: Sequence[str], columns_of: str, mark: str) -> list[str]:
+    """Statements that copy a thread, whose values are the new name and the old one."""
+    statements = []
+    for table in tables:
+        rows = connection.execute(columns_of.format(table)).fetchall()
+        columns = [next(iter(row.values())) if isinstance(row, dict) else row[0] for row in rows]
+        columns.remove("thread_id")
+        names = ", ".join(columns)
+        statements.append(
+            f"INSERT INTO {table} (thread_id, {names}) SELECT {mark}, {names} FROM {table} WHERE thread_id = {mark}"
+        )
+    return statements
 
 
 @contextlib.contextmanager
@@ -153,7 +176,14 @@ def postgres(folder: Path, threads: int) -> Iterator[Rig]:
                     connection.execute(f"ALTER SYSTEM SET synchronous_commit = {'off' if on else 'on'}")
                     connection.execute("SELECT pg_reload_conf()")
 
-            yield Rig(saver, saver, hurry, lambda: size_of(tables) - empty)
+            def copy(source: str, target: str) -> None:
+                columns_of = "SELECT column_name FROM information_schema.columns WHERE table_name = '{}'"
+                with pool.connection() as connection:
+                    kept = "checkpoints", "checkpoint_blobs", "checkpoint_writes"
+                    for statement in _copying(connection, kept, columns_of, "%s"):
+                        connection.execute(statement, (target, source))
+
+            yield Rig(saver, saver, hurry, lambda: size_of(tables) - empty, copy)
     finally:
         run("pg_ctl", "-m", "fast", "stop")
 
