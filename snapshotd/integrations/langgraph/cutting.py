@@ -27,6 +27,8 @@ _FIXED |= {0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9, 0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 
 _SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _SIZED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
 """First byte to the bytes of its length, and the bytes between them and what they count."""
+EXTENSIONS = frozenset((*range(0xC7, 0xCA), *range(0xD4, 0xD9)))
+"""First bytes of a value of a class."""
 _HOLDERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 """First byte to the bytes of its count, and the items for each."""
 
@@ -112,6 +114,20 @@ def elements(data: bytes, average: int = 0) -> tuple[int, list[int]] | None:
     except (IndexError, KeyError):  # another serialiser that calls its own format so
         return None
     return (begin, ends) if at == len(data) else None
+
+
+def run_of_extensions(data: bytes) -> int:
+    """The number of items, if there is nothing but whole extensions; else 0."""
+    at = count = 0
+    try:
+        while at < len(data):
+            if data[at] not in EXTENSIONS:
+                return 0
+            at = _skip(data, at)
+            count += 1
+    except IndexError:
+        return 0
+    return count if at == len(data) else 0
 
 
 def _skip(data: bytes, at: int) -> int:

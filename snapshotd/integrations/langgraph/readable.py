@@ -14,12 +14,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from snapshotd.errors import UsageError
-from snapshotd.integrations.langgraph.cutting import elements
+from snapshotd.integrations.langgraph.cutting import EXTENSIONS, elements
 
 _BARE = (dict, list, tuple, str, int, float, bool, bytes, type(None))
 _BARE_TYPES = frozenset(_BARE)
-_EXTENSIONS = {*range(0xC7, 0xCA), *range(0xD4, 0xD9)}
-"""First bytes of a value of a class, in msgpack."""
 _CLASSES = (0, 1, 2, 4, 5)
 """The extension types of langgraph.checkpoint.serde.jsonplus that name a class."""
 _MAY_NAME = re.compile(rb"[\xc7-\xc9\xd4-\xd8].{0,4}[\x00-\x05][\x93\x94][\xa0-\xbf\xd9]", re.DOTALL)
@@ -37,13 +35,13 @@ def load(serde: SerializerProtocol, kind: str, data: bytes) -> Any:
 
 
 def _check(value: Any, data: bytes) -> None:
-    if data[0] in _EXTENSIONS:
+    if data[0] in EXTENSIONS:
         _name(data)
     if not (isinstance(value, list) and not _BARE_TYPES.isdisjoint(map(type, value)) and _MAY_NAME.search(data)):
         return
     begin, ends = elements(data) or (0, [])
     for item, end in zip(value, ends, strict=False):
-        if isinstance(item, _BARE) and data[begin] in _EXTENSIONS:
+        if isinstance(item, _BARE) and data[begin] in EXTENSIONS:
             _name(data[begin:end])
         begin = end
 

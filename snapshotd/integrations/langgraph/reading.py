@@ -3,7 +3,8 @@ without the file's lock."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
 from langchain_core.runnables import RunnableConfig
@@ -12,20 +13,8 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from snapshotd.integrations.langgraph.checkpoints import Checkpoints, FoundCheckpoint
 from snapshotd.integrations.langgraph.readable import load
-from snapshotd.integrations.langgraph.values import Packed, StoredValues
-
-
-class Held(NamedTuple):
-    """A serialised value with the pieces that it is made of."""
-
-    value: Packed
-    order: tuple[int, ...]
-    pieces: dict[int, bytes]
-
-    def load(self, serde: SerializerProtocol) -> Any:
-        """UsageError: its class cannot be read back."""
-        head, order, pieces = self.value.head, self.order, self.pieces
-        return load(serde, self.value.kind, head + b"".join([pieces[pk] for pk in order]) if order else head)
+from snapshotd.integrations.langgraph.templates import Held, Templates
+from snapshotd.integrations.langgraph.values import Packed
 
 
 class HeldCheckpoint(NamedTuple):
@@ -35,37 +24,40 @@ class HeldCheckpoint(NamedTuple):
     values: dict[str, Held]
     writes: list[tuple[str, str, Held]]
 
-    def tuple(self, serde: SerializerProtocol) -> CheckpointTuple:
+    def tuple(self, serde: SerializerProtocol, templates: Templates) -> CheckpointTuple:
         """As LangGraph has it. UsageError: a class cannot be read back."""
         found = self.found
         checkpoint = cast(dict[str, Any], load(serde, *found.body.state))
         checkpoint["id"] = found.id
-        checkpoint["channel_values"] = {channel: value.load(serde) for channel, value in self.values.items()}
+        checkpoint["channel_values"] = {channel: templates.load(serde, value) for channel, value in self.values.items()}
         return CheckpointTuple(
             _config(found, found.id),
             cast(Checkpoint, checkpoint),
             cast(CheckpointMetadata, found.metadata),
             None if found.parent is None else _config(found, found.parent),
-            [(task, channel, value.load(serde)) for task, channel, value in self.writes],
+            [(task, channel, templates.load(serde, value)) for task, channel, value in self.writes],
         )
 
 
 class CheckpointReader:
-    """Thread-safe."""
+    """Reads over the connection that writes, which has the latest pages and pieces in memory; over one of its own while
+    a commit is on its way to the disk. Thread-safe."""
 
-    def __init__(self, checkpoints: Checkpoints) -> None:
-        self._all = checkpoints
+    def __init__(self, writing: Checkpoints, reading: Checkpoints) -> None:
+        self._writing, self._reading = writing, reading
 
     def one(self, thread: str, ns: str, checkpoint: str | None) -> HeldCheckpoint | None:
         """The checkpoint, or the latest."""
-        with self._all.db.reading():
-            found = self._all.find(thread, ns, checkpoint)
-            return None if found is None else self._held([found])[0]
+        with self._moment() as all_:
+            found = all_.find(thread, ns, checkpoint)
+            if found is None:
+                return None
+            return _held(all_, [found._replace(writes=all_.writes_of(found.pk))])[0]
 
     def some(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[HeldCheckpoint]:
         """The ones that are still there and have this metadata."""
-        with self._all.db.reading():
-            return self._held(self._all.page(numbers, wanted))
+        with self._moment() as all_:
+            return _held(all_, all_.page(numbers, wanted))
 
     def histories(
         self, thread: str, ns: str, checkpoint: str | None, channels: Sequence[str]
@@ -75,53 +67,66 @@ class CheckpointReader:
         left = dict.fromkeys(channels)
         writes: dict[str, list[tuple[str, Packed]]] = {channel: [] for channel in channels}
         seeds: dict[str, Packed] = {}
-        with self._all.db.reading():
-            found = self._all.find(thread, ns, checkpoint, writes=False) if channels else None
+        with self._moment() as all_:
+            found = all_.find(thread, ns, checkpoint) if channels else None
             if found is not None:
-                for pk, body in self._all.ancestors(found):
-                    for task, channel, value in reversed(self._all.writes_of(pk)):
+                for pk, body in all_.ancestors(found):
+                    for task, channel, value in reversed(all_.writes_of(pk)):
                         if channel in left:
                             writes[channel].append((task, value))
                     seeds |= {channel: body.values[channel] for channel in left if channel in body.values}
                     left = {channel: None for channel in left if channel not in seeds}
                     if not left:
                         break
-            hold = self._holder([*seeds.values(), *(value for some in writes.values() for _, value in some)])
-        return {
-            channel: (
-                [(task, hold(value)) for task, value in reversed(writes[channel])],
-                hold(seeds[channel]) if channel in seeds else None,
-            )
-            for channel in channels
-        }
+            hold = _holder(all_, [*seeds.values(), *(value for some in writes.values() for _, value in some)])
+            return {
+                channel: (
+                    [(task, hold(value)) for task, value in reversed(writes[channel])],
+                    hold(seeds[channel]) if channel in seeds else None,
+                )
+                for channel in channels
+            }
 
-    def _held(self, found: Sequence[FoundCheckpoint]) -> list[HeldCheckpoint]:
-        hold = self._holder(
-            [value for each in found for value in each.body.values.values()]
-            + [value for each in found for _, _, value in each.writes]
+    @contextmanager
+    def _moment(self) -> Iterator[Checkpoints]:
+        """The checkpoints as of one moment."""
+        lock = self._writing.db.lock
+        if lock.acquire(blocking=False):
+            try:
+                with self._writing.db.reading():
+                    yield self._writing
+            finally:
+                lock.release()
+        else:
+            with self._reading.db.reading():
+                yield self._reading
+
+
+def _held(all_: Checkpoints, found: Sequence[FoundCheckpoint]) -> list[HeldCheckpoint]:
+    hold = _holder(
+        all_,
+        [value for each in found for value in each.body.values.values()]
+        + [value for each in found for _, _, value in each.writes],
+    )
+    return [
+        HeldCheckpoint(
+            each,
+            {channel: hold(value) for channel, value in each.body.values.items()},
+            [(task, channel, hold(value)) for task, channel, value in each.writes],
         )
-        return [
-            HeldCheckpoint(
-                each,
-                {channel: hold(value) for channel, value in each.body.values.items()},
-                [(task, channel, hold(value)) for task, channel, value in each.writes],
-            )
-            for each in found
-        ]
-
-    def _holder(self, values: Sequence[Packed]) -> _Holder:
-        return _Holder(self._all.values, values)
+        for each in found
+    ]
 
 
-class _Holder:
-    """Reads the pieces of some values at once, and gives out each with them."""
+def _holder(all_: Checkpoints, values: Sequence[Packed]) -> Callable[[Packed], Held]:
+    """Reads the pieces of all these values at once, and gives out each of them."""
+    pieces = all_.values.load([value for value in values if value.own or value.recipe])
 
-    def __init__(self, store: StoredValues, values: Sequence[Packed]) -> None:
-        self._orders = {value: store.pieces_of(value) for value in values}
-        self._pieces = store.load(self._orders.values())
+    def hold(value: Packed) -> Held:
+        order = all_.values.pieces_of(value)
+        return Held(value.kind, value.head, order, [pieces[pk] for pk in order])
 
-    def __call__(self, value: Packed) -> Held:
-        return Held(value, self._orders[value], self._pieces)
+    return hold
 
 
 def _config(found: FoundCheckpoint, checkpoint: str) -> RunnableConfig:

@@ -37,6 +37,7 @@ from snapshotd.integrations.langgraph.daemon.sandboxes import Sandboxes
 from snapshotd.integrations.langgraph.file import open_file
 from snapshotd.integrations.langgraph.reading import CheckpointReader
 from snapshotd.integrations.langgraph.removal import Removal
+from snapshotd.integrations.langgraph.templates import Held, Templates
 from snapshotd.integrations.langgraph.values import CutValue, Packed
 
 _PAGE = 16
@@ -77,10 +78,11 @@ class SnapshotdSaver(Asynchronous):
             path = _path_for(sandbox)
         self._all = Checkpoints(open_file(path))
         self._sandboxes = None if sandbox is None else Sandboxes(Bindings(self._all.db), sandbox, client or Snapshotd())
-        # Reads have a connection of their own, so they never wait for a commit to reach the disk.
+        # So a read never waits for a commit to reach the disk.
         self._seen = self._all if path == ":memory:" else Checkpoints(open_file(path))
         self._removal = Removal(self._all)
-        self._reader = CheckpointReader(self._seen)
+        self._reader = CheckpointReader(self._all, self._seen)
+        self._templates = Templates()
         self._latest: OrderedDict[tuple[str, str, str], _Latest] = OrderedDict()
         self._latest_bytes = 0
         self._guard = threading.Lock()
@@ -215,7 +217,7 @@ class SnapshotdSaver(Asynchronous):
             self._all.put_writes(thread, ns, checkpoint, rows)
             return
         held = self._reader.one(thread, ns, checkpoint)
-        before = [] if held is None else held.tuple(self.serde).pending_writes or []
+        before = [] if held is None else held.tuple(self.serde, self._templates).pending_writes or []
         if is_taken(before, task):
             taken = self._all.values.cut(*self.serde.dumps_typed(None))
             rows.append(Write(NO_TASK, WRITES_IDX_MAP[RESUME], "", RESUME, taken, True))
@@ -231,7 +233,7 @@ class SnapshotdSaver(Asynchronous):
         held = self._reader.one(*names)
         if held is None:
             return None
-        found = held.tuple(self.serde)
+        found = held.tuple(self.serde, self._templates)
         if self._sandboxes is None or names[1] or all(write[1] != INTERRUPT for write in found.pending_writes or ()):
             return found
         owner = self._sandboxes.owner_of(names[0], "", found.checkpoint["id"])
@@ -258,8 +260,8 @@ class SnapshotdSaver(Asynchronous):
         histories = self._reader.histories(*_names(config), channels)
         found: dict[str, DeltaChannelHistory] = {}
         for channel, (writes, seed) in histories.items():
-            loaded: list[PendingWrite] = [(task, channel, value.load(self.serde)) for task, value in writes]
-            found[channel] = {"writes": loaded} if seed is None else {"writes": loaded, "seed": seed.load(self.serde)}
+            loaded: list[PendingWrite] = [(task, channel, self._loaded(value)) for task, value in writes]
+            found[channel] = {"writes": loaded} if seed is None else {"writes": loaded, "seed": self._loaded(seed)}
         return found
 
     def get_next_version(self, current: Any, channel: None) -> Any:
@@ -312,9 +314,12 @@ class SnapshotdSaver(Asynchronous):
             found = self._reader.some(numbers[at : at + _PAGE], wanted or {})
             if limit is not None:
                 found, left = found[:left], left - min(left, len(found))
-            yield [each.tuple(self.serde) for each in found]
+            yield [each.tuple(self.serde, self._templates) for each in found]
             if left == 0:
                 return
+
+    def _loaded(self, value: Held) -> Any:
+        return self._templates.load(self.serde, value)
 
     def _before(
         self, thread: str, ns: str, parent: str | None
@@ -328,7 +333,7 @@ class SnapshotdSaver(Asynchronous):
                 self._latest_bytes -= kept.size()
                 return kept
         with self._all.db.reading():
-            found = self._all.find(thread, ns, parent, writes=False)
+            found = self._all.find(thread, ns, parent)
         if found is None:
             return None, {}, {}
         return found, cast(Checkpoint, self.serde.loads_typed(found.body.state)).get("channel_versions", {}), {}

@@ -13,7 +13,7 @@ one row beside the pieces.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -136,19 +136,21 @@ class StoredValues:
         """The rows of its pieces, in order."""
         return self.pieces_in(value.recipe)[: value.keep] + value.own if value.recipe else value.own
 
-    def load(self, orders: Iterable[Sequence[int]]) -> dict[int, bytes]:
-        """The pieces with these rows."""
-        wanted = {pk for order in orders for pk in order}
+    def load(self, values: Sequence[Packed]) -> Mapping[int, bytes]:
+        """The pieces of these values, and perhaps others; good for as long as the lock is held."""
         kept = self._pieces
-        found = {pk: kept[pk] for pk in wanted if pk in kept}
-        missing = sorted(wanted.difference(found))
-        if missing:
-            rows = self._db.read("SELECT pk, data FROM json_each(?) JOIN piece ON pk = value", (json_array(missing),))
-            for pk, data in rows:
-                found[pk] = codec.expand(data)
-                self._keep(pk, found[pk])
-            if len(rows) != len(missing):
-                raise self.lost("a piece of a value")
+        missing = {pk for value in values for pk in self.pieces_of(value) if pk not in kept}
+        if not missing:
+            return kept
+        found = {pk: kept[pk] for value in values for pk in self.pieces_of(value) if pk not in missing}
+        rows = self._db.read(
+            "SELECT pk, data FROM json_each(?) JOIN piece ON pk = value", (json_array(sorted(missing)),)
+        )
+        for pk, data in rows:
+            found[pk] = codec.expand(data)
+            self._keep(pk, found[pk])
+        if len(rows) != len(missing):
+            raise self.lost("a piece of a value")
         return found
 
     def lost(self, what: str) -> DataLoss:
