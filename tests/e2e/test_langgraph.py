@@ -309,6 +309,49 @@ def test_a_call_that_died_with_the_daemon_is_made_again_or_asked_about(
     assert log_of(sandbox) == ("02" if irreversible else "012")
 
 
+def test_a_daemon_that_is_gone_when_a_checkpoint_is_put(
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd
+) -> None:
+    """The checkpoint is not stored, with or without files, and the thread goes on from the one before."""
+    alone, kills = Snapshotd(small_snap.state_dir, autostart=False), [1]
+    box = Sandbox.connect(sandbox.id, client=alone)
+
+    def work(state: Log) -> dict[str, Any]:
+        done = saver.exec(f"echo {len(state['seen'])} >> log; cat log").stdout
+        if len(state["seen"]) == 1 and kills:
+            kills.pop()
+            small_snap.kill_daemon()
+        return {"seen": ["".join(done.split())]}
+
+    builder = StateGraph(Log).add_node("work", work).add_edge(START, "work")
+    builder.add_conditional_edges("work", lambda state: "work" if len(state["seen"]) < 3 else END)
+    with SnapshotdSaver(tmp_path / "agent.db", sandbox=box, client=alone) as saver:
+        graph = builder.compile(checkpointer=saver)
+        with pytest.raises(DaemonUnavailable):
+            graph.invoke({"seen": []}, CONFIG)
+        found = saver.get_tuple(CONFIG)
+        assert found is not None
+        assert found.checkpoint["channel_values"]["seen"] == ["0"]
+        assert client.status()
+        assert graph.invoke(None, CONFIG)["seen"] == ["0", "01", "012"]
+    assert [snapshot.info.tool.name for snapshot in sandbox.snapshots()][1:] == ["exec"] * 3
+
+
+def test_two_processes_on_one_thread_find_the_files_of_their_own_checkpoints(
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, saver: SnapshotdSaver
+) -> None:
+    words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "never", "0"]
+    running = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=small_snap.env, cwd=ROOT)
+        for _ in range(2)
+    ]
+    told = [process.communicate(timeout=120) for process in running]
+    assert [(process.returncode, out) for process, (out, _) in zip(running, told, strict=True)] == [(0, "done")] * 2, (
+        told
+    )
+    check_history(agent(saver), client)
+
+
 def asking(saver: SnapshotdSaver, *questions: Any) -> Any:
     """A graph of one task, which asks each question between two commands and logs the answers."""
 

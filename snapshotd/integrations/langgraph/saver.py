@@ -149,47 +149,18 @@ class SnapshotdSaver(Asynchronous):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Store a checkpoint. A channel that has not changed since the parent is not serialised again."""
-        thread, ns, parent = _names(config)
-        for channel in checkpoint["channel_values"]:
-            name_of("channel", channel)
-        rest = {name: value for name, value in checkpoint.items() if name not in ("id", "channel_values")}
-        state = self.serde.dumps_typed(rest)
-        known = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
-        bound = None
-        if self._sandboxes is not None:
-            bound = self._sandboxes.next_place(thread, ns, parent, known)
-            known["snapshot"] = bound[1]
-            hit("langgraph.put.bound")
-        described = _json(known)
-        versions, stored = checkpoint["channel_versions"], None
-        made: dict[str, CutValue] = {}
-        while stored is None:
-            before, seen, grown = self._before(thread, ns, parent)
-            old = before.body.values if before is not None else {}
-            values: dict[str, CutValue | Packed] = {}
-            for channel, value in checkpoint["channel_values"].items():
-                version = versions.get(channel)
-                if (
-                    channel in old
-                    and channel not in new_versions
-                    and version is not None
-                    and seen.get(channel) == version
-                ):
-                    values[channel] = old[channel]
-                    continue
-                if channel not in made:  # else something was removed meanwhile, and nothing is shared any more
-                    made[channel] = self._all.values.cut(*self.serde.dumps_typed(value), grown.get(channel))
-                values[channel] = made[channel]
-            grown = {channel: value for channel, value in (grown | made).items() if channel in values}
-            stored = self._all.put(
-                thread, ns, name_of("checkpoint id", checkpoint["id"]), parent, described, state, values, before, bound
-            )
-            made = {channel: value._replace(shared=0) for channel, value in made.items()}
-        if self._sandboxes is not None:
-            hit("langgraph.put.stored")
-            self._sandboxes.stored()
-        self._remember(_Latest(stored, dict(versions), grown))
-        return _config(thread, ns, stored.id)
+        box = self._sandboxes
+        if box is None:
+            return self._put(config, checkpoint, metadata, new_versions)
+        thread, ns, _ = _names(config)
+        try:
+            stored = self._put(config, checkpoint, metadata, new_versions)
+        except Exception as exc:
+            box.stored(thread, ns, checkpoint["id"], exc)
+            raise
+        hit("langgraph.put.stored")
+        box.stored(thread, ns, checkpoint["id"])
+        return stored
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -320,6 +291,52 @@ class SnapshotdSaver(Asynchronous):
 
     def _loaded(self, value: Held) -> Any:
         return self._templates.load(self.serde, value)
+
+    def _put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        thread, ns, parent = _names(config)
+        for channel in checkpoint["channel_values"]:
+            name_of("channel", channel)
+        rest = {name: value for name, value in checkpoint.items() if name not in ("id", "channel_values")}
+        state = self.serde.dumps_typed(rest)
+        known = cast(dict[str, Any], get_checkpoint_metadata(config, metadata))
+        bound = None
+        if self._sandboxes is not None:
+            bound = self._sandboxes.next_place(thread, ns, parent, known)
+            known["snapshot"] = bound[1]
+            hit("langgraph.put.bound")
+        described = _json(known)
+        versions, stored = checkpoint["channel_versions"], None
+        made: dict[str, CutValue] = {}
+        while stored is None:
+            before, seen, grown = self._before(thread, ns, parent)
+            old = before.body.values if before is not None else {}
+            values: dict[str, CutValue | Packed] = {}
+            for channel, value in checkpoint["channel_values"].items():
+                version = versions.get(channel)
+                if (
+                    channel in old
+                    and channel not in new_versions
+                    and version is not None
+                    and seen.get(channel) == version
+                ):
+                    values[channel] = old[channel]
+                    continue
+                if channel not in made:  # else something was removed meanwhile, and nothing is shared any more
+                    made[channel] = self._all.values.cut(*self.serde.dumps_typed(value), grown.get(channel))
+                values[channel] = made[channel]
+            grown = {channel: value for channel, value in (grown | made).items() if channel in values}
+            stored = self._all.put(
+                thread, ns, name_of("checkpoint id", checkpoint["id"]), parent, described, state, values, before, bound
+            )
+            made = {channel: value._replace(shared=0) for channel, value in made.items()}
+        self._remember(_Latest(stored, dict(versions), grown))
+        return _config(thread, ns, stored.id)
 
     def _before(
         self, thread: str, ns: str, parent: str | None

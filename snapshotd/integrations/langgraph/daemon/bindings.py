@@ -126,6 +126,13 @@ class Bindings:
         )
         return [Call(*row) for row in rows]
 
+    def last_call(self, bound: Bound) -> str | None:
+        """The snapshot of the last call that was made after a checkpoint."""
+        row = self._db.read_one(
+            "SELECT after FROM call WHERE checkpoint = ? AND after IS NOT NULL ORDER BY pk DESC LIMIT 1", (bound.pk,)
+        )
+        return None if row is None else str(row[0])
+
     def begin(self, bound: Bound, name: str, trajectory: str, before: str) -> int:
         """A call is about to be made, from this snapshot on."""
         with self._db.transaction():

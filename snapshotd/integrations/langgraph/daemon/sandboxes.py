@@ -46,6 +46,8 @@ from snapshotd.types import new_id
 _WAIT_S, _HELD_S, _LOOK_S = 30.0, 3600.0, 0.05
 _ATTEMPTS = 256
 """Tasks whose calls are counted."""
+_FAILURES = 64
+"""Checkpoints that could not be stored, and whose error is remembered for calls that come later."""
 _FIRST_LOOK = 16
 """Snapshots of a sandbox's log that are asked for at first."""
 _REFUSED = (UsageError, NotFound, CommandNotFound, CommandNotRunnable)
@@ -70,6 +72,7 @@ class Sandboxes:
         self._bindings, self._client, self._home = bindings, client, sandbox.id
         self.interrupts = Interrupts(client, bindings.has_inner)
         self._stored = threading.Condition()
+        self._failed: OrderedDict[tuple[str, str, str], Exception] = OrderedDict()
         self._attempts: OrderedDict[int, tuple[object, Counter[str]]] = OrderedDict()
         self._busy: dict[str, threading.Lock] = {}
         self._guard = threading.Lock()
@@ -88,13 +91,14 @@ class Sandboxes:
             return self._first_place(thread)
         if above.trajectory is None:
             return None, above.snapshot
+        last = self._bindings.last_call(above) if metadata.get("source") == "loop" else None
         try:
-            line = self._line(above.trajectory, above.snapshot)
+            line = self._standing(above, last)
         except NotFound:  # the sandbox was removed: the state goes on, and a call will say so
             line = None
-        if line is not None and not self._bindings.moved_on(above, [one.id for one in line.since]):
+        if line is not None:
             return above.trajectory, line.head
-        return None if metadata.get("source") == "update" else above.trajectory, above.snapshot
+        return None if metadata.get("source") == "update" else above.trajectory, last or above.snapshot
 
     def owner_of(self, thread: str, ns: str, checkpoint: str) -> str:
         """The sandbox whose approvals a checkpoint's interrupts are: the one that goes on from it, or the one that the
@@ -102,9 +106,14 @@ class Sandboxes:
         bound = self._bindings.find(thread, ns, checkpoint)
         return self._home if bound is None or bound.trajectory is None else bound.trajectory
 
-    def stored(self) -> None:
-        """A checkpoint has been stored: calls that wait for it go on."""
+    def stored(self, thread: str, ns: str, checkpoint: str, failed: Exception | None = None) -> None:
+        """A checkpoint has been stored, or could not be: calls that wait for it go on, or fail as it did."""
         with self._stored:
+            self._failed.pop((thread, ns, checkpoint), None)
+            if failed is not None:
+                self._failed[thread, ns, checkpoint] = failed
+            if len(self._failed) > _FAILURES:
+                self._failed.popitem(last=False)
             self._stored.notify_all()
 
     def _first_place(self, thread: str) -> tuple[str | None, str]:
@@ -119,7 +128,7 @@ class Sandboxes:
         """The sandbox of a checkpoint, with its files."""
         bound = self._find(config)
         with self._lock(bound):
-            bound, _ = self._go_to(bound)
+            bound, _ = self._go_to(bound, in_step=False)
         return Sandbox.connect(str(bound.trajectory), client=self._client)
 
     def exec(
@@ -132,7 +141,7 @@ class Sandboxes:
         deadline, admitted = time.monotonic() + _HELD_S, False
         with self._lock(bound):
             while True:
-                bound, line = self._go_to(bound)
+                bound, line = self._go_to(bound, in_step="__pregel_task_id" in config["configurable"])
                 known = self._known(bound, name, argv, line, irreversible)
                 if not admitted:
                     other = self._admitted(config, bound, name, argv, irreversible, made=known is not None)
@@ -208,26 +217,42 @@ class Sandboxes:
             raise ExecFailed(f"the command `{shlex.join(argv)}` ended with exit code {code}, as is recorded", result)
         return result
 
-    def _go_to(self, bound: Bound) -> tuple[Bound, Line]:
-        """Bring the sandbox to the checkpoint's files, or leave it at the calls of its step."""
-        try:
-            if bound.trajectory is None:
-                made = self._client.fork(bound.snapshot).trajectories[0].id
-                bound = self._bindings.take(bound, made)
-                if bound.trajectory != made:  # another process was faster
-                    self._client.remove(made, force=True)
-            assert bound.trajectory is not None
-            line = self._line(bound.trajectory, bound.snapshot)
-            if line is None or self._bindings.moved_on(bound, [one.id for one in line.since]):
-                self._client.rewind(bound.trajectory, bound.snapshot, mode="files")
-                line = self._line(bound.trajectory, bound.snapshot)
-        except SnapshotdError as exc:
-            raise self._gone(bound) or exc from exc
+    def _go_to(self, bound: Bound, *, in_step: bool) -> tuple[Bound, Line]:
+        """Bring the sandbox to the checkpoint's files (in a step, to those of its last call), or leave it at the calls of
+        its step. Another process with the same thread may use it, too, so it is looked at again after a rewind. Conflict:
+        something has been running in it for 30 s."""
+        deadline = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                if bound.trajectory is None:
+                    made = self._client.fork(bound.snapshot).trajectories[0].id
+                    bound = self._bindings.take(bound, made)
+                    if bound.trajectory != made:  # another process was faster
+                        self._client.remove(made, force=True)
+                assert bound.trajectory is not None
+                last = self._bindings.last_call(bound) if in_step else None
+                line = self._standing(bound, last)
+                if line is not None:
+                    return bound, line
+                self._client.rewind(bound.trajectory, last or bound.snapshot, mode="files")
+            except SnapshotdError as exc:
+                gone = self._gone(bound)
+                if gone is not None or not isinstance(exc, Conflict) or time.monotonic() > deadline:
+                    raise gone or exc from exc
+                time.sleep(_LOOK_S)
+
+    def _standing(self, bound: Bound, last: str | None) -> Line | None:
+        """None: the checkpoint's sandbox does not stand at its step, because other steps went on in it. `last`: the
+        snapshot of the step's last call, which has to be among those since."""
+        line = self._line(str(bound.trajectory), bound.snapshot)
         if line is None:
-            raise NotFound(
-                f"the sandbox of checkpoint {bound.id} does not stand at its snapshot {bound.snapshot[:12]}: look at `snapshotd log`"
-            )
-        return bound, line
+            return None
+        since = [one.id for one in line.since]
+        if last is not None:
+            if last not in since:
+                return None
+            since = since[since.index(last) + 1 :]
+        return None if self._bindings.moved_on(bound, since) else line
 
     def _gone(self, bound: Bound) -> NotFound | None:
         """The reason why a checkpoint's files cannot be had, if it is that they are gone."""
@@ -272,6 +297,9 @@ class Sandboxes:
                 )
                 if find is not None:
                     return find
+                failed = self._failed.get((thread, ns, checkpoint or ""))
+                if failed is not None:
+                    raise failed
                 if checkpoint is not None and time.monotonic() < deadline:
                     self._stored.wait(_LOOK_S)  # another saver may be the one that stores it
                 else:
