@@ -151,7 +151,10 @@ class Interrupts:
 
 
 def _interrupts(writes: Sequence[tuple[str, Any]]) -> list[Interrupt]:
-    return [one for channel, value in writes if channel == INTERRUPT for one in value]
+    """The interrupts among what a task wrote. LangGraph writes a sequence of them; a caller of the saver may write
+    anything."""
+    values = (value for channel, value in writes if channel == INTERRUPT and isinstance(value, list | tuple))
+    return [one for value in values for one in value if isinstance(one, Interrupt)]
 
 
 def _answers(writes: Sequence[tuple[str, Any]]) -> list[Any]:
