@@ -151,7 +151,9 @@ class Interrupts:
 
 
 def _interrupts(writes: Sequence[tuple[str, Any]]) -> list[Interrupt]:
-    return [one for channel, value in writes if channel == INTERRUPT for one in value]
+    """LangGraph writes a tuple of them; anything else is no interrupt of a graph."""
+    values = [value for channel, value in writes if channel == INTERRUPT and isinstance(value, list | tuple)]
+    return [one for value in values for one in value if isinstance(one, Interrupt)]
 
 
 def _answers(writes: Sequence[tuple[str, Any]]) -> list[Any]:
