@@ -494,6 +494,7 @@ def test_a_call_that_the_policy_gates_is_an_interrupt(
     ]
 
 
+@pytest.mark.long
 def test_a_question_is_asked_although_the_graphs_program_died_before_it(
     tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd
 ) -> None:

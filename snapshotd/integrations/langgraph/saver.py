@@ -115,7 +115,8 @@ class SnapshotdSaver(Asynchronous):
         It finds the files of the step's checkpoint. After a kill the same call of the same task is not made again: its
         recorded result is the answer. A call that was cut off is made again on the files before it, unless it is
         `irreversible`: then Undecided. UsageError: outside of a graph (without `config`), or the saver has no sandbox;
-        NotFound: the files are gone; Conflict: another call has held the sandbox for an hour."""
+        NotFound: the files are gone; Conflict: another call has held the sandbox for an hour; Denied: the policy, or a
+        person, does not let it run. The task is interrupted (LangGraph's GraphInterrupt) while a person is asked."""
         return self._with_sandbox().exec(here(config), command, irreversible, **options)
 
     def sandbox(self, config: RunnableConfig | None = None) -> Sandbox:

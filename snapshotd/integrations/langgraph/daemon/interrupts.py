@@ -151,9 +151,8 @@ class Interrupts:
 
 
 def _interrupts(writes: Sequence[tuple[str, Any]]) -> list[Interrupt]:
-    """The interrupts among what a task wrote. LangGraph writes a sequence of them; a caller of the saver may write
-    anything."""
-    values = (value for channel, value in writes if channel == INTERRUPT and isinstance(value, list | tuple))
+    """LangGraph writes a tuple of them; anything else is no interrupt of a graph."""
+    values = [value for channel, value in writes if channel == INTERRUPT and isinstance(value, list | tuple)]
     return [one for value in values for one in value if isinstance(one, Interrupt)]
 
 
