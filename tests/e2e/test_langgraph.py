@@ -371,7 +371,7 @@ def pending(client: Snapshotd) -> list[Any]:
 def test_an_interrupt_is_decided_by_a_person_after_the_graphs_process_is_gone(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, small_snap: Snap, tmp_path: Path
 ) -> None:
-    questions = ("deploy?", {"to": "ann", "odd": "\ud800\0"}, 3, {"not", "json"})
+    questions = ("deploy?", {"to": "ann", "odd": "\ud800\0"}, 3, {"not", "json", *"abcdefgh"})
     assert "__interrupt__" in asking(saver, *questions).invoke({"seen": []}, CONFIG)
     (tmp_path / "answer.json").write_text('{"to": "bob"}')
     shown = []

@@ -187,11 +187,16 @@ def _give(pending: list[PendingWrite], task: str, answer: Any) -> None:
 def _json(value: Any) -> Any:
     """`value` as JSON that the daemon takes; what is none is shown as text."""
     try:
-        text = json.dumps(value, default=str, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(value, default=_text, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError):
         text = json.dumps(repr(value), ensure_ascii=False)
     text = text.encode("utf-8", "replace").decode()
     return text[:_QUESTION_CHARS] if len(text) > _VALUE_BYTES else json.loads(text)
+
+
+def _text(value: Any) -> str:
+    """What JSON has no form for. A set has one text, whatever the order in which it was filled."""
+    return "{" + ", ".join(sorted(map(repr, value))) + "}" if isinstance(value, set | frozenset) else str(value)
 
 
 def _other_command(approval: ApprovalInfo) -> list[str] | None:
