@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from snapshotd import failpoints
+from snapshotd.client import Snapshotd
+from tests import long
 from tests.e2e.model_rig import WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import instance_of, nothing_left
 
-pytestmark = pytest.mark.each_runtime
-STEPS = 12
+STEPS = long.size(8, 12)
 PROGRAM = """
 import os, sys, threading, time
 from snapshotd.agent import checkpoint, emit, message, model, now, state, store, task, tasks, tool, uuid
@@ -82,13 +83,17 @@ def _found(snap: Snap, name: str) -> dict[str, Any]:
     return {
         "steps": [(one["tool"]["name"], one["tool"]["status"]) for one in log],
         "files": snap("cat", f"{name}:/workspace/log").stdout,
-        "output": [snap("show", "--output", "stdout", one["id"]).stdout for one in works],
-        "errors": [snap("show", "--output", "stderr", one["id"]).stdout for one in works],
+        "output": [_output(snap, one["id"], "stdout") for one in works],
+        "errors": [_output(snap, one["id"], "stderr") for one in works],
         "printed": snap("show", "--output", "stdout", log[-1]["id"]).stdout,
         "conversation": [(one["role"], one["content"]) for one in snap.json("show", "--conversation", name)],
         "state": snap.json("state", name),
         "journal": [(one["kind"], one["name"], one["status"]) for one in snap.json("journal", name)],
     }
+
+
+def _output(snap: Snap, snapshot: str, stream: str) -> str:
+    return b"".join(Snapshotd(snap.state_dir).output(snapshot, stream)).decode()
 
 
 def _expected() -> dict[str, Any]:
@@ -128,6 +133,7 @@ def _ended(running: subprocess.Popen[str]) -> None:
     assert sorted(out.splitlines()) == SHOWN
 
 
+@pytest.mark.each_runtime
 @pytest.mark.timeout(600)
 def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None:
     snap = lone
