@@ -9,7 +9,7 @@
 #   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
 #   make bench-savers   compare LangGraph's savers (PostgreSQL too, if it is installed)
 #   make docs    write the generated references, and the asynchronous client, again
-#   make setup   only install what is missing
+#   make setup   only install what is missing, and build the images of the tests (as root; else the first `make test` does)
 #   make clean   remove what the above made here (not the state directory)
 
 SHELL := /bin/bash
@@ -81,6 +81,7 @@ docs: $(INSTALLED)
 	$(BIN)/python -P snapshotd/client/aio/generate.py
 
 setup: $(STAMPS)/packages-develop $(INSTALLED)
+	$(if $(IS_ROOT),$(BIN)/python -m tests.prepare)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -3,7 +3,6 @@ one."""
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -23,23 +22,26 @@ SAID = "said.json"
 
 
 def minimal(shared: Path) -> Path:
-    """A folder with an image store (`layers`, `catalog.db`) that has built `minimal`, in `shared`, the folder of this
-    run. Read only."""
-    folder = shared / "minimal"
-    with open(shared / "minimal.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (folder / SAID).exists():
-            (folder / "layers").mkdir(parents=True)
-            catalog, said = SqliteCatalog(folder / "catalog.db"), list[str]()
-            ImageStore(folder / "layers", catalog).build("minimal", None, said.append)
-            catalog.close()
-            (folder / SAID).write_text(json.dumps(said))
-    return folder
+    """A folder with an image store (`layers`, `catalog.db`) that has built `minimal`. Read only. Built again only if
+    what it is made of has changed; in the long set once a run, whose folder is `shared`."""
+
+    def make(folder: Path) -> None:
+        (folder / "layers").mkdir(parents=True)
+        build_minimal(folder)
+
+    return cached("minimal_store", made_of("minimal", shared), make)
+
+
+def build_minimal(folder: Path) -> None:
+    """Build it in a folder with an empty directory `layers`."""
+    catalog, said = SqliteCatalog(folder / "catalog.db"), list[str]()
+    ImageStore(folder / "layers", catalog).build("minimal", None, said.append)
+    catalog.close()
+    (folder / SAID).write_text(json.dumps(said))
 
 
 def minimal_archive(shared: Path) -> Path:
-    """The same as `docker save` would write it. Made again only if what it is made of has changed; in the long set once
-    a run."""
+    """The same as `docker save` would write it."""
 
     def make(archive: Path) -> None:
         (image,) = (minimal(shared) / "layers/images").iterdir()

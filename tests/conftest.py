@@ -54,7 +54,7 @@ FIRST = (
     "system/test_power_cut.py",
     "e2e/test_secrets.py",
 )
-"""What takes longest. The first three build the images that other files wait for, side by side."""
+"""What takes longest. The first three build images that other files wait for, if `make setup` has not."""
 
 
 def pytest_configure() -> None:

@@ -59,6 +59,8 @@ _LENGTH = struct.Struct("=I")
 _MAX_FDS = 16
 _MAX_REQUEST_BYTES = 1 << 17
 CLONE_NEWNS = 0x20000
+_EXECUTE_CHILD = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
+"""Names of what `subprocess.Popen` gives to its method that starts the program."""
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -112,6 +114,39 @@ class Process:
         if self.returncode is None:
             self._connection.close()
             os.close(self._pidfd)
+
+
+class Piped(subprocess.Popen[str]):
+    """`subprocess.Popen` of `python -m snapshotd ARGS` with nothing to read, and pipes for what it prints."""
+
+    def __init__(self, args: Sequence[str], env: Mapping[str, str]) -> None:
+        super().__init__(
+            [sys.executable, "-m", "snapshotd", *args],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def _execute_child(self, *given: Any) -> None:
+        of = dict(zip(_EXECUTE_CHILD, given, strict=True))
+        fds = {0: of["p2cread"], 1: of["c2pwrite"], 2: of["errwrite"]}
+        self._process = start(of["args"][3:], fds, env=of["env"], cwd=os.getcwd())
+        self.pid, self._child_created = self._process.pid, True
+        for fd in fds.values():
+            os.close(fd)
+
+    def _internal_poll(self, **_: object) -> int | None:
+        self.returncode = self._process.poll()
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        self.returncode = self._process.wait(timeout)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        self._process.send_signal(sig)
 
 
 class _Parent:
@@ -300,6 +335,7 @@ def _be_child(request: list[Any], mounts: int | None, fds: list[int], address: s
 
             call("setns", mounts, CLONE_NEWNS)
         _take(dict(zip(targets, fds, strict=True)))
+        _open_streams()
         os.chdir(cwd)
         _call_it([sys.executable, "-m", module, *args])
         code = _run_in(env, module, args, address)
@@ -330,6 +366,14 @@ def _take(wanted: dict[int, int]) -> None:
     keep = sorted(wanted)
     for low, above in zip(keep, [*keep[1:], 1 << 20], strict=True):
         os.closerange(low + 1, min(above, 65536))
+
+
+def _open_streams() -> None:
+    """As a new interpreter does: the old ones know of what they were opened on whether it can be sought."""
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        old, lines = getattr(sys, name), fd == 2 or os.isatty(fd)
+        told = {"encoding": old.encoding, "errors": old.errors, "buffering": 1 if lines else -1}
+        setattr(sys, name, open(fd, "w", closefd=False, **told))  # noqa: SIM115 - until the process ends
 
 
 def _call_it(argv: list[str]) -> None:
@@ -397,10 +441,9 @@ def _fork_children() -> None:
     assert daemons.recv(_LENGTH.size), "what forks the children has died"
     lock = threading.Lock()
     ordinary = subprocess.Popen._execute_child  # type: ignore[attr-defined]
-    names = list(inspect.signature(ordinary).parameters)
 
     def execute(self: Any, *given: Any) -> None:
-        of = dict(zip(names[1:], given, strict=True))
+        of = dict(zip(_EXECUTE_CHILD, given, strict=True))
         argv = of["args"]
         if not isinstance(argv, list) or argv[1:2] != ["-m"] or argv[2] not in _CHILDREN:
             ordinary(self, *given)

@@ -84,6 +84,8 @@ class Daemon:
         with patch.dict(os.environ, SNAPSHOTD_RECONNECT_S="0"):  # a request is made once, to one daemon
             self.client = Snapshotd(state_dir, autostart=False)
         self.process: forked.Process | subprocess.Popen[bytes] | None = None
+        self.env: dict[str, str] = {}
+        """What a test had it started with the last time."""
         self.repaired = False
         """Packs of this state directory were damaged and repaired once: what was moved aside then stays."""
         self._log_start = 0
@@ -91,6 +93,7 @@ class Daemon:
     def start(self, **env: str) -> Snapshotd:
         """Start it and return the client when it answers. Raises the error that it died of."""
         assert self.process is None
+        self.env = env
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         log_path = log_path_of(self.state_dir)
         self._log_start = log_path.stat().st_size if log_path.exists() else 0

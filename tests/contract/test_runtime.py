@@ -19,7 +19,7 @@ from tests.contracts.runtime_rig import eventually
     scope="module",
     params=[
         pytest.param("runc-userns", marks=pytest.mark.runc),
-        pytest.param("runc", marks=pytest.mark.runc),
+        pytest.param("runc", marks=[pytest.mark.runc, pytest.mark.long]),
         pytest.param("docker", marks=pytest.mark.docker),
     ],
 )

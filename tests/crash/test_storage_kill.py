@@ -350,8 +350,10 @@ def _kill_at(daemon: Daemon, world: World, name: str) -> None:
 
 
 def _restart(daemon: Daemon, world: World, **env: str) -> None:
-    """Have an unarmed daemon with this environment, whatever the last test left."""
+    """Have an unarmed daemon with this environment, whatever the last test left: usually the one that is wanted."""
     if daemon.process is not None:
+        if daemon.env == env and daemon.process.poll() is None:
+            return
         daemon.kill()
     daemon.start(**env)
     _settle(world)
@@ -387,7 +389,7 @@ SEED = long.SEED
 STEPS = 30
 
 
-@pytest.mark.parametrize("number", range(long.size(2, 40)))
+@pytest.mark.parametrize("number", range(long.size(1, 40)))
 def test_the_daemon_is_killed_in_a_burst(daemon: Daemon, world: World, number: int) -> None:
     rng = random.Random(SEED + number)
     _restart(daemon, world, SNAPSHOTD_LAYER_BUDGET=rng.choice(("0", "")))

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from snapshotd.images.recipes import load_recipe, shipped
 from snapshotd.kernel import syscalls
 from tests import built_images
+from tests.e2e.default_image import default_archive
 from tests.e2e.prepared import daemon_on, state_with
 from tests.e2e.support import Snap
-from tests.kept import cached
-from tests.leftovers import nothing_left
-
-BUILD_TIMEOUT_S = 1200
-"""Packages come over the network, and other tests have the processors."""
 
 
 @pytest.fixture(
@@ -74,25 +68,9 @@ def minimal_state(root_tar: Path, run_folder: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def default_tar(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default image as an archive. A daemon builds it, once for all processes of a run, and in the short set of
-    tests again only if the recipe or the modules that build it have changed."""
-
-    def make(archive: Path) -> None:
-        snap = Snap(tmp_path_factory.mktemp("b") / "state")
-        snap.timeout_s = BUILD_TIMEOUT_S
-        snap("image", "build", "default")
-        _, first = snap.create("--runtime", "runc")
-        root = tmp_path_factory.mktemp("root") / "root"
-        snap("restore", first, "--to", root)
-        root.chmod(0o755)  # what is restored is closed to others, for the setuid programs in it
-        built_images.write_archive(root, load_recipe(shipped()["default"]), archive)
-        snap.stop_daemon()
-        nothing_left(snap.state_dir, running=False)
-        shutil.rmtree(root)
-        shutil.rmtree(snap.state_dir)
-
-    return cached("default.tar", built_images.made_of("default", run_folder) + Path(__file__).read_text(), make)
+def default_tar(run_folder: Path) -> Path:
+    """The default image as an archive."""
+    return default_archive(run_folder)
 
 
 @pytest.fixture(scope="session")

@@ -91,6 +91,10 @@ class Snap:
             text=True,
         )
 
+    def follow(self, *args: str | Path) -> subprocess.Popen[str]:
+        """The same without one. A daemon that it starts is forked, too."""
+        return forked.Piped(list(map(str, args)), self.env) if forked.can_be_forked(self.env) else self.start(*args)
+
     def json(self, *args: str | Path, code: int | None = 0) -> Any:
         """Run a command with --json in front of a `--`, if any; returns what it printed."""
         items = list(map(str, args))

@@ -35,7 +35,6 @@ def daemon_bytes(pid: int) -> int:
     return int(text.partition("VmRSS:")[2].split()[0]) << 10
 
 
-@pytest.mark.each_runtime
 def test_a_sandbox_from_its_beginning_to_its_end(client: AsyncSnapshotd, runtime: str, tmp_path: Path) -> None:
     async def work() -> None:
         async with await AsyncSandbox.create(runtime=runtime, client=client) as box:

@@ -20,8 +20,6 @@ from snapshotd.engine.sandbox.sandbox import BACKGROUND_MAX
 from snapshotd.errors import CommandNotFound, Conflict, LimitExceeded, NotFound, UsageError
 from tests.e2e.support import Snap, wait_until
 
-pytestmark = pytest.mark.each_runtime
-
 
 def sandbox_of(snap: Snap, runtime: str) -> Sandbox:
     box, _ = snap.create("--runtime", runtime)
@@ -33,6 +31,7 @@ def printed(command: Command) -> str:
     return b"".join(data for _, data in command.output()).decode()
 
 
+@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
 def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
@@ -58,6 +57,7 @@ def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runt
 COUNT = "import itertools, time\nfor n in itertools.count():\n    print(n, flush=True)\n    time.sleep(0.002)\n"
 
 
+@pytest.mark.each_runtime
 @pytest.mark.timeout(300)
 def test_it_goes_on_at_the_next_daemon_and_its_follower_misses_nothing(own_snap: Snap, runtime: str) -> None:
     snap = own_snap
@@ -131,6 +131,7 @@ def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     assert not (snap.state_dir / "commands" / sandbox.id).exists()
 
 
+@pytest.mark.each_runtime
 def test_a_signal_reaches_what_the_command_started(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     trap = "trap 'echo caught; exit 7' TERM; echo begun; sleep 1000 & wait"

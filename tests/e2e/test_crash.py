@@ -38,7 +38,7 @@ def test_everything_is_killed_while_an_agent_runs(own_snap: Snap, runtime: str, 
     agent = tmp_path / "agent.py"
     agent.write_text("import time\nopen('started', 'w').close()\nprint('up', flush=True)\ntime.sleep(1000)\n")
     name = f"victim-{runtime}"
-    running = own_snap.start("run", "--runtime", runtime, "--name", name, agent)
+    running = own_snap.follow("run", "--runtime", runtime, "--name", name, agent)
     assert running.stdout is not None
     assert running.stdout.readline() == "up\n"
     own_snap.crash()

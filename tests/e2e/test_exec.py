@@ -80,7 +80,6 @@ def test_a_sandbox_in_which_nothing_happens_is_stopped_with_a_last_snapshot(snap
     snap("rm", "--force", trajectory)
 
 
-@pytest.mark.each_runtime
 def test_arguments_that_the_kernel_does_not_take_are_named(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
     client = Snapshotd(snap.state_dir)

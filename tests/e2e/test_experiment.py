@@ -199,7 +199,7 @@ def test_the_first_that_passes_ends_it(snap: Snap, described: Callable[..., Path
 def test_one_that_is_stopped_goes_on_when_it_is_run_again(snap: Snap, described: Callable[..., Path]) -> None:
     file = described("parallel = 1", ways=("slow", "times"))
     file.write_text(file.read_text().replace('WAY = "slow"', 'WAY = "times"\nenv.GATE = "yes"'))
-    command = snap.start("experiment", "run", file)
+    command = snap.follow("experiment", "run", file)
     name = file.stem
     wait_until(lambda: name in snap("experiment", "ls").stdout, "it has begun")
     wait_until(lambda: by_label(snap.json("experiment", "status", name))["slow.0"]["state"] == "running", "one runs")
@@ -209,7 +209,7 @@ def test_one_that_is_stopped_goes_on_when_it_is_run_again(snap: Snap, described:
     _, err = command.communicate(timeout=60)
     assert command.returncode == 1, err
     assert snap.json("experiment", "status", name)["ended"] == "it was stopped"
-    command = snap.start("experiment", "run", file)
+    command = snap.follow("experiment", "run", file)
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
     wait_until(lambda: client.trajectory(f"{name}.slow.0").status == "running", "it goes on")
     wait_until(
@@ -239,7 +239,7 @@ def lasting(folder: Path, *ways: str) -> Path:
 def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: Snap, tmp_path: Path) -> None:
     """Both are killed while two branches run and one waits: the same command ends all three, and none ran twice."""
     snap, file = own_snap, lasting(tmp_path, "times", "plus", "zero")
-    command = snap.start("experiment", "run", file)
+    command = snap.follow("experiment", "run", file)
     client = Snapshotd(state_dir=snap.state_dir)
 
     def running() -> list[str]:
@@ -251,7 +251,7 @@ def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: S
     command.send_signal(signal.SIGKILL)
     command.communicate()
     snap.kill_daemon()
-    command = snap.start("experiment", "run", "--json", file)
+    command = snap.follow("experiment", "run", "--json", file)
     wait_until(lambda: sorted(running()) == sorted(first), "the branches go on")
     for name in ("lasting.times.0", "lasting.plus.0", "lasting.zero.0"):
         wait_until(lambda name=name: name in running(), f"{name} runs")  # type: ignore[misc]
@@ -269,7 +269,7 @@ def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: S
 @pytest.mark.runc
 def test_branches_that_died_with_the_machine_are_resumed(own_snap: Snap, tmp_path: Path) -> None:
     snap, file = own_snap, lasting(tmp_path, "times")
-    command, client = snap.start("experiment", "run", file), Snapshotd(state_dir=snap.state_dir)
+    command, client = snap.follow("experiment", "run", file), Snapshotd(state_dir=snap.state_dir)
     name = "lasting.times.0"
     wait_until(lambda: name in [one.trajectory.name for one in client.sandboxes()], "it runs")
     wait_until(lambda: len(client.log(name)) >= 2, "it took its steps")
@@ -278,7 +278,7 @@ def test_branches_that_died_with_the_machine_are_resumed(own_snap: Snap, tmp_pat
     command.communicate()
     snap.crash()
     assert client.trajectory(name).status == "interrupted"
-    command = snap.start("experiment", "run", file)
+    command = snap.follow("experiment", "run", file)
     wait_until(lambda: client.trajectory(name).status == "running", "it is resumed")
     wait_until(
         lambda: snap("exec", name, "--", "touch", "/workspace/go", code=None).returncode == 0, "it is live again"

@@ -33,7 +33,6 @@ def box(client: Snapshotd, runtime: str) -> Iterator[Sandbox]:
     made.remove(force=True)
 
 
-@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
 def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, client: Snapshotd) -> None:
     files = box.files
@@ -141,7 +140,6 @@ class Breaking(io.RawIOBase):
         raise ZeroDivisionError
 
 
-@pytest.mark.each_runtime
 @pytest.mark.usefixtures("both_clients")
 def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapshotd, runtime: str) -> None:
     box = Sandbox.create(runtime=runtime, disk=64 << 20, client=client)

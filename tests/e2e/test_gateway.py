@@ -51,6 +51,12 @@ def agents(snap: Snap, runtime: str, full_image: str, tmp_path: Path) -> Agents:
 
 
 @pytest.fixture
+def plain(snap: Snap, runtime: str) -> Agents:
+    """For the plain agent, which starts fast: a client of a provider takes 2 s of CPU to import."""
+    return Agents(snap, runtime)
+
+
+@pytest.fixture
 def scripted(tmp_path: Path) -> Iterator[Provider]:
     with provider(tmp_path, LOOK, WRITE, COUNT, END) as started:
         yield started
@@ -89,22 +95,22 @@ def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
 
 
 @pytest.mark.each_runtime
-def test_the_key_stays_with_the_daemon(agents: Agents, tmp_path: Path) -> None:
+def test_the_key_stays_with_the_daemon(plain: Agents, tmp_path: Path) -> None:
     with provider(
         tmp_path, bash("env; cat /proc/*/environ; grep -rlaF sk-known-to-the /run /etc /workspace /tmp; true"), END
     ) as at:
-        trajectory = agents.run(at, OPENAI, "show me the key")
+        trajectory = plain.run(at, PLAIN, "show me the key")
         assert at.requests()[0]["headers"]["authorization"] == f"Bearer {KEY}"
-    (step,) = [step for step in agents.steps(trajectory) if step["tool"]["name"] == "bash"]
-    seen = agents.snap("show", "--output", "output", step["id"]).stdout
+    (step,) = [step for step in plain.steps(trajectory) if step["tool"]["name"] == "bash"]
+    seen = plain.snap("show", "--output", "output", step["id"]).stdout
     assert "OPENAI_BASE_URL=http://127.0.0.1:" in seen
     told = [
-        agents.snap(*words, trajectory).stdout
+        plain.snap(*words, trajectory).stdout
         for words in (("show", "--json"), ("log", "--json"), ("journal", "--json"), ("attach",))
     ]
     for text in (seen, *told):
         assert KEY not in text
-    assert _with_the_key(agents.snap.state_dir) == []
+    assert _with_the_key(plain.snap.state_dir) == []
 
 
 def _with_the_key(state_dir: Path) -> list[Path]:
@@ -123,37 +129,35 @@ def _with_the_key(state_dir: Path) -> list[Path]:
     return found
 
 
-def test_killed_in_a_tool_it_goes_on(agents: Agents, tmp_path: Path) -> None:
+def test_killed_in_a_tool_it_goes_on(plain: Agents, tmp_path: Path) -> None:
     with provider(tmp_path, LOOK, WRITE, WAIT, COUNT, END) as at:
-        undisturbed = agents.start(at, OPENAI, "repair it")
+        undisturbed = plain.start(at, PLAIN, "repair it")
         let_go(undisturbed)
-        agents.snap("attach", undisturbed)
+        plain.snap("attach", undisturbed)
         at.forget()
 
-        trajectory = agents.start(at, OPENAI, "repair it")
+        trajectory = plain.start(at, PLAIN, "repair it")
         waits(trajectory)
         os.kill(program_of(trajectory), signal.SIGKILL)
-        agents.snap("attach", trajectory, code=None)
+        plain.snap("attach", trajectory, code=None)
         assert at.asked() == [0, 1, 2]
-        recorded = [step["id"] for step in agents.steps(trajectory)]
-        assert agents.names(trajectory) == ["start", "bash", "bash", "exit"]
-        assert agents.files(trajectory)["waited"] == "x\n"
+        recorded = [step["id"] for step in plain.steps(trajectory)]
+        assert plain.names(trajectory) == ["start", "bash", "bash", "exit"]
+        assert plain.files(trajectory)["waited"] == "x\n"
 
-        agents.snap("resume", "--detach", trajectory)
+        plain.snap("resume", "--detach", trajectory)
         let_go(trajectory)
-        agents.snap("attach", trajectory)
+        plain.snap("attach", trajectory)
         assert at.asked() == [0, 1, 2, 3, 4], "what was recorded is not asked again"
-    assert [step["id"] for step in agents.steps(trajectory)][:4] == recorded
-    assert agents.names(trajectory) == ["start", "bash", "bash", "exit", "bash", "bash", "exit"]
-    assert agents.said(trajectory) == agents.said(undisturbed)
-    stamps = [agents.files(which).pop("stamp") for which in (recorded[1], trajectory)]
+    assert [step["id"] for step in plain.steps(trajectory)][:4] == recorded
+    assert plain.names(trajectory) == ["start", "bash", "bash", "exit", "bash", "bash", "exit"]
+    assert plain.said(trajectory) == plain.said(undisturbed)
+    stamps = [plain.files(which).pop("stamp") for which in (recorded[1], trajectory)]
     assert stamps[0] == stamps[1], "the files are the recorded ones, not those of the tool that ran again"
-    assert {**agents.files(trajectory), "stamp": ""} == {**agents.files(undisturbed), "stamp": ""}
-    assert agents.files(trajectory)["waited"] == "x\n", "the tool that was cut off ran on the files from before it"
-    (waited,) = [
-        step for step in agents.steps(trajectory) if step["tool"]["arguments"] == WAIT["calls"][0]["arguments"]
-    ]
-    assert _output(agents, waited["id"]) == {"exit_code": 0, "output": "1\n"}
+    assert {**plain.files(trajectory), "stamp": ""} == {**plain.files(undisturbed), "stamp": ""}
+    assert plain.files(trajectory)["waited"] == "x\n", "the tool that was cut off ran on the files from before it"
+    (waited,) = [step for step in plain.steps(trajectory) if step["tool"]["arguments"] == WAIT["calls"][0]["arguments"]]
+    assert json.loads(plain.snap("show", "--output", "output", waited["id"]).stdout) == "1\n"
 
 
 @pytest.mark.runc
@@ -259,17 +263,17 @@ def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, scripted: Prov
     assert agents.files(fork) == agents.files(trajectory), "also what a tool writes differently each time"
 
 
-def test_a_fork_that_asks_something_else_is_a_branch(agents: Agents, scripted: Provider) -> None:
-    trajectory = agents.run(scripted, OPENAI, "repair it")
-    middle = agents.steps(trajectory)[2]["id"]
+def test_a_fork_that_asks_something_else_is_a_branch(plain: Agents, scripted: Provider) -> None:
+    trajectory = plain.run(scripted, PLAIN, "repair it")
+    middle = plain.steps(trajectory)[2]["id"]
     scripted.forget()
-    (fork,) = agents.snap.json("fork", "--resume", middle, "--", "repair it better")["trajectories"]
-    agents.snap("attach", fork)
+    (fork,) = plain.snap.json("fork", "--resume", middle, "--", "repair it better")["trajectories"]
+    plain.snap("attach", fork)
     assert scripted.asked() == [0, 1, 2, 3]
-    assert agents.names(fork) == ["diverged", "bash", "bash", "bash", "exit"]
-    assert agents.said(fork)[1] == ("user", "repair it better")
-    assert agents.files(fork)["count"] == "x\n"
-    assert agents.files(fork)["stamp"] != agents.files(trajectory)["stamp"]
+    assert plain.names(fork) == ["diverged", "bash", "bash", "bash", "exit"]
+    assert plain.said(fork)[0] == ("user", "repair it better")
+    assert plain.files(fork)["count"] == "x\n"
+    assert plain.files(fork)["stamp"] != plain.files(trajectory)["stamp"]
 
 
 def test_a_provider_in_trouble(agents: Agents, tmp_path: Path) -> None:
@@ -307,20 +311,19 @@ def test_half_a_stream(agents: Agents, tmp_path: Path) -> None:
     assert agents.files(trajectory)["two"] == "two\n"
 
 
-def test_calls_side_by_side(agents: Agents, tmp_path: Path) -> None:
+def test_calls_side_by_side(plain: Agents, tmp_path: Path) -> None:
     both = {"calls": [LOOK["calls"][0], {"name": "bash", "arguments": {"command": "echo two > two"}}]}
     with provider(tmp_path, both, COUNT, END) as at:
-        trajectory = agents.run(at, OPENAI, "repair it")
-        assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
+        trajectory = plain.run(at, PLAIN, "repair it")
+        assert plain.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
         at.forget()
-        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
-        agents.snap("attach", fork)
+        (fork,) = plain.snap.json("fork", "--resume", plain.steps(trajectory)[2]["id"])["trajectories"]
+        plain.snap("attach", fork)
         assert at.asked() == [1, 2]
-    assert agents.said(fork) == agents.said(trajectory)
-    assert agents.files(fork) == agents.files(trajectory)
+    assert plain.said(fork) == plain.said(trajectory)
+    assert plain.files(fork) == plain.files(trajectory)
 
 
-@pytest.mark.each_runtime
 def test_anthropic(agents: Agents, scripted: Provider) -> None:
     trajectory = agents.run(scripted, PROGRAMS / "anthropic_agent.py", "repair it", kind="anthropic")
     assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
@@ -335,31 +338,31 @@ def test_anthropic(agents: Agents, scripted: Provider) -> None:
     assert agents.files(fork) == agents.files(trajectory)
 
 
-def test_what_happened_outside_does_not_happen_again(agents: Agents, tmp_path: Path) -> None:
+def test_what_happened_outside_does_not_happen_again(plain: Agents, tmp_path: Path) -> None:
     """With a network: the agent runs its tools again in a replay, but they reach nobody until it is live."""
     with Outside() as outside:
         visit = bash(
             f"(exec 3<>/dev/tcp/{outside.address} && echo hello >&3 && cat <&3) 2>&1 | tail -n 1 | tee -a visits"
         )
         with provider(tmp_path, visit, visit, COUNT, END) as at:
-            trajectory = agents.run(at, OPENAI, "repair it", more=("--network", "bridge"))
+            trajectory = plain.run(at, PLAIN, "repair it", more=("--network", "bridge"))
             assert outside.visits == 2
-            (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[1]["id"])["trajectories"]
-            agents.snap("attach", fork)
+            (fork,) = plain.snap.json("fork", "--resume", plain.steps(trajectory)[1]["id"])["trajectories"]
+            plain.snap("attach", fork)
             assert outside.visits == 3
-    assert agents.names(fork) == ["bash", "bash", "exit"]
-    assert agents.files(fork) == agents.files(trajectory) == {"visits": "welcome\n" * 2, "count": "x\n"}
+    assert plain.names(fork) == ["bash", "bash", "exit"]
+    assert plain.files(fork) == plain.files(trajectory) == {"visits": "welcome\n" * 2, "count": "x\n"}
 
 
-def test_a_tool_that_leaves_a_process(agents: Agents, tmp_path: Path) -> None:
+def test_a_tool_that_leaves_a_process(plain: Agents, tmp_path: Path) -> None:
     """It lives on through a fork's replay, and what it writes then is not recorded as new."""
     with provider(
         tmp_path, bash("(while :; do date +%N > ticks; sleep 0.01; done) > /dev/null 2>&1 &"), COUNT, END
     ) as at:
-        trajectory = agents.run(at, OPENAI, "repair it")
+        trajectory = plain.run(at, PLAIN, "repair it")
         at.forget()
-        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
-        agents.snap("attach", fork)
+        (fork,) = plain.snap.json("fork", "--resume", plain.steps(trajectory)[2]["id"])["trajectories"]
+        plain.snap("attach", fork)
         assert at.asked() == [2]
-    assert agents.said(fork) == agents.said(trajectory)
+    assert plain.said(fork) == plain.said(trajectory)
     wait_until(lambda: not processes(fork), "its sandbox has ended")

@@ -108,7 +108,6 @@ def test_the_page_says_what_two_forks_share(snap: Snap, runtime: str, with_id: s
             snap("rm", "--force", each)
 
 
-@pytest.mark.each_runtime
 def test_an_image_without_such_a_file_gets_none(snap: Snap, runtime: str) -> None:
     source, base = snap.create("--runtime", runtime)
     assert snap.sh(source, "test ! -e /etc/machine-id && echo none")["stdout"] == "none\n"

@@ -50,7 +50,6 @@ def pair(snap: Snap, runtime: str) -> Iterator[Pair]:
         snap("rm", "--force", each, code=None)
 
 
-@pytest.mark.each_runtime
 def test_changes_of_both_sides_are_kept_in_one_step(pair: Pair) -> None:
     pair.change(
         "sed -i 's/^1$/one/' text; chmod 755 plain; echo mine > new-mine; chmod 640 twice",

@@ -121,7 +121,6 @@ def _echoes(host: str, number: int) -> bool:
         return False
 
 
-@pytest.mark.each_runtime
 def test_a_port_on_which_nothing_listens_is_a_closed_connection_and_a_line(snap: Snap, runtime: str) -> None:
     """The server of the host on that port is not the sandbox's."""
     box, _ = snap.create("--runtime", runtime)

@@ -61,7 +61,6 @@ def mind(snap: Snap, ref: str) -> dict[str, Any]:
     }
 
 
-@pytest.mark.each_runtime
 def test_a_branch_becomes_the_head_and_undo_takes_it_back(snap: Snap, line: str) -> None:
     left, right = forked(snap, line, "left", "right")
     before, log = mind(snap, line), snap.json("log", line)

@@ -101,7 +101,6 @@ def runs(snap: Snap, runc_ready: None, tmp_path: Path) -> Iterator[Runs]:
             snap("rm", "--force", name)
 
 
-@pytest.mark.each_runtime
 def test_a_second_run_executes_no_call(snap: Snap, runtime: str, tmp_path: Path) -> None:
     runs = Runs(snap, runtime, tmp_path)
     first = runs(THIRTY)

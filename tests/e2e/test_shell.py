@@ -33,7 +33,6 @@ def each(snap: Snap, box: str, lines: str, *options: str) -> subprocess.Complete
     return subprocess.run(words, env=snap.env, input=lines, capture_output=True, text=True, timeout=snap.timeout_s)
 
 
-@pytest.mark.each_runtime
 @pytest.mark.parametrize("shell", ["bash", "dash"])
 def test_ten_lines_are_ten_snapshots(snap: Snap, runtime: str, shell: str) -> None:
     check_ten_lines(snap, runtime, shell)
@@ -130,7 +129,6 @@ def test_busybox_has_its_lines_taken_too(snap: Snap, hands_image: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.each_runtime
 def test_editors_and_prompts_work_with_a_snapshot_in_the_middle(snap: Snap, runtime: str, hands_image: str) -> None:
     """vim, top and a Python prompt: drawn for the size that the terminal has, and for the next one; they go on after a
     snapshot that is taken under them."""

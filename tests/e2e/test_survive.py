@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from snapshotd import failpoints
+from snapshotd.client import Snapshotd
+from tests import long
 from tests.e2e.model_rig import WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import instance_of, nothing_left
 
-pytestmark = pytest.mark.each_runtime
-STEPS = 12
+STEPS = long.size(8, 12)
 PROGRAM = """
 import os, sys, threading, time
 from snapshotd.agent import checkpoint, emit, message, model, now, state, store, task, tasks, tool, uuid
@@ -82,13 +83,17 @@ def _found(snap: Snap, name: str) -> dict[str, Any]:
     return {
         "steps": [(one["tool"]["name"], one["tool"]["status"]) for one in log],
         "files": snap("cat", f"{name}:/workspace/log").stdout,
-        "output": [snap("show", "--output", "stdout", one["id"]).stdout for one in works],
-        "errors": [snap("show", "--output", "stderr", one["id"]).stdout for one in works],
+        "output": [_output(snap, one["id"], "stdout") for one in works],
+        "errors": [_output(snap, one["id"], "stderr") for one in works],
         "printed": snap("show", "--output", "stdout", log[-1]["id"]).stdout,
         "conversation": [(one["role"], one["content"]) for one in snap.json("show", "--conversation", name)],
         "state": snap.json("state", name),
         "journal": [(one["kind"], one["name"], one["status"]) for one in snap.json("journal", name)],
     }
+
+
+def _output(snap: Snap, snapshot: str, stream: str) -> str:
+    return b"".join(Snapshotd(snap.state_dir).output(snapshot, stream)).decode()
 
 
 def _expected() -> dict[str, Any]:
@@ -128,11 +133,12 @@ def _ended(running: subprocess.Popen[str]) -> None:
     assert sorted(out.splitlines()) == SHOWN
 
 
+@pytest.mark.each_runtime
 @pytest.mark.timeout(600)
 def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None:
     snap = lone
     chance = random.Random(f"{runtime}-1")
-    running = snap.start("run", "--runtime", runtime, "--name", "tough", program)
+    running = snap.follow("run", "--runtime", runtime, "--name", "tough", program)
     wait_until(
         lambda: bool(snap.json("ls")) and len(snap.json("log", "tough")) > 1, "it runs"
     )  # the follower has been answered, too
@@ -149,12 +155,13 @@ def test_killed_again_and_again(lone: Snap, runtime: str, program: Path) -> None
     assert _found(snap, "tough") == _expected()
 
 
+COUNT = long.size(20, 40)
 COMMANDS = """
 import subprocess
-for number in range(40):
+for number in range(%COUNT%):
     print(number, flush=True)
     subprocess.run(["snapshotd-agent", "message", "user", str(number)], check=True)
-"""
+""".replace("%COUNT%", str(COUNT))
 
 
 @pytest.mark.runc
@@ -162,16 +169,16 @@ def test_commands_that_start_while_no_daemon_is_there(lone: Snap, runc_ready: No
     """Each is a process of its own, which no daemon has greeted yet."""
     program = tmp_path / "agent.py"
     program.write_text(COMMANDS)
-    running = lone.start("run", "--runtime", "runc", "--name", "commands", program)
+    running = lone.follow("run", "--runtime", "runc", "--name", "commands", program)
     assert running.stdout is not None
-    for number in range(40):
+    for number in range(COUNT):
         assert running.stdout.readline() == f"{number}\n"
         if number % 10 == 5:
             lone.kill_daemon()
     _, errors = running.communicate(timeout=240)
     assert running.returncode == 0, errors
     assert [one["content"] for one in lone.json("show", "--conversation", "commands")] == [
-        str(number) for number in range(40)
+        str(number) for number in range(COUNT)
     ]
 
 
@@ -187,7 +194,7 @@ def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, fail
     )  # passed so many times
     armed = Snap(snap.state_dir, {**snap.env, "SNAPSHOTD_FAILPOINT": f"{failpoint}:{hit}"})
     first = armed.json("daemon", "--restart")["started"]
-    running = snap.start("run", "--runtime", "runc", "--name", "armed", program)
+    running = snap.follow("run", "--runtime", "runc", "--name", "armed", program)
     _ended(running)
     assert snap.daemon_pid() != first, "it died"
     assert _found(snap, "armed") == _expected()
@@ -303,7 +310,7 @@ print(bool(approve("and now?")), flush=True)
 def test_while_it_waits_for_a_person(lone: Snap, runtime: str, tmp_path: Path) -> None:
     program = tmp_path / "agent.py"
     program.write_text(PATIENT)
-    running = lone.start("run", "--runtime", runtime, "--name", "patient", program)
+    running = lone.follow("run", "--runtime", runtime, "--name", "patient", program)
     asked: list[str] = []
     for _ in range(2):
         wait_until(lambda: any(one["id"] not in asked for one in lone.json("approvals")), "it asks", 120)
@@ -323,11 +330,11 @@ def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path)
     too."""
     program = tmp_path / "agent.py"
     program.write_text("print('up', flush=True)\nimport time\ntime.sleep(1000)\n")
-    running = lone.start("run", "--runtime", "runc", "--name", "sleeper", program)
+    running = lone.follow("run", "--runtime", "runc", "--name", "sleeper", program)
     assert running.stdout is not None
     assert running.stdout.readline() == "up\n"
     bare, _ = lone.create("--runtime", "runc")
-    command = lone.start("exec", "sleeper", "--", "sh", "-c", "(sleep 998 &) ; echo runs; exec sleep 999")
+    command = lone.follow("exec", "sleeper", "--", "sh", "-c", "(sleep 998 &) ; echo runs; exec sleep 999")
     assert command.stdout is not None
     assert command.stdout.readline() == "runs\n"
     lone.kill_daemon()
@@ -359,7 +366,7 @@ def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path:
     """The agent is nobody's child whom the daemon knows, and goes on. Whoever looks sees one truth at any time."""
     program = tmp_path / "agent.py"
     program.write_text(f"{ORPHAN}raise SystemExit({code})\n")
-    running = lone.start("run", "--runtime", "runc", "--name", "orphan", program)
+    running = lone.follow("run", "--runtime", "runc", "--name", "orphan", program)
     assert running.stdout is not None
     assert running.stdout.readline() == "up\n"
     lone("daemon", "--restart")

@@ -71,7 +71,6 @@ def _with_secret(snap: Snap) -> Snap:
     return Snap(snap.state_dir, {**snap.env, "SECOND_TOKEN": SECRET})
 
 
-@pytest.mark.each_runtime
 def test_the_page_s_variants_are_what_their_children_begin_with(snap: Snap, source: Source) -> None:
     before = snap.json("ls")
     assert "SECOND_TOKEN" in snap("fork", source.counted, "--variants", source.folder / "ways.toml", code=2).stderr

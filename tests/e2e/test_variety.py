@@ -219,7 +219,6 @@ def test_mounted(cold: Snap, original: Original, tmp_path: Path) -> None:
         cold("umount", tmp_path)
 
 
-@pytest.mark.each_runtime
 def test_forked_while_cold(cold: Snap, original: Original, runtime: str, request: pytest.FixtureRequest) -> None:
     """Seen from the inside while it comes lazily, and again after it has moved over to real layers."""
     (fork,) = cold.json("fork", original.snapshot)["trajectories"]

@@ -18,7 +18,7 @@ from tests import long
 from tests.e2e.support import Snap
 
 pytestmark = pytest.mark.runc
-STEPS = long.size(100, 1000)
+STEPS = long.size(50, 1000)
 PROCESS_STEPS = max(10, STEPS // 10)
 WAIT_S = 120.0
 WRITER = """

@@ -246,5 +246,5 @@ class Lines(RuleBasedStateMachine):
 
 TestLines = Lines.TestCase
 TestLines.settings = settings(
-    max_examples=long.size(30, 600), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=long.size(12, 600), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

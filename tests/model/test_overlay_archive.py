@@ -32,8 +32,8 @@ from tests import long, variety
 from tests.capabilities import require
 from tests.memory_repository import MemoryRepository
 
-SEEDS = long.seeds(6, 120)
-MARK_SEEDS = long.seeds(30, 600)
+SEEDS = long.seeds(3, 120)
+MARK_SEEDS = long.seeds(10, 600)
 ROUNDS = 8
 
 

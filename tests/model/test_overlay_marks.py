@@ -24,7 +24,7 @@ from snapshotd.layers.merge import merge
 from snapshotd.trees.diff import diff
 from tests import long
 
-SEEDS = long.seeds(10, 300)
+SEEDS = long.seeds(4, 300)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from overlay_world import Manifest, World, manifest, view_manifest
 
 from tests import long
 
-SEEDS = long.seeds(6, 150)
+SEEDS = long.seeds(3, 150)
 ROUNDS = 10
 
 

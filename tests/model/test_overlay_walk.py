@@ -24,7 +24,7 @@ from snapshotd.types import TreeID
 from tests import long
 from tests.memory_repository import MemoryRepository
 
-SEEDS = (*long.seeds(2, 200), 9)
+SEEDS = (*long.seeds(1, 200), 9)
 """The last one is the walk that found names of deleted files in a merged layer."""
 STEPS = long.size(150, 200)
 

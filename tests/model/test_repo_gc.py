@@ -112,7 +112,7 @@ ACTIONS = st.lists(
 
 
 @settings(
-    max_examples=long.size(30, 400),
+    max_examples=long.size(12, 400),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -454,7 +454,7 @@ def test_an_index_is_made_anew_whole_or_not_at_all(disk: Path) -> None:
     assert set(outcomes) == {False, True}
 
 
-@pytest.mark.parametrize("seed", long.seeds(3, 60))
+@pytest.mark.parametrize("seed", long.seeds(1, 60))
 def test_faults_of_the_store_harm_nothing(tmp_path: Path, seed: int) -> None:
     """Whatever call to the store fails, before or after it was done: the next collection without faults is right."""
     rng = random.Random(seed)

@@ -431,9 +431,14 @@ def manifest(root: Path) -> dict[str, tuple[object, ...]]:
     return found
 
 
+def packages(root: Path) -> bytes:
+    """Their names and versions, as dpkg has them."""
+    return (root / "var/lib/dpkg/status").read_bytes()
+
+
 @pytest.fixture(scope="module")
 def built(run_folder: Path) -> Iterator[Bench]:
-    """The minimal image, built once for the tests below and for those of other files."""
+    """The minimal image, built for the tests below and for those of other files."""
     bench = Bench(built_images.minimal(run_folder))
     bench.said += json.loads((bench.folder / built_images.SAID).read_text())
     yield bench
@@ -472,7 +477,7 @@ def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
 
 def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tmp_path: Path) -> None:
     """The minimal recipe with a tree of files and a customize script: what they add is there, and all else is the first
-    build's."""
+    build's. That may be kept from an earlier run, so it is made again if Debian has other packages by now."""
     recipe = tmp_path / "mine"
     (recipe / "files/etc").mkdir(parents=True)
     (recipe / "files/etc/motd.own").write_text("hello")
@@ -493,7 +498,11 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tm
     assert (root / "made").read_text() == "tool\n"
     assert ((root / "etc/motd.own").stat().st_uid, stat.S_IMODE((root / "usr/bin/tool").stat().st_mode)) == (0, 0o755)
     assert os.readlink(root / "bin") == "usr/bin"
-    first, second = manifest(built.root(built.store.find("minimal"))), manifest(root)
+    same = built
+    if packages(root) != packages(built.root(built.store.find("minimal"))):
+        same = Bench(tmp_path / "first")
+        same.store.build("minimal", None, same.said.append)
+    first, second = manifest(same.root(same.store.find("minimal"))), manifest(root)
     assert set(second) - set(first) == {"made", "etc/motd.own", "usr/bin/tool"}
     assert {path: (first[path], second.get(path)) for path in first if first[path] != second.get(path)} == {}
     before = recipes.load_recipe(recipe).source_id

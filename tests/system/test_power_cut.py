@@ -35,7 +35,7 @@ from tests.storage_rig import (
 
 pytestmark = pytest.mark.runc
 
-ROUNDS = long.size(2, 30)
+ROUNDS = long.size(1, 30)
 SEED = long.SEED
 MAX_LINES = 4
 

@@ -32,7 +32,7 @@ from tests.memory_repository import MemoryRepository
 from tests.model.overlay_world import World, difference
 from tests.stored_trees import save
 
-SEEDS = long.seeds(6, 100)
+SEEDS = long.seeds(3, 100)
 ROUNDS = 6
 Rows = dict[bytes, tuple[Any, ...]]
 

@@ -427,7 +427,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=long.size(40, 600), deadline=None)
+@settings(max_examples=long.size(15, 600), deadline=None)
 @given(
     json_values,
     st.lists(st.tuples(st.text(), json_values), max_size=4),
@@ -449,7 +449,7 @@ def test_any_value_comes_back(
     assert again(record) == data
 
 
-@settings(max_examples=long.size(120, 2000), deadline=None)
+@settings(max_examples=long.size(40, 2000), deadline=None)
 @given(st.data())
 def test_damaged_bytes_never_do_worse_than_an_error(data: st.DataObject) -> None:
     whole = bytearray(written(full()))
