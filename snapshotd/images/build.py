@@ -71,6 +71,13 @@ _FILES_HOOK = (
     'chroot "$1" tar -x --keep-directory-symlink --no-overwrite-dir -C /'
 )
 _CUSTOMIZE_HOOK = 'install -m 0700 "$SNAPSHOTD_RECIPE/customize" "$1/tmp/customize" && chroot "$1" /tmp/customize && rm "$1/tmp/customize"'
+_AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
+_TRUST_HOOK = (
+    'if [ -r "$SNAPSHOTD_AUTHORITIES" ]; then install -m 0600 "$SNAPSHOTD_AUTHORITIES" "$1/tmp/authorities.crt"; '
+    "for name in SSL_CERT_FILE NODE_EXTRA_CA_CERTS CURL_CA_BUNDLE PIP_CERT; do export $name=/tmp/authorities.crt; done; fi; "
+)
+"""Programs of a `customize` trust the certificate authorities that this machine does: its network may have one of its
+own. The copy is in the new root's /tmp, which is emptied at the end."""
 _APT_SETTINGS = re.compile(
     r'(Acquire::(?:https?|ftp|Retries|Check-Valid-Until|Check-Date|ForceIPv4|ForceIPv6)\S*) "([^"]*)";'
 )
@@ -135,7 +142,7 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
     if (recipe.folder / "files").is_dir():
         command.append(f"--customize-hook={_FILES_HOOK}")
     if (recipe.folder / "customize").is_file():
-        command.append(f"--customize-hook={_CUSTOMIZE_HOOK}")
+        command.append(f"--customize-hook={_TRUST_HOOK}{_CUSTOMIZE_HOOK}")
     return [*command, "" if own_mirrors else recipe.suite, str(root), *(["-"] if own_mirrors else [])]
 
 
@@ -156,6 +163,7 @@ def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[s
     kept = ("PATH", "HOME", "TMPDIR", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
     env = passed_on(kept)
     env["PATH"] = env.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin"
+    env["SNAPSHOTD_AUTHORITIES"] = passed_on(["SSL_CERT_FILE"]).get("SSL_CERT_FILE", _AUTHORITIES)
     env |= {"LC_ALL": "C.UTF-8", "SOURCE_DATE_EPOCH": str(MADE_AT_NS // 10**9), "SNAPSHOTD_RECIPE": str(recipe.folder)}
     last: deque[str] = deque(maxlen=12)
     with subprocess.Popen(

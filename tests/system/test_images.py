@@ -460,12 +460,24 @@ def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -
 
 @pytest.mark.long  # minutes of packages
 @pytest.mark.timeout(1800)
-def test_the_node_image_runs_node_and_npm(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "node")
-    root = bench.root(bench.store.build("node", None, bench.said.append))
-    for words, says in ((["node", "-e", "console.log(6 * 7)"], "42\n"), (["npm", "--version"], "9.")):
+@pytest.mark.parametrize(
+    ("recipe", "commands"),
+    [
+        ("node", []),
+        ("claude", [(["claude", "--version"], "2.1.197")]),
+        ("codex", [(["codex", "--version"], "codex-cli 0.169.0")]),
+    ],
+)
+def test_the_images_with_node_run_their_programs(
+    tmp_path: Path, recipe: str, commands: list[tuple[list[str], str]]
+) -> None:
+    bench = Bench(tmp_path / recipe)
+    root = bench.root(bench.store.build(recipe, None, bench.said.append))
+    for words, says in ((["node", "-e", "console.log(6 * 7)"], "42\n"), (["npm", "--version"], "9."), *commands):
         said = subprocess.run(["chroot", root, *words], capture_output=True, text=True, check=True)
         assert said.stdout.startswith(says)
+    assert list((root / "tmp").iterdir()) == []
+    assert not (root / "root/.npm").exists()
     bench.catalog.close()
 
 
@@ -475,9 +487,14 @@ def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
     assert "unchanged" in built.said[-1]
 
 
-def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tmp_path: Path) -> None:
+def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
+    built: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The minimal recipe with a tree of files and a customize script: what they add is there, and all else is the first
-    build's. That may be kept from an earlier run, so it is made again if Debian has other packages by now."""
+    build's. The script's programs trust whom this machine trusts. The first may be kept from an earlier run, so it is
+    made again if Debian has other packages by now."""
+    (tmp_path / "authorities").write_text("an authority")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "authorities"))
     recipe = tmp_path / "mine"
     (recipe / "files/etc").mkdir(parents=True)
     (recipe / "files/etc/motd.own").write_text("hello")
@@ -485,7 +502,7 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(built: Bench, tm
     (recipe / "files/bin/tool").write_text("#!/bin/sh\necho tool\n")
     (recipe / "files/bin/tool").chmod(0o700)
     os.chown(recipe / "files/etc/motd.own", 1234, 1234)
-    (recipe / "customize").write_text("#!/bin/sh\nset -e\ntool > /made\n")
+    (recipe / "customize").write_text("#!/bin/sh\nset -e\ntool > /made\ngrep authority $NODE_EXTRA_CA_CERTS\n")
     (recipe / "customize").chmod(0o755)
     settings = (
         (recipes.shipped()["minimal"] / "image.toml").read_text().replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections import deque
 from pathlib import Path
 
 import pytest
 
+from snapshotd.client.local import profiles
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.images import build, recipes
 from snapshotd.images.recipes import Mirror, host_mirrors, load_recipe
@@ -71,9 +73,16 @@ def test_a_machine_without_debian_entries(tmp_path: Path) -> None:
 
 
 def test_shipped_recipes_are_well_formed() -> None:
-    assert set(recipes.shipped()) == {"default", "minimal", "node"}
+    assert set(recipes.shipped()) == {"claude", "codex", "default", "minimal", "node"}
     for name in recipes.shipped():
         assert recipes.find_recipe(name).name == name
+
+
+@pytest.mark.parametrize("name", ["claude", "codex"])
+def test_an_agents_image_has_the_version_of_its_profile(name: str) -> None:
+    package = tomllib.loads((profiles.SHIPPED / f"{name}.toml").read_text())["npm"]
+    customize = (recipes.shipped()[name] / "customize").read_text()
+    assert f'@{package.rpartition("@")[2]}"' in customize
 
 
 @pytest.mark.parametrize(
