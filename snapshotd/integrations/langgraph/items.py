@@ -7,14 +7,15 @@ import json
 import re
 import time
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
-from operator import mul
+from operator import eq, ge, gt, le, lt, mul, ne
 from typing import Any
 
+from langgraph.store.base import MatchCondition
+
 from snapshotd.errors import UsageError
-from snapshotd.integrations.langgraph.matching import fits
 from snapshotd.integrations.langgraph.values import json_array
 from snapshotd.sqlite import Database, Row
 
@@ -22,6 +23,7 @@ Namespace = tuple[str, ...]
 _SELECT = "SELECT i.pk, i.ns, i.key, i.value, i.created_ns, i.updated_ns FROM item i"
 _LIVE = "(i.expires_ns IS NULL OR i.expires_ns > ?)"
 _WORDS = re.compile(r"\w+")
+_OPERATORS: dict[str, Callable[[Any, Any], bool]] = {"$eq": eq, "$ne": ne, "$gt": gt, "$gte": ge, "$lt": lt, "$lte": le}
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,3 +185,33 @@ def _unit(vector: Sequence[float]) -> array[float]:
 
 def _pack(vector: Sequence[float]) -> bytes:
     return _unit(vector).tobytes()
+
+
+def fits(value: Any, wanted: Any) -> bool:
+    """True if a value is as wanted: equal; an object with fields that fit; or as operators say ({"$gt": 3}). Values of
+    kinds that have no order do not fit. UsageError: an unknown operator."""
+    if isinstance(wanted, Mapping):
+        if any(str(name).startswith("$") for name in wanted):
+            return all(_compare(value, name, other) for name, other in wanted.items())
+        return isinstance(value, Mapping) and all(fits(value.get(name), other) for name, other in wanted.items())
+    if isinstance(wanted, list | tuple):
+        return isinstance(value, list) and len(value) == len(wanted) and all(map(fits, value, wanted))
+    return bool(value == wanted)
+
+
+def _compare(value: Any, name: str, other: Any) -> bool:
+    if name not in _OPERATORS:
+        raise UsageError(f"a filter has no operator {name!r}: it may be one of {', '.join(_OPERATORS)}")
+    try:
+        return _OPERATORS[name](value, other)
+    except TypeError:
+        return False
+
+
+def is_under(namespace: tuple[str, ...], condition: MatchCondition) -> bool:
+    """True if a namespace begins ("prefix") or ends ("suffix") with a path, whose "*" stands for any label."""
+    path = tuple(condition.path)
+    if len(namespace) < len(path):
+        return False
+    part = namespace[: len(path)] if condition.match_type == "prefix" else namespace[len(namespace) - len(path) :]
+    return all(wanted in ("*", label) for label, wanted in zip(part, path, strict=True))

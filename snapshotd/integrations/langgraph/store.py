@@ -29,8 +29,7 @@ from langgraph.store.base import (
 
 from snapshotd.integrations.langgraph.checkpoints import name_of
 from snapshotd.integrations.langgraph.file import open_file
-from snapshotd.integrations.langgraph.items import Items, Namespace, Stored
-from snapshotd.integrations.langgraph.matching import is_under
+from snapshotd.integrations.langgraph.items import Items, Namespace, Stored, is_under
 
 _NS_PER_MINUTE = 60 * 10**9
 _Texts = dict[tuple[Namespace, str], list[str]]
