@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
@@ -104,8 +104,10 @@ class Exchange:
             return
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
         capture = self._capture(request, body)
+        sent = _once(lambda: self._settings.handler.sent(request))
         try:
-            with self._watched(), self._asked(request, dialect.provider, capture, body) as reply:
+            with self._watched(), self._asked(request, dialect.provider, capture, body, sent) as reply:
+                sent()
                 _LiveReply(
                     self._peer,
                     self._forwarder,
@@ -117,6 +119,7 @@ class Exchange:
                     (started_at_ns, started_ns),
                 ).pass_on()
         except UpstreamFailed as failed:
+            sent()
             spent_ns = time.monotonic_ns() - started_ns
             lost = TurnReply(failed.status, ReplyContent(), False, failed.message, "", None, 0, started_at_ns, spent_ns)
             self._settings.handler.replied(request, lost)
@@ -166,16 +169,21 @@ class Exchange:
 
     @contextmanager
     def _asked(
-        self, request: TurnRequest, provider: ProviderKind, capture: TokenCapture | None, body: bytes
+        self,
+        request: TurnRequest,
+        provider: ProviderKind,
+        capture: TokenCapture | None,
+        body: bytes,
+        sent: Callable[[], None],
     ) -> Iterator[Reply]:
         """The provider's reply. A provider that refuses the fields for the tokens is asked again with less."""
         if capture is None:
-            with self._send(provider, body) as reply:
+            with self._send(provider, body, sent) as reply:
                 yield reply
             return
         refused = False
         while True:
-            with self._send(provider, capture.body() if capture.added else body) as reply:
+            with self._send(provider, capture.body() if capture.added else body, sent) as reply:
                 if reply.status not in REFUSALS or not capture.less():
                     if refused and reply.status not in REFUSALS:
                         self._remember(request, capture)
@@ -189,14 +197,18 @@ class Exchange:
             names = ", ".join(capture.record.get("refused", ()))
             _LOG.warning("the provider of %s refuses %s, so its replies are recorded without", request.model, names)
 
-    def _send(self, provider: ProviderKind, body: bytes) -> AbstractContextManager[Reply]:
+    def _send(
+        self, provider: ProviderKind, body: bytes, sent: Callable[[], None] = lambda: None
+    ) -> AbstractContextManager[Reply]:
         upstream = self._settings.upstreams.get(provider)
         if upstream is None:
             raise UpstreamFailed(
                 404, f"No provider is configured for requests in the manner of {provider}; configure one in the daemon."
             )
         http = self._http
-        return self._forwarder.send(provider, upstream, http.method, http.path, http.query, http.headers, body or None)
+        return self._forwarder.send(
+            provider, upstream, http.method, http.path, http.query, http.headers, body or None, sent
+        )
 
     def _watched(self) -> AbstractContextManager[None]:
         return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))
@@ -205,6 +217,17 @@ class Exchange:
         """No answer from the provider. Clients may try again, unless nothing is configured."""
         headers = (NO_RETRY,) if failed.status == 404 else ()
         self._peer.answer(failed.status, error_body(self.provider, failed.status, failed.message), headers)
+
+
+def _once(act: Callable[[], None]) -> Callable[[], None]:
+    """Calls `act` at the first call."""
+    left = [act]
+
+    def call() -> None:
+        if left:
+            left.pop()()
+
+    return call
 
 
 class _LiveReply:
