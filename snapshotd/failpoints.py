@@ -23,6 +23,7 @@ NAMES: tuple[str, ...] = (
     "engine.command.begun",
     "engine.command.started",
     "engine.command.committed",
+    "engine.journal.sent",
     "engine.journal.begun",
     "engine.journal.ended",
     "engine.resume.settled",

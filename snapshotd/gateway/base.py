@@ -357,7 +357,7 @@ class RecordedReply:
 class GatewayHandler(Protocol):
     """The handler of turns. Called from connection threads, also at the same time; may block (only the agent waits).
 
-    Both may raise a SnapshotdError.
+    All may raise a SnapshotdError.
     """
 
     def turn(self, request: TurnRequest) -> RecordedReply | None:
@@ -365,12 +365,18 @@ class GatewayHandler(Protocol):
 
         With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a
         snapshot. An error is sent to the agent (409 for Conflict, 403 for NotPermitted), and the turn is over without
-        `replied`.
+        `sent` and `replied`.
+        """
+
+    def sent(self, request: TurnRequest) -> None:
+        """The provider has the whole request, or will never have it. Called exactly once for each `turn` that returned
+        None, before anything of the reply is passed on: work here costs no time while the provider thinks.
+
+        An error is sent to the agent, and the turn is over without `replied`.
         """
 
     def replied(self, request: TurnRequest, reply: TurnReply) -> None:
-        """A forwarded turn is over. Called exactly once for each `turn` that returned None, before the agent gets the
-        last bytes.
+        """A forwarded turn is over. Called exactly once after each `sent`, before the agent gets the last bytes.
 
         An error here keeps them from the agent: it is told the error, or sees a reply that was cut.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,8 +104,10 @@ class Exchange:
             return
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
         capture = self._capture(request, http.body)
+        sent = _once(lambda: self._settings.handler.sent(request))
         try:
-            with self._watched(), self._asked(request, dialect.provider, capture, http) as reply:
+            with self._watched(), self._asked(request, dialect.provider, capture, http, sent) as reply:
+                sent()
                 _LiveReply(
                     self._peer,
                     self._forwarder,
@@ -117,6 +119,7 @@ class Exchange:
                     (started_at_ns, started_ns),
                 ).pass_on()
         except UpstreamFailed as failed:
+            sent()
             spent_ns = time.monotonic_ns() - started_ns
             lost = TurnReply(failed.status, ReplyContent(), False, failed.message, "", None, 0, started_at_ns, spent_ns)
             self._settings.handler.replied(request, lost)
@@ -165,17 +168,22 @@ class Exchange:
 
     @contextmanager
     def _asked(
-        self, request: TurnRequest, provider: ProviderKind, capture: TokenCapture | None, http: HttpRequest
+        self,
+        request: TurnRequest,
+        provider: ProviderKind,
+        capture: TokenCapture | None,
+        http: HttpRequest,
+        sent: Callable[[], None],
     ) -> Iterator[Reply]:
         """The provider's reply. A provider that refuses the fields for the tokens is asked again with less."""
         if capture is None:
-            with self._send(provider, http) as reply:
+            with self._send(provider, http, sent) as reply:
                 yield reply
             return
         refused = False
         while True:
             asking = replace(http, body=capture.body()) if capture.added else http
-            with self._send(provider, asking) as reply:
+            with self._send(provider, asking, sent) as reply:
                 if reply.status not in REFUSALS or not capture.less():
                     if refused and reply.status not in REFUSALS:
                         self._remember(request, capture)
@@ -189,13 +197,15 @@ class Exchange:
             names = ", ".join(capture.record.get("refused", ()))
             _LOG.warning("the provider of %s refuses %s, so its replies are recorded without", request.model, names)
 
-    def _send(self, provider: ProviderKind, http: HttpRequest) -> AbstractContextManager[Reply]:
+    def _send(
+        self, provider: ProviderKind, http: HttpRequest, sent: Callable[[], None] = lambda: None
+    ) -> AbstractContextManager[Reply]:
         upstream = self._settings.upstreams.get(provider)
         if upstream is None:
             raise UpstreamFailed(
                 404, f"No provider is configured for requests in the manner of {provider}; configure one in the daemon."
             )
-        return self._forwarder.send(provider, upstream, http)
+        return self._forwarder.send(provider, upstream, http, sent)
 
     def _watched(self) -> AbstractContextManager[None]:
         return self._settings.hang_ups.watch(self._peer.fd, lambda: self._forwarder.abort(HUNG_UP))
@@ -204,6 +214,17 @@ class Exchange:
         """No answer from the provider. Clients may try again, unless nothing is configured."""
         headers = (NO_RETRY,) if failed.status == 404 else ()
         self._peer.answer(failed.status, error_body(self.provider, failed.status, failed.message), headers)
+
+
+def _once(act: Callable[[], None]) -> Callable[[], None]:
+    """Calls `act` at the first call."""
+    left = [act]
+
+    def call() -> None:
+        if left:
+            left.pop()()
+
+    return call
 
 
 class _LiveReply:

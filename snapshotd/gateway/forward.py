@@ -13,7 +13,7 @@ import re
 import socket
 import ssl
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -100,14 +100,17 @@ class Forwarder:
         its number."""
 
     @contextmanager
-    def send(self, provider: ProviderKind, upstream: Upstream, http: HttpRequest) -> Iterator[Reply]:
-        """Send a request; inside the block, its reply can be read. Raises UpstreamFailed if there is none."""
+    def send(
+        self, provider: ProviderKind, upstream: Upstream, http: HttpRequest, sent: Callable[[], None]
+    ) -> Iterator[Reply]:
+        """Send a request; inside the block, its reply can be read. Raises UpstreamFailed if there is none, and any error
+        of `sent`, which is called when the provider has the whole request (not if that fails)."""
         import httpx2
 
         mask = KeyMask(upstream)
         if self._aborted:
             raise self._failure(OSError(), mask)
-        extensions = {**self._limits(), "trace": self._trace}
+        extensions = {**self._limits(), "trace": functools.partial(self._trace, sent)}
         try:
             client, url = self._open(), target(provider, upstream, http.path, http.query)
             own = outgoing(http.headers, provider, upstream)
@@ -191,8 +194,10 @@ class Forwarder:
             502, f"The model provider cannot be reached ({reason}); check its base URL and the network."
         )
 
-    def _trace(self, name: str, info: Mapping[str, Any]) -> None:
+    def _trace(self, sent: Callable[[], None], name: str, info: Mapping[str, Any]) -> None:
         """Called by the HTTP library at every stage of a request, the opening of a connection among them."""
+        if name == "http11.send_request_body.complete":
+            sent()
         if name != "connection.connect_tcp.complete":
             return
         opened = info["return_value"].get_extra_info("socket")

@@ -147,11 +147,40 @@ def test_a_difference_is_shown_line_by_line(agents: Agents, tmp_path: Path) -> N
         assert "You lead." not in shown.partition("differs:")[2]
 
 
-def test_an_edit_that_the_model_would_not_see_is_refused(agents: Agents, tmp_path: Path) -> None:
+RESPONSES = """
+import http.client, json, os, subprocess
+said = [{"role": "user", "content": "do it all"}]
+while True:
+    connection = http.client.HTTPConnection(os.environ["OPENAI_BASE_URL"].split("/")[2])
+    connection.request("POST", "/v1/responses", json.dumps({"model": "gpt-5", "input": said, "store": False}))
+    output = json.load(connection.getresponse())["output"]
+    said += output
+    calls = [item for item in output if item["type"] == "function_call"]
+    for call in calls:
+        done = subprocess.run(["bash", "-c", json.loads(call["arguments"])["command"]], stdout=subprocess.PIPE)
+        said.append({"type": "function_call_output", "call_id": call["call_id"], "output": done.stdout.decode()})
+    if not calls:
+        break
+"""
+
+
+@pytest.mark.parametrize(
+    ("api", "kind"), [("messages", "anthropic"), ("chat completions", "openai"), ("responses", "openai")]
+)
+def test_an_edit_that_the_model_would_not_see_is_refused(agents: Agents, tmp_path: Path, api: str, kind: str) -> None:
     changed = tmp_path / "changed.json"
     changed.write_text('"changed"')
+    (tmp_path / "responses.py").write_text(RESPONSES)
+    programs = {
+        "messages": TEAM,
+        "chat completions": PROGRAMS / "plain_agent.py",
+        "responses": tmp_path / "responses.py",
+    }
     with provider(tmp_path, *MAIN[:1], {"text": "Begun."}) as at:
-        step = agents.steps(agents.run(at, TEAM, "do it all", kind="anthropic"))[1]["id"]
+        trajectory = agents.run(at, programs[api], "do it all", kind=kind)
+        assert [str(request["path"]).rpartition("/v1/")[2] for request in at.requests()] == [api.replace(" ", "/")] * 2
+    assert agents.names(trajectory) == ["start", "bash", "exit"]
+    step = agents.steps(trajectory)[1]["id"]
     for change in (("--message", "user=changed"), ("--result", changed), ("--drop-messages", "1")):
         refused = agents.snap("edit", *change, step, code=None)
         assert refused.returncode != 0

@@ -293,6 +293,29 @@ def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Pat
     assert agents.files(trajectory) == {"count": "x\nx\n"}
 
 
+@pytest.mark.runc
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_request_that_was_sent_and_not_recorded(lone: Snap, runc_ready: None, tmp_path: Path, number: int) -> None:
+    """The daemon dies when the provider has a request, the second time with a tool's result: the client asks again, and
+    nothing is missing or there twice."""
+    program = tmp_path / "agent.py"
+    program.write_text(GATEWAY_AGENT)
+    lone.stop_daemon()
+    armed = Snap(lone.state_dir, {**lone.env, "SNAPSHOTD_FAILPOINT": f"engine.journal.sent:{number}"})
+    armed("daemon", "--restart")
+    agents = Agents(lone, "runc")
+    count = bash("echo x >> count; wc -l < count", "I count.")
+    with provider(tmp_path, count, count, {"text": "It is repaired."}) as at:
+        trajectory = agents.start(at, program)
+        agents.snap("attach", trajectory)
+        assert at.asked() == sorted([0, 1, 2, number - 1])
+    assert agents.names(trajectory) == ["start", "bash", "bash", "exit"]
+    assert [role for role, _ in agents.said(trajectory)] == ["user", *["assistant", "tool"] * 2, "assistant"]
+    assert agents.journal(trajectory) == [("model", "done"), ("tool", "done")] * 2 + [("model", "done")]
+    assert agents.files(trajectory) == {"count": "x\nx\n"}
+
+
 PATIENT = """
 import os, sys
 from snapshotd.agent import approve, tool

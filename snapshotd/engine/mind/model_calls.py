@@ -1,7 +1,8 @@
 """The journal of an agent that does not use our library: the recording gateway reads its mind from the wire.
 
     a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
-    a request                     is a MODEL entry: its outline (the messages themselves are the conversation)
+    a request                     is a MODEL entry: its outline (the messages themselves are the conversation). Where nothing is
+                                  answered from records, it is written while the provider has the request already
     a reply                       is that entry's result, as it came; what the model says joins the conversation, tools are intents
 
 In a replay recorded replies are sent again. The agent runs its tools itself, and when it hands in their results its
@@ -32,6 +33,7 @@ from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.errors import Denied, SnapshotdError, Unsupported
+from snapshotd.failpoints import hit
 from snapshotd.gateway.base import Api, ModelCall, RecordedReply, ReplyContent, ToolResult, TurnReply, TurnRequest
 from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, ToolCall, new_id
 
@@ -44,10 +46,13 @@ _TOLD = 2000
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn in the course of forwarding."""
+    """A turn in the course of forwarding. `opened`: its entry, once the provider has the request."""
 
-    opened: Open
+    intent: Intent
+    details: dict[str, Any]
     lane: Lane
+    results: list[ToolResult]
+    opened: Open | None = None
     step: threading.Thread | None = None
     failure: SnapshotdError | None = None
 
@@ -69,7 +74,15 @@ class ModelCalls:
         self._lock = threading.Lock()
 
     def turn(self, request: TurnRequest) -> RecordedReply | None:
-        """See `GatewayHandler.turn`."""
+        """See `GatewayHandler.turn`. Where no recorded reply can answer it, the request is read once the provider has
+        it."""
+        if self._recorder.is_answered or self._resumed:
+            return self._met(request)
+        self._recorder.replay.check()
+        return None
+
+    def _met(self, request: TurnRequest) -> RecordedReply | None:
+        """A recorded reply. None: the request is a turn that is forwarded."""
         lane, known = self._lane(request)
         replaying = self._recorder.replay.replaying
         results = [result for result in self._results(request, lane, known) if not self._replayed_result(lane, result)]
@@ -107,29 +120,52 @@ class ModelCalls:
             more["messages"] = [{"role": message.role, "content": message.content} for message in told]
         if reply is not None:
             more[REUSED] = reply.id
-        opened = self._recorder.begin(
-            Intent(new_id(), request.model[:200], outline, EntryKind.MODEL), {**lane.details, **more}
-        )
-        self._note({"turn": opened.entry.id})
-        turn = _Turn(opened, lane)
+        intent = Intent(new_id(), request.model[:200], outline, EntryKind.MODEL)
+        turn = _Turn(intent, {**lane.details, **more}, lane, results)
         if reply is not None:
-            return self._reuse(request, turn, results, reply)
+            return self._reuse(request, turn, self._begin(turn), reply)
         with self._lock:
             lane.asking += 1
             self._turns[id(request)] = turn
-        if results:
-            turn.step = threading.Thread(target=self._close_tools, args=(turn, results), name="gateway-step")
-            turn.step.start()
         return None
 
-    def replied(self, request: TurnRequest, reply: TurnReply) -> None:
-        """See `GatewayHandler.replied`."""
+    def sent(self, request: TurnRequest) -> None:
+        """See `GatewayHandler.sent`. A crash before this leaves a request that the agent repeats, as one before the
+        reply is recorded does."""
+        hit("engine.journal.sent")
+        if id(request) not in self._turns:
+            recorded = self._met(request)
+            assert recorded is None, "nothing is answered from records any more"
+        turn = self._turns[id(request)]
+        try:
+            turn.opened = self._begin(turn)
+        except BaseException:
+            self._forwarded(request)
+            raise
+        if turn.results:
+            turn.step = threading.Thread(target=self._close_tools, args=(turn,), name="gateway-step")
+            turn.step.start()
+
+    def _begin(self, turn: _Turn) -> Open:
+        opened = self._recorder.begin(turn.intent, turn.details)
+        self._note({"turn": opened.entry.id})
+        return opened
+
+    def _forwarded(self, request: TurnRequest) -> _Turn:
+        """The request is not on its way any more."""
         with self._lock:
             turn = self._turns.pop(id(request))
             turn.lane.asking -= 1
+        return turn
+
+    def replied(self, request: TurnRequest, reply: TurnReply) -> None:
+        """See `GatewayHandler.replied`."""
+        turn = self._forwarded(request)
         if turn.step is not None:
             turn.step.join()
-        self._recorder.pending.take(turn.opened.entry.id)
+        opened = turn.opened
+        assert opened is not None, "`sent` comes first"
+        self._recorder.pending.take(opened.entry.id)
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
         details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
@@ -141,7 +177,7 @@ class ModelCalls:
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
         if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
             error = turn.failure.message
-        self._recorder.end_model(turn.opened, status, result, error, details)
+        self._recorder.end_model(opened, status, result, error, details)
         if turn.failure is not None:
             raise turn.failure
         if reply.failed:
@@ -149,7 +185,7 @@ class ModelCalls:
         self._said(turn.lane, content)
         self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
         for call in calls:
-            self._open_tool(call, turn.opened.entry, turn.lane)
+            self._open_tool(call, opened.entry, turn.lane)
 
     def _captured(self, request: TurnRequest, reply: TurnReply) -> dict[str, Any]:
         """The tokens of a reply, as details of its entry. Token ids spell a secret that stands in the text, and no
@@ -170,25 +206,23 @@ class ModelCalls:
         except Unsupported:
             return None  # it was too large to be kept
 
-    def _reuse(
-        self, request: TurnRequest, turn: _Turn, results: list[ToolResult], reply: JournalEntry
-    ) -> RecordedReply:
+    def _reuse(self, request: TurnRequest, turn: _Turn, opened: Open, reply: JournalEntry) -> RecordedReply:
         """An earlier run's reply is recorded as this one's, after the results that the request brings, and goes to the agent."""
-        self._close_tools(turn, results)
+        self._close_tools(turn)
         recorded = wire_records.recorded(reply)
         content = request.reader.read_again(request, recorded)
-        self._recorder.pending.take(turn.opened.entry.id)
+        self._recorder.pending.take(opened.entry.id)
         failure = turn.failure
         status, error = (CallStatus.DONE, None) if failure is None else (CallStatus.FAILED, failure.message)
         details = {"gateway": True, "usage": {}, "stop_reason": content.stop_reason}
-        self._recorder.end_model(turn.opened, status, reply.result, error, details)
+        self._recorder.end_model(opened, status, reply.result, error, details)
         if failure is not None:
             raise failure
         self._said(turn.lane, content)
         calls = [ModelCall(call["id"], call["name"], call["arguments"]) for call in reply.result["calls"]]
         self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
         for call in calls:
-            self._open_tool(call, turn.opened.entry, turn.lane)
+            self._open_tool(call, opened.entry, turn.lane)
         return recorded
 
     # -- tools ---------------------------------------------------------------------------------------------------------
@@ -237,9 +271,9 @@ class ModelCalls:
                 if result.id in self._tools or (result.message >= known > 0 and result.id not in self._finished)
             ]
 
-    def _close_tools(self, turn: _Turn, results: list[ToolResult]) -> None:
+    def _close_tools(self, turn: _Turn) -> None:
         try:
-            for result in results:
+            for result in turn.results:
                 self._close_tool(result)
         except SnapshotdError as exc:
             turn.failure = exc

@@ -36,15 +36,23 @@ class Memory:
     """A handler that goes live, unless told otherwise, and remembers."""
 
     turns: list[TurnRequest] = field(default_factory=list)
+    on_their_way: list[TurnRequest] = field(default_factory=list)
     replies: list[tuple[TurnRequest, TurnReply]] = field(default_factory=list)
     on_turn: Callable[[TurnRequest], RecordedReply | None] = lambda request: None
+    on_sent: Callable[[], None] = lambda: None
     on_reply: Callable[[TurnReply], None] = lambda reply: None
 
     def turn(self, request: TurnRequest) -> RecordedReply | None:
         self.turns.append(request)
         return self.on_turn(request)
 
+    def sent(self, request: TurnRequest) -> None:
+        assert request not in self.on_their_way
+        self.on_their_way.append(request)
+        self.on_sent()
+
     def replied(self, request: TurnRequest, reply: TurnReply) -> None:
+        self.on_their_way.remove(request)
         self.replies.append((request, reply))
         self.on_reply(reply)
 

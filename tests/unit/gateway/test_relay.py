@@ -130,6 +130,56 @@ def test_the_reply_is_told_before_the_agent_can_act_on_it(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_handler_works_while_the_provider_thinks(path: str, stream: bool) -> None:
+    """The provider has the whole request, and nothing of its reply is passed on before the handler is ready."""
+    ready = threading.Event()
+    with served([{**SAYS[0], "hold": "thinks"}]) as (server, provider, memory):
+        at_the_provider: list[int] = []
+
+        def on_sent() -> None:
+            at_the_provider.append(len(poll(lambda: provider.requests)))
+            provider.release("thinks")
+            assert ready.wait(DEADLINE_S)
+
+        memory.on_sent = on_sent
+        answers: list[Any] = []
+        agent = threading.Thread(
+            target=lambda: answers.append(ask(server.port, path, {**BODIES[path], "stream": stream}))
+        )
+        agent.start()
+        poll(lambda: at_the_provider)
+        assert not answers
+        ready.set()
+        agent.join(DEADLINE_S)
+        assert answers[0].status == 200
+        assert at_the_provider == [1]
+        assert memory.reply.complete
+
+
+def test_a_request_that_the_provider_never_gets_is_told_all_the_same() -> None:
+    memory, told = Memory(), []
+    memory.on_sent = lambda: told.append(len(memory.replies))
+    with gateway("http://127.0.0.1:1", memory) as server:
+        assert ask(server.port, CHAT, BODIES[CHAT]).status == 502
+    assert told == [0]
+    assert memory.reply.failed
+
+
+def test_a_request_that_cannot_be_recorded_has_no_reply() -> None:
+    def on_sent() -> None:
+        raise OutOfSpace("The disk is full.")
+
+    with served(SAYS * 2) as (server, _, memory):
+        memory.on_sent = on_sent
+        answer = ask(server.port, CHAT, BODIES[CHAT])
+        assert (answer.status, "The disk is full." in str(answer.body)) == (OutOfSpace.http_status, True)
+        assert memory.replies == []
+        memory.on_sent = lambda: None
+        assert ask(server.port, CHAT, BODIES[CHAT]).status == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("stream", "cut_after"), [(True, 0), (True, 3), (False, 20)])
 def test_a_reply_is_cut_where_the_provider_cut_it(path: str, stream: bool, cut_after: int) -> None:
     with served([{"text": "Hello there, and good morning", "cut_after": cut_after}]) as (server, provider, memory):
