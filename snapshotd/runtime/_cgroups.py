@@ -24,6 +24,17 @@ def hierarchies() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(points))
 
 
+@cache
+def _freezers() -> tuple[tuple[Path, int], ...]:
+    """Mount points of the hierarchies that can freeze processes, with their version."""
+    found = {
+        Path(os.fsdecode(m.point)): 2 if m.fs_type == "cgroup2" else 1
+        for m in mounts.read_mountinfo()
+        if m.fs_type == "cgroup2" or (m.fs_type == "cgroup" and b"freezer" in m.options.split(b","))
+    }
+    return tuple(found.items())
+
+
 def swap_is_counted() -> bool:
     """True if a limit on memory plus swap can be set. False on version 1 without `swapaccount=1`."""
     memory = next((point for point in hierarchies() if (point / "memory.limit_in_bytes").exists()), None)
@@ -54,11 +65,8 @@ def children(path: str) -> set[str]:
 
 def thaw(path: str) -> None:
     """Let every task of the cgroup go on. Not an error when nothing is frozen or the cgroup is gone."""
-    for place in _places(path):
-        if os.path.exists(f"{place}/freezer.state"):
-            Cgroup(place, 1).thaw()
-        elif os.path.exists(f"{place}/cgroup.freeze"):
-            Cgroup(place, 2).thaw()
+    for point, version in _freezers():
+        Cgroup(f"{point}{path}", version).thaw()
 
 
 def kill(path: str) -> set[int]:

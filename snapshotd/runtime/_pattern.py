@@ -51,8 +51,9 @@ class Pattern:
 
     def order(self, container: ContainerID, config: dict[str, Any], owner: int) -> dict[str, Any]:
         """The starter's order for another sandbox of the kind."""
+        linux = {name: config["linux"][name] for name in ("readonlyPaths", "maskedPaths")}
         return {
-            "config": config,
+            "config": {**config, "linux": linux},
             "owner": owner,
             "filters": self.filters,
             "cgroups": [

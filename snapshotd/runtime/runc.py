@@ -97,7 +97,9 @@ class RuncRuntime(Runtime):
         return None
 
     def create(self, spec: ContainerSpec) -> Container:
-        reason = self.unavailable()
+        kind = replace(spec, id=ContainerID(""), run_dir=spec.run_dir.parent, image_name="")
+        pattern = self._patterns.get(kind) if spec.run_dir.name == spec.id else None
+        reason = self.unavailable() if pattern is None else None
         if reason is not None:
             raise Unsupported(reason)
         if spec.network is Network.BRIDGE:
@@ -109,7 +111,7 @@ class RuncRuntime(Runtime):
             self._creating += 1
         try:
             try:
-                return self._start(spec)
+                return self._start(spec, kind, pattern)
             finally:
                 with self._lock:
                     self._creating -= 1
@@ -186,17 +188,18 @@ class RuncRuntime(Runtime):
     def _known_as(self, container_id: ContainerID) -> RuncContainer:
         return RuncContainer(self._runc, self._state_dir, container_id)
 
-    def _start(self, spec: ContainerSpec) -> Container:
-        root = self._make_directories()
+    def _start(self, spec: ContainerSpec, kind: ContainerSpec, pattern: Pattern | None) -> Container:
+        root = self._run_dir / "root"
+        if pattern is None or not root.is_dir():
+            self._make_directories(root)
         check_share_dir(spec)
         bundle = self._bundle(spec.id)
         bundle.mkdir(mode=0o700)
         if spec.network is Network.BRIDGE:
             (spec.run_dir / _oci.RESOLV_CONF).write_text(f"nameserver {_slirp.NAMESERVER}\n")
             (spec.run_dir / _oci.RESOLV_CONF).chmod(0o644)
-        kind = replace(spec, id=ContainerID(""), run_dir=spec.run_dir.parent, image_name="")
-        if spec.run_dir.name == spec.id and kind in self._patterns:
-            made = self._make_like(self._patterns[kind], spec, root)
+        if pattern is not None:
+            made = self._make_like(pattern, spec, root)
             if made is not None:
                 return made
         made = self._run(spec, root)
@@ -293,9 +296,8 @@ class RuncRuntime(Runtime):
         finally:
             os.close(fd)
 
-    def _make_directories(self) -> Path:
+    def _make_directories(self, root: Path) -> None:
         """The run directory with the stub root in it. Modes are set explicitly: the daemon's umask may be anything."""
-        root = self._run_dir / "root"
         if not self._run_dir.exists():
             self._run_dir.mkdir(parents=True, exist_ok=True)
             self._run_dir.chmod(0o711)
@@ -309,7 +311,6 @@ class RuncRuntime(Runtime):
         resolv_conf = root / "etc" / _oci.RESOLV_CONF
         resolv_conf.touch()
         resolv_conf.chmod(0o644)
-        return root
 
     def _reap_init(self, container_id: ContainerID) -> None:
         with self._lock:
