@@ -13,6 +13,7 @@ Files in the driver's run directory (all of it may be deleted when nothing runs)
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
@@ -37,6 +38,7 @@ from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, IdMap, Network, short
 
+_log = logging.getLogger(__name__)
 _START_DEADLINE_S = 60.0
 _NO_KEYRING = "--no-new-keyring"
 """Sandboxes cannot use keyrings, and all of them together may have 200 (kernel.keys.maxkeys, by user): hundreds would
@@ -202,6 +204,8 @@ class RuncRuntime(Runtime):
             made = self._make_like(pattern, spec, root)
             if made is not None:
                 return made
+            with self._lock:
+                self._patterns.pop(kind, None)  # the machine may have changed, its processors for instance
         made = self._run(spec, root)
         if spec.run_dir.name == spec.id and self._id_map is not None:
             self._learn(kind, made)
@@ -266,12 +270,15 @@ class RuncRuntime(Runtime):
         return Container(spec.id, pid, self._id_map)
 
     def _learn(self, kind: ContainerSpec, container: Container) -> None:
-        """Remember a container that runc has made as the pattern of its kind."""
-        filters = self._starter.filters(container, container.id)
-        if filters is None:
-            return
-        state = self._state_dir / container.id / "state.json"
-        pattern = learn(container.id, self._container_cgroup(container.id), state, filters)
+        """Remember a container that runc has made as the pattern of its kind, if it can be one."""
+        pattern = None
+        try:
+            filters = self._starter.filters(container, container.id)
+            if filters is not None:
+                state = self._state_dir / container.id / "state.json"
+                pattern = learn(container.id, self._container_cgroup(container.id), state, filters)
+        except (OSError, SandboxFailed):
+            _log.info("container %s is no pattern for others", short(container.id), exc_info=True)
         if pattern is not None:
             with self._lock:
                 self._patterns[kind] = pattern
