@@ -9,15 +9,17 @@ import pytest
 
 from tests.capabilities import require
 
-_KILLED_WHILE_IT_WAITS = """
+_KILLED_WHILE_IT_WAITS = r"""
 import os, signal
 from snapshotd.kernel.namespaces import user_namespace
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import IdMap
 read = os.read
 def die(fd, count):
-    read(fd, count)  # the helper is ready
-    os.kill(os.getpid(), signal.SIGKILL)
+    data = read(fd, count)
+    if any(word in data for word in (b"\0", b"ready", b"unmapped")):  # the helper waits
+        os.kill(os.getpid(), signal.SIGKILL)
+    return data
 os.read = die
 ORDER = {{
     "config": {{"process": {{"oomScoreAdj": 0, "rlimits": []}}}}, "owner": 1_800_000_000, "filters": [], "cgroups": []
