@@ -173,7 +173,8 @@ class Config:
         "SNAPSHOTD_EXEC",
         "starter",
         "`starter`",
-        "Starter of commands in sandboxes. `runc`: `runc exec`, with the same confinement, and slower.",
+        "Starter of commands in sandboxes, and maker of sandboxes. `runc`: `runc exec` and `runc run`, with the same "
+        "confinement, and slower.",
         _starts_with,
         "`starter` or `runc`",
     )

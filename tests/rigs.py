@@ -36,7 +36,9 @@ def runc(instance: str, directory: Path, tree: Path, id_map: IdMap | None) -> Ri
     """A rig for the runc driver, whose run directory is `runc` in `directory`."""
     keeper, starter = KeeperClient(directory / "keeper" / "keeper.sock"), Starter()
     runtime = RuncRuntime(instance, directory / "runc", id_map, keeper=keeper, starter=starter)
-    return Rig(runtime, directory, tree, _init(), keeper=keeper, starter=starter)
+    return Rig(
+        runtime, directory, tree, _init(), keeper=keeper, starter=starter, with_user_namespaces=id_map is not None
+    )
 
 
 def docker(instance: str, directory: Path, tree: Path, engine: Engine) -> Rig:

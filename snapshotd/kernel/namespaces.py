@@ -175,12 +175,17 @@ def _user_namespace(extents: str) -> int:
         os.waitpid(pid, 0)
 
 
-def mapped(pid: int, extents: str) -> int:
-    """A file descriptor of the new user namespace in which the process is, given its map of user and group ids.
-    OSError."""
+def write_map(pid: int, extents: str) -> None:
+    """Give the new user namespace in which the process is its map of user and group ids. OSError."""
     for kind in ("uid_map", "gid_map"):
         with open(f"/proc/{pid}/{kind}", "w") as f:
             f.write(extents)
+
+
+def mapped(pid: int, extents: str) -> int:
+    """A file descriptor of the new user namespace in which the process is, given its map of user and group ids.
+    OSError."""
+    write_map(pid, extents)
     return os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
 
 

@@ -24,6 +24,17 @@ def hierarchies() -> tuple[Path, ...]:
     return tuple(dict.fromkeys(points))
 
 
+@cache
+def _freezers() -> tuple[tuple[Path, int], ...]:
+    """Mount points of the hierarchies that can freeze processes, with their version."""
+    found = {
+        Path(os.fsdecode(m.point)): 2 if m.fs_type == "cgroup2" else 1
+        for m in mounts.read_mountinfo()
+        if m.fs_type == "cgroup2" or (m.fs_type == "cgroup" and b"freezer" in m.options.split(b","))
+    }
+    return tuple(found.items())
+
+
 def swap_is_counted() -> bool:
     """True if a limit on memory plus swap can be set. False on version 1 without `swapaccount=1`."""
     memory = next((point for point in hierarchies() if (point / "memory.limit_in_bytes").exists()), None)
@@ -32,8 +43,13 @@ def swap_is_counted() -> bool:
 
 def directories(path: str) -> list[Path]:
     """Directories of the cgroup `path` ("/a/b"), one per hierarchy."""
-    found = (point / path.lstrip("/") for point in hierarchies())
-    return [directory for directory in found if directory.is_dir()]
+    return [Path(place) for place in _places(path) if os.path.isdir(place)]
+
+
+def _places(path: str) -> list[str]:
+    """The places of the cgroup's directories, which need not be there. As text: a sandbox's end goes through them again
+    and again."""
+    return [f"{point}{path}" for point in hierarchies()]
 
 
 def children(path: str) -> set[str]:
@@ -49,25 +65,24 @@ def children(path: str) -> set[str]:
 
 def thaw(path: str) -> None:
     """Let every task of the cgroup go on. Not an error when nothing is frozen or the cgroup is gone."""
-    for directory in directories(path):
-        if (directory / "freezer.state").exists():
-            Cgroup(str(directory), 1).thaw()
-        elif (directory / "cgroup.freeze").exists():
-            Cgroup(str(directory), 2).thaw()
+    for point, version in _freezers():
+        Cgroup(f"{point}{path}", version).thaw()
 
 
-def kill(path: str) -> None:
-    """SIGKILL to every process of the cgroup, repeated for processes that were just being forked. Returns before they
-    have ended."""
-    for directory in directories(path):
-        for pid in processes(directory):
-            _kill_member(pid, path)
+def kill(path: str) -> set[int]:
+    """SIGKILL to every process of the cgroup, which are returned, perhaps before they have ended. Not to those that are
+    just being forked: call it until none is left."""
+    found = {pid for place in _places(path) for pid in _processes(place)}
+    for pid in found:
+        _kill_member(pid, path)
+    return found
 
 
-def processes(directory: Path) -> list[int]:
+def _processes(place: str) -> list[int]:
     """Process ids in one cgroup directory; empty when it is gone."""
     try:
-        return [int(word) for word in (directory / "cgroup.procs").read_bytes().split()]
+        with open(f"{place}/cgroup.procs", "rb", buffering=0) as f:
+            return [int(word) for word in f.readall().split()]
     except OSError as exc:
         if exc.errno in (errno.ENOENT, errno.ENODEV):
             return []
@@ -98,9 +113,9 @@ def remove(path: str) -> None:
     """
     deadline = time.monotonic() + _EMPTY_DEADLINE_S
     delay = 0.0005
-    while left := [directory for directory in directories(path) if not _remove_directory(directory)]:
+    while left := [place for place in _places(path) if not _remove_directory(place)]:
         if time.monotonic() > deadline:
-            pids = sorted({pid for directory in left for pid in processes(directory)})
+            pids = sorted({pid for place in left for pid in _processes(place)})
             raise SandboxFailed(
                 f"the cgroup {left[0]} cannot be removed: processes {pids} do not end (stuck in the kernel); try again"
             )
@@ -111,23 +126,30 @@ def remove(path: str) -> None:
 
 def remove_if_empty(path: str) -> None:
     """Remove the cgroup's own directories where nothing is in them."""
-    for directory in directories(path):
+    for place in _places(path):
         try:
-            os.rmdir(directory)
+            os.rmdir(place)
         except OSError as exc:
             if exc.errno not in (errno.EBUSY, errno.ENOTEMPTY, errno.ENOENT):
                 raise
 
 
-def _remove_directory(directory: Path) -> bool:
-    nested = [Path(parent) for parent, _, _ in os.walk(directory, topdown=False)]
+def _remove_directory(place: str) -> bool:
+    """Remove a cgroup directory with those in it; False: a process is in one. Most have no other in them."""
     try:
-        for each in nested:
-            os.rmdir(each)
+        os.rmdir(place)
     except FileNotFoundError:
-        return not directory.exists()
+        return True
     except OSError as exc:
-        if exc.errno in (errno.EBUSY, errno.ENOTEMPTY):
-            return False
-        raise
+        if exc.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        nested = [entry.path for entry in _entries(place) if entry.is_dir(follow_symlinks=False)]
+        return bool(nested) and all(map(_remove_directory, nested)) and _remove_directory(place)
     return True
+
+
+def _entries(place: str) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(place))
+    except FileNotFoundError:
+        return []

@@ -81,7 +81,7 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
         "ociVersion": "1.0.2",
         "hostname": FIRST_HOSTNAME,
         "root": {"path": str(placement.root), "readonly": True},
-        "process": process(ExecSpec(argv=INIT_ARGV, cwd="/", env={"PATH": DEFAULT_PATH})),
+        "process": process(ExecSpec(argv=INIT_ARGV, cwd="/", env={"PATH": DEFAULT_PATH, "HOME": "/"})),
         "mounts": _mounts(spec, id_map),
         "linux": {
             "namespaces": _namespaces(placement.user_namespace),

@@ -29,27 +29,21 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
     begin = time.monotonic()
     delay = 0.0005
     while True:
+        left = set[int]()
         for path in cgroups:
             _cgroups.thaw(path)
-            _cgroups.kill(path)
+            left |= _cgroups.kill(path)
         reaped = CHILDREN.reap_all(container_id)
-        left = sorted(
-            {
-                pid
-                for path in cgroups
-                for directory in _cgroups.directories(path)
-                for pid in _cgroups.processes(directory)
-            }
-        )
         if reaped and not left and (init_pidfd is None or poll_fd(init_pidfd, 0)):
             return
         if time.monotonic() > begin + _SWEEP_AFTER_S:
             CHILDREN.sweep()
         if time.monotonic() > begin + _END_DEADLINE_S:
             raise SandboxFailed(
-                f"processes {left} of container {short(container_id)} do not end (stuck in the kernel); try again"
+                f"processes {sorted(left)} of container {short(container_id)} do not end (stuck in the kernel); try again"
             )
-        time.sleep(delay)  # no single event tells that the last of several processes has ended
+        if init_pidfd is None or poll_fd(init_pidfd, delay):
+            time.sleep(delay)  # no single event tells that the last of several processes has ended
         delay = min(delay * 2, 0.01)
 
 

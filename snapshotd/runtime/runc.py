@@ -1,6 +1,9 @@
 """The `runc` driver: containers without any engine. Needs root, runc 1.1 or newer, and for outbound network
 slirp4netns.
 
+runc makes the first container of each kind (limits and network). With user namespaces, the starter makes the others like
+it, in a third of the processor's time, and what it cannot make runc does.
+
 Files in the driver's run directory (all of it may be deleted when nothing runs):
     root/               the stub root that every container starts on, read-only
     state/<id>/         runc's own state
@@ -10,12 +13,15 @@ Files in the driver's run directory (all of it may be deleted when nothing runs)
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import threading
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
@@ -24,6 +30,7 @@ from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
 from snapshotd.runtime._attach import attached
 from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
+from snapshotd.runtime._pattern import Pattern, learn
 from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
 from snapshotd.runtime.base import Container, ContainerSpec, ExecSpec, Process, Runtime
@@ -31,12 +38,15 @@ from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, IdMap, Network, short
 
+_log = logging.getLogger(__name__)
 _START_DEADLINE_S = 60.0
 _NO_KEYRING = "--no-new-keyring"
 """Sandboxes cannot use keyrings, and all of them together may have 200 (kernel.keys.maxkeys, by user): hundreds would
 not start."""
 _OWNERS = 1 << 20
 """Users of the host that user namespaces may belong to."""
+_PATTERNS_MAX = 16
+"""Each has some 100 KiB."""
 _STRIPES = 64
 """Locks that make the removals of one container follow one another; removals of different containers run side by
 side."""
@@ -61,7 +71,8 @@ class RuncRuntime(Runtime):
         starter: Starter | None = None,
     ) -> None:
         """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the
-        daemon; `starter`: starts the others where it can, and makes user namespaces; None: runc starts all."""
+        daemon; `starter`: makes containers and starts the other commands where it can, and makes user namespaces; None: runc
+        makes and starts all."""
         self._run_dir = run_dir
         self._id_map = id_map
         self._runc = runc
@@ -70,6 +81,7 @@ class RuncRuntime(Runtime):
         self._cgroup = f"/snapshotd-{instance}"
         self._lock = threading.Lock()
         self._creating = 0
+        self._patterns: OrderedDict[ContainerSpec, Pattern] = OrderedDict()
         self._init_fds: dict[ContainerID, int] = {}
         self._destroying = [threading.Lock() for _ in range(_STRIPES)]
 
@@ -87,7 +99,9 @@ class RuncRuntime(Runtime):
         return None
 
     def create(self, spec: ContainerSpec) -> Container:
-        reason = self.unavailable()
+        kind = replace(spec, id=ContainerID(""), run_dir=spec.run_dir.parent, image_name="")
+        pattern = self._patterns.get(kind) if spec.run_dir.name == spec.id else None
+        reason = self.unavailable() if pattern is None else None
         if reason is not None:
             raise Unsupported(reason)
         if spec.network is Network.BRIDGE:
@@ -99,7 +113,7 @@ class RuncRuntime(Runtime):
             self._creating += 1
         try:
             try:
-                return self._start(spec)
+                return self._start(spec, kind, pattern)
             finally:
                 with self._lock:
                     self._creating -= 1
@@ -176,14 +190,30 @@ class RuncRuntime(Runtime):
     def _known_as(self, container_id: ContainerID) -> RuncContainer:
         return RuncContainer(self._runc, self._state_dir, container_id)
 
-    def _start(self, spec: ContainerSpec) -> Container:
-        root = self._make_directories()
+    def _start(self, spec: ContainerSpec, kind: ContainerSpec, pattern: Pattern | None) -> Container:
+        root = self._run_dir / "root"
+        if pattern is None or not root.is_dir():
+            self._make_directories(root)
         check_share_dir(spec)
         bundle = self._bundle(spec.id)
         bundle.mkdir(mode=0o700)
         if spec.network is Network.BRIDGE:
             (spec.run_dir / _oci.RESOLV_CONF).write_text(f"nameserver {_slirp.NAMESERVER}\n")
             (spec.run_dir / _oci.RESOLV_CONF).chmod(0o644)
+        if pattern is not None:
+            made = self._make_like(pattern, spec, root)
+            if made is not None:
+                return made
+            with self._lock:
+                self._patterns.pop(kind, None)  # the machine may have changed, its processors for instance
+        made = self._run(spec, root)
+        if spec.run_dir.name == spec.id and self._id_map is not None:
+            self._learn(kind, made)
+        return made
+
+    def _run(self, spec: ContainerSpec, root: Path) -> Container:
+        """Have runc make a container."""
+        bundle = self._bundle(spec.id)
         log, pid_file = bundle / "run.log", bundle / "init.pid"
         argv = self._known_as(spec.id).command(
             log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id
@@ -216,6 +246,49 @@ class RuncRuntime(Runtime):
             _slirp.start(bundle, pid, user_namespace=self._id_map is not None)
         return Container(spec.id, pid, self._id_map)
 
+    def _make_like(self, pattern: Pattern, spec: ContainerSpec, root: Path) -> Container | None:
+        """Have the starter make a container like one that runc made. None: it cannot, and nothing is left."""
+        assert self._id_map is not None
+        cgroup, bundle = self._container_cgroup(spec.id), self._bundle(spec.id)
+        config = _oci.bundle(spec, self._id_map, _oci.Placement(root, cgroup, swap_is_counted=False))
+        with CHILDREN.starting():
+            pid = self._starter.make(spec.id, pattern.order(spec.id, config, self._owner(spec.id)), self._id_map)
+            if pid is not None:
+                pidfd = os.pidfd_open(pid)
+                with self._lock:
+                    self._init_fds[spec.id] = pidfd
+        if pid is None:
+            end_all(spec.id, [cgroup], None)
+            _cgroups.remove(cgroup)
+            return None
+        state = self._state_dir / spec.id
+        state.mkdir(mode=0o711)
+        (state / "state.json").write_text(pattern.record_of(spec.id, pid))
+        (bundle / "init.pid").write_text(str(pid))
+        if spec.network is Network.BRIDGE:
+            _slirp.start(bundle, pid, user_namespace=True)
+        return Container(spec.id, pid, self._id_map)
+
+    def _learn(self, kind: ContainerSpec, container: Container) -> None:
+        """Remember a container that runc has made as the pattern of its kind, if it can be one."""
+        pattern = None
+        try:
+            filters = self._starter.filters(container, container.id)
+            if filters is not None:
+                state = self._state_dir / container.id / "state.json"
+                pattern = learn(container.id, self._container_cgroup(container.id), state, filters)
+        except (OSError, SandboxFailed):
+            _log.info("container %s is no pattern for others", short(container.id), exc_info=True)
+        if pattern is not None:
+            with self._lock:
+                self._patterns[kind] = pattern
+                while len(self._patterns) > _PATTERNS_MAX:
+                    self._patterns.popitem(last=False)
+
+    def _owner(self, container_id: ContainerID) -> int:
+        assert self._id_map is not None
+        return self._id_map.base + self._id_map.count + zlib.crc32(container_id.encode()) % _OWNERS
+
     @contextmanager
     def _user_namespace(self, container_id: ContainerID) -> Iterator[str | None]:
         """The path of a new one, for as long as it takes to start the container in it. Each belongs to a user of its
@@ -224,16 +297,14 @@ class RuncRuntime(Runtime):
         if self._id_map is None:
             yield None
             return
-        owner = self._id_map.base + self._id_map.count + zlib.crc32(container_id.encode()) % _OWNERS
-        fd = self._starter.user_namespace(container_id, self._id_map, owner)
+        fd = self._starter.user_namespace(container_id, self._id_map, self._owner(container_id))
         try:
             yield f"/proc/{os.getpid()}/fd/{fd}"
         finally:
             os.close(fd)
 
-    def _make_directories(self) -> Path:
+    def _make_directories(self, root: Path) -> None:
         """The run directory with the stub root in it. Modes are set explicitly: the daemon's umask may be anything."""
-        root = self._run_dir / "root"
         if not self._run_dir.exists():
             self._run_dir.mkdir(parents=True, exist_ok=True)
             self._run_dir.chmod(0o711)
@@ -247,7 +318,6 @@ class RuncRuntime(Runtime):
         resolv_conf = root / "etc" / _oci.RESOLV_CONF
         resolv_conf.touch()
         resolv_conf.chmod(0o644)
-        return root
 
     def _reap_init(self, container_id: ContainerID) -> None:
         with self._lock:

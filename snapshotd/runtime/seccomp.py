@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import platform
+from functools import cache
 from typing import Any
 
 _FILES = """
@@ -81,8 +82,9 @@ def _argument(operator: str, value: int, second: int = 0) -> dict[str, Any]:
     return {"index": 0, "op": f"SCMP_CMP_{operator}", "value": value, "valueTwo": second}
 
 
+@cache
 def profile() -> dict[str, Any]:
-    """The value of `linux.seccomp` in an OCI configuration, for this machine's architecture.
+    """The value of `linux.seccomp` in an OCI configuration, for this machine's architecture. Shared: do not change it.
 
     Names that a runtime's libseccomp does not know are skipped by it. `socketcall` (32-bit) is left out because it
     hides the socket family in memory; C libraries have used the direct calls since 2015.

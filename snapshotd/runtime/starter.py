@@ -1,4 +1,5 @@
-"""The daemon's side of the starter (starter_main.py), which starts commands without `runc exec`.
+"""The daemon's side of the starter (starting/main.py), which makes sandboxes without `runc run` and starts commands without
+`runc exec`.
 
 A sandbox whose confinement the starter cannot copy in full (a security module's profile, a kernel that does not tell
 its system call filter) is left to runc.
@@ -24,10 +25,11 @@ from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.namespaces import mapped, refused
-from snapshotd.runtime import _cgroups, starter_main
+from snapshotd.kernel.namespaces import mapped, refused, write_map
+from snapshotd.runtime import _cgroups
 from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container
+from snapshotd.runtime.starting import main as starting
 from snapshotd.types import ContainerID, IdMap, short
 
 _log = logging.getLogger(__name__)
@@ -35,7 +37,7 @@ _START_DEADLINE_S = 60.0
 """A frozen sandbox keeps a start waiting until it is thawed; after this it does not begin any more. A sandbox can make
 execve(2) take for ever, too (a program on files that a dead process serves)."""
 _ANSWER_DEADLINE_S = 70.0
-_RESIDENTS_MAX = 64
+_RESIDENTS_MAX = 128
 """Each has some 2 MiB of its own, on its sandbox's account."""
 
 
@@ -68,7 +70,7 @@ class Starter:
 
     def __init__(self, *, used: bool = True) -> None:
         self.used = used
-        """False: runc starts every command."""
+        """False: runc makes every sandbox and starts every command."""
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._residents: OrderedDict[ContainerID, _Resident | None] = OrderedDict()
@@ -129,14 +131,66 @@ class Starter:
         finally:
             if found is None:
                 ours.close()
+        return self._know(container.id, found)
+
+    def _know(self, container: ContainerID, found: _Resident | None) -> _Resident | None:
+        """Remember a sandbox's resident, and let those go that were used longest ago; the one that is there already if
+        there is one."""
         with self._lock:
-            known = self._residents.setdefault(container.id, found)
+            known = self._residents.setdefault(container, found)
             oldest = list(self._residents)[: max(0, len(self._residents) - _RESIDENTS_MAX)]
             gone = [self._residents.pop(key) for key in oldest]
         for resident in (*gone, *([found] if known is not found else [])):
             if resident is not None:
                 resident.let_go()
         return known
+
+    def filters(self, container: Container, name: str) -> list[tuple[str, int]] | None:
+        """The system call filters of a sandbox's init, as `make` takes them in an order; None: they cannot be told. `name`
+        as `start`. Raises SandboxFailed when the sandbox is gone."""
+        if not self.used:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            answer = _ask(container.id, self._send, {"look": container.pid, "name": name}, [theirs.fileno()])
+        _end(answer)
+        found: list[tuple[str, int]] | None = answer.get("filters")
+        return found
+
+    def make(self, container: ContainerID, order: dict[str, Any], id_map: IdMap) -> int | None:
+        """Make a sandbox, with its resident: the process id of its init, a child of this process, once it runs. None: it
+        could not be made, and what there is of it has no process that is not in its cgroups. Raises SandboxFailed."""
+        if not self.used:
+            return None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.settimeout(_ANSWER_DEADLINE_S)
+
+        def told(line: dict[str, Any]) -> None:
+            if "unmapped" in line:
+                write_map(line["unmapped"], f"0 {id_map.base} {id_map.count}\n")
+                ours.send(b".")
+
+        made = False
+        answer: dict[str, Any] = {}
+        try:
+            with theirs:
+                answer = _ask(container, self._send, order, [theirs.fileno()], told)
+            made = "ready" in answer and "error" not in answer
+        except OSError as exc:  # the map is refused, or the process was killed
+            answer["unable"] = str(exc)
+        finally:
+            if not made:
+                ours.close()
+        if not made:
+            _end(answer)
+            if "init" in answer:
+                kill_and_reap(answer["init"])
+            _log.warning("container %s is left to runc: %s", short(container), answer)
+            return None
+        CHILDREN.add(container, ChildProcess(answer["pid"], -1, -1))
+        self._know(container, _Resident(ours))
+        init: int = answer["init"]
+        return init
 
     def user_namespace(self, container: ContainerID, id_map: IdMap, owner: int) -> int:
         """A file descriptor of a user namespace for a container to live in, which belongs to the host's user `owner`.
@@ -197,14 +251,18 @@ class Starter:
 
 
 def _ask(
-    container: ContainerID, send: Callable[[Sequence[int]], None], request: dict[str, Any], more: Sequence[int]
+    container: ContainerID,
+    send: Callable[[Sequence[int]], None],
+    request: dict[str, Any],
+    more: Sequence[int],
+    told: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Have a process started; all that was answered. ConnectionError: nobody has taken the request. SandboxFailed: the
-    sandbox is gone, or nothing came of it in time."""
+    """Have a process started; all that was answered. `told` gets each line of it as it comes. ConnectionError: nobody has
+    taken the request. SandboxFailed: the sandbox is gone, or nothing came of it in time."""
     request_fd = os.memfd_create("request")
     answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
     answer: dict[str, Any] = {}
-    said = b""
+    rest = b""
     deadline = time.monotonic() + _ANSWER_DEADLINE_S
     try:
         os.write(request_fd, json.dumps(request).encode())
@@ -215,17 +273,18 @@ def _ask(
         complete = False
         while not complete and poll_fd(answer_r, deadline - time.monotonic()):
             data = os.read(answer_r, 1 << 16)
-            said += data
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                answer.update(one := json.loads(line))
+                told(one)
             complete = not data
     finally:
         os.close(request_fd)
         os.close(answer_r)
-    for line in said.splitlines():
-        answer.update(json.loads(line))
     if not complete:
         _end(answer)
         raise SandboxFailed(f"a command did not start in container {short(container)} in time; stop it")
-    if "gone" in answer or not said:
+    if "gone" in answer or not answer:
         _end(answer)
         raise SandboxFailed(f"container {short(container)} is gone")
     return answer
@@ -243,7 +302,7 @@ def _spawn() -> socket.socket:
         program = _read_only(os.path.realpath(sys.executable))
         try:
             child = subprocess.Popen(
-                [sys.executable, "-I", "-S", starter_main.__file__, str(theirs.fileno())],
+                [sys.executable, "-I", "-S", starting.__file__, str(theirs.fileno())],
                 executable=f"/proc/self/fd/{program}",
                 stdin=subprocess.DEVNULL,
                 cwd="/",

@@ -50,8 +50,10 @@ class Rig:
         *,
         keeper: Keeper,
         starter: Starter,
+        with_user_namespaces: bool = False,
     ) -> None:
-        """`keeper` and `starter` are the driver's."""
+        """`keeper` and `starter` are the driver's. `with_user_namespaces`: its containers have their own."""
+        self.with_user_namespaces = with_user_namespaces
         self._starter = starter
         self.runtime = runtime
         self.keeper = keeper
@@ -66,7 +68,7 @@ class Rig:
 
     @contextlib.contextmanager
     def by_runc(self) -> Iterator[None]:
-        """Commands are started by `runc exec`."""
+        """Commands are started by `runc exec`, and containers by `runc run`."""
         self._starter.used = False
         try:
             yield

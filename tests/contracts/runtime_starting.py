@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import socket
 import stat
@@ -18,8 +19,10 @@ from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed
 from snapshotd.kernel import cgroup
 from snapshotd.kernel.processes import in_own_namespace
 from snapshotd.runtime import starter
+from snapshotd.runtime._pattern import Pattern
 from snapshotd.runtime.base import Container
-from tests.contracts.runtime_rig import DEADLINE_S, Rig, read_all
+from snapshotd.runtime.starter import Starter
+from tests.contracts.runtime_rig import DEADLINE_S, Rig, namespace, read_all
 from tests.keeper_rig import eventually
 
 _PROBE = r"""
@@ -96,6 +99,141 @@ def check_a_terminal_looks_as_by_runc(rig: Rig) -> None:
             by_starter, by_runc = _twice(rig, look)
             assert by_starter == by_runc, set(by_starter) ^ set(by_runc)  # type: ignore[call-overload]
             assert "size 21 43" in by_starter  # type: ignore[operator]
+
+
+_STATUS_OF_ONE = (
+    "Tgid",
+    "Pid",
+    "FDSize",
+    "NSpid",
+    "NStgid",
+    "NSpgid",
+    "NSsid",
+    "SigQ",
+    "Vm",
+    "Rss",
+    "voluntary",
+    "nonvol",
+)
+_USE = re.compile(r"usage|stat|failcnt|procs|tasks|threads|pressure|event|slabinfo|peak|current|blkio|time")
+"""Files of a cgroup that tell of its use, not of its limits."""
+
+
+def check_a_sandbox_looks_as_by_runc(rig: Rig) -> None:
+    """One that the starter makes: its mounts, devices, namespaces, cgroups, filter, loopback, and all that /proc says of
+    its init."""
+    if rig.runtime.name != "runc":
+        return
+    rig.runtime.destroy(rig.runtime.create(rig.spec()).id)  # the pattern of the others
+    kept = rig.runtime.create(rig.spec())  # so that what they share is there
+
+    def look() -> tuple[bool, dict[str, object]]:
+        container = rig.runtime.create(rig.spec())
+        try:
+            return bool(_residents(container)), {**_seen(container), "filters": _filters(container)}
+        finally:
+            rig.runtime.destroy(container.id)
+
+    try:
+        by_starter, by_runc = _twice(rig, look)
+    finally:
+        rig.runtime.destroy(kept.id)
+    (was_starter, one), (was_runc, other) = by_starter, by_runc  # type: ignore[misc]
+    assert (was_starter, was_runc) == (rig.with_user_namespaces, False)
+    different = {what: (one.get(what), other.get(what)) for what in one.keys() | other.keys()}
+    different = {what: pair for what, pair in different.items() if pair[0] != pair[1]}
+    assert not different, different
+
+
+def _filters(container: Container) -> object:
+    """Asked of a starter of its own: the rig's may be switched off."""
+    asked = Starter()
+    try:
+        return asked.filters(container, container.id)
+    finally:
+        asked.close()
+
+
+def _seen(container: Container) -> dict[str, object]:
+    proc = Path(f"/proc/{container.pid}")
+
+    def text(name: str) -> str:
+        try:
+            return (proc / name).read_text().replace(container.id, "ID").replace(str(container.pid), "PID")
+        except OSError as exc:
+            return str(exc.strerror)
+
+    names = "limits cgroup oom_score_adj uid_map gid_map setgroups environ cmdline loginuid sessionid timerslack_ns personality"
+    found: dict[str, object] = {
+        name: text(name) for name in f"{names} attr/current coredump_filter net/fib_trie net/dev".split()
+    }
+    found["status"] = [line for line in text("status").splitlines() if not line.startswith(_STATUS_OF_ONE)]
+    found["mounts"] = _mounts_of(text("mountinfo"))
+    found["fds"] = [os.readlink(proc / "fd" / name) for name in ("0", "1", "2")]
+    found["fd count"] = len(os.listdir(proc / "fd"))
+    found["links"] = [os.readlink(proc / name).replace(container.id, "ID") for name in ("cwd", "root", "exe")]
+    found["own namespaces"] = [
+        kind for kind in sorted(os.listdir(proc / "ns")) if namespace(container.pid, kind) != namespace("self", kind)
+    ]
+    for directory, _, files in os.walk(proc / "root" / "dev"):
+        for path in (Path(directory), *(Path(directory) / name for name in files)):
+            about = path.lstat()
+            link = os.readlink(path) if path.is_symlink() else ""
+            owner = [one if _is_inside(container, one) else "nobody" for one in (about.st_uid, about.st_gid)]
+            found[str(path.relative_to(proc))] = about.st_mode, owner, about.st_rdev, link
+    for hierarchy in Path("/sys/fs/cgroup").iterdir():
+        for file in hierarchy.glob(f"snapshotd-*/{container.id}/*"):
+            if not _USE.search(file.name):
+                with contextlib.suppress(OSError):  # it is for writing only
+                    found[f"{hierarchy.name}/{file.name}"] = file.read_text()
+    return found
+
+
+def _is_inside(container: Container, host_id: int) -> bool:
+    """True if a user or group of the host has a number in the container."""
+    known = container.id_map
+    return known is None or known.base <= host_id < known.base + known.count
+
+
+def _mounts_of(mountinfo: str) -> list[str]:
+    """The lines, each mount and each file system without a device by its number in the list."""
+    lines = [line.split() for line in mountinfo.splitlines()]
+    ids, devices = [line[0] for line in lines], list(dict.fromkeys(line[2] for line in lines))
+    return [
+        f"{ids.index(line[1]) if line[1] in ids else -1} {devices.index(line[2])} {' '.join(line[3:])}"
+        for line in lines
+    ]
+
+
+def check_a_sandbox_that_the_starter_cannot_make_is_made_by_runc(rig: Rig) -> None:
+    """Nothing is left of the attempt, whichever step fails."""
+    order, before = Pattern.order, _dead_starters()
+    with rig.container(), rig.container():  # the pattern, and one like it
+        for name, wrong in (
+            ("owner", -5),
+            ("cgroups", [[["/sys/fs/cgroup/no-such/x", []]]]),
+            ("filters", [["AAAA", 0]]),
+        ):
+            with (
+                mock.patch.object(Pattern, "order", lambda *args, n=name, w=wrong: {**order(*args), n: w}),
+                rig.container() as container,
+            ):
+                assert not _residents(container), name
+                assert rig.shell(container, "echo runs") == "runs\n"
+    assert _dead_starters() == before
+
+
+def _dead_starters() -> set[int]:
+    """Processes that the starter cloned for this one, which have ended and which it has not waited for."""
+    return {pid for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))) if _is_dead_starter(pid)}
+
+
+def _is_dead_starter(pid: int) -> bool:
+    try:
+        name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        return name.endswith("(starter") and rest.split()[:2] == ["Z", str(os.getpid())]
+    except OSError:
+        return False
 
 
 def check_a_command_that_cannot_run_is_refused_as_by_runc(rig: Rig) -> None:
@@ -190,7 +328,7 @@ def _is_starter(pid: int) -> bool:
     """True for a starter that this process has made."""
     try:
         parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        return parent == os.getpid() and b"starter_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return parent == os.getpid() and b"starting/main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
 
@@ -285,6 +423,8 @@ def _residents(container: Container) -> set[int]:
 
 
 CHECKS = (
+    check_a_sandbox_looks_as_by_runc,
+    check_a_sandbox_that_the_starter_cannot_make_is_made_by_runc,
     check_a_sandbox_cannot_reach_its_resident,
     check_a_resident_that_is_killed_is_made_again,
     check_a_resident_ends_with_its_sandbox,

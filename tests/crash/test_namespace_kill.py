@@ -1,4 +1,4 @@
-"""The process that makes a user namespace ends with the one it is made for, whenever that is killed."""
+"""A process that makes a user namespace, or a sandbox, and waits for the daemon ends with it, whenever that is killed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import pytest
 
 from tests.capabilities import require
 
-_KILLED_WHILE_IT_WAITS = """
+_KILLED_WHILE_IT_WAITS = r"""
 import os, signal
 from snapshotd.kernel.namespaces import user_namespace
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import IdMap
 read = os.read
 def die(fd, count):
-    read(fd, count)  # the helper is ready
-    os.kill(os.getpid(), signal.SIGKILL)
+    data = read(fd, count)
+    if any(word in data for word in (b"\0", b"ready", b"unmapped")):  # the helper waits
+        os.kill(os.getpid(), signal.SIGKILL)
+    return data
 os.read = die
+ORDER = {{
+    "config": {{"process": {{"oomScoreAdj": 0, "rlimits": []}}}}, "owner": 1_800_000_000, "filters": [], "cgroups": []
+}}
 {make}
 """
 
@@ -28,6 +33,7 @@ os.read = die
     [
         "user_namespace(IdMap(1_700_000_000, 65_536))",
         "Starter().user_namespace('a-container', IdMap(1_700_000_000, 65_536), 1_800_000_000)",
+        "Starter().make('a-container', ORDER, IdMap(1_700_000_000, 65_536))",
     ],
 )
 def test_nothing_outlives_a_killed_parent(make: str) -> None:

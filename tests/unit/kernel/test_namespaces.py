@@ -13,7 +13,7 @@ from tests.capabilities import require
 _IN_A_CHROOT = """
 import os, sys
 from snapshotd.kernel.namespaces import user_namespace
-from snapshotd.runtime import starter_main
+from snapshotd.runtime.starting import main as starting
 from snapshotd.types import IdMap
 
 os.chroot(sys.argv[1])  # where the kernel allows none
@@ -28,7 +28,7 @@ os.chroot(sys.argv[1])  # where the kernel allows none
             "user_namespace(IdMap(100_000, 10))",
             "PermissionError: [Errno 1] a user namespace cannot be made: Operation not permitted",
         ),
-        ("starter_main._own_user_namespace(200_000, 2, 0)", '{"refused": 1}'),
+        ("starting._own_user_namespace(200_000, 2, 0)", '{"refused": 1}'),
     ],
 )
 def test_why_one_cannot_be_made_is_said(make: str, said: str, tmp_path: Path) -> None:

@@ -1,0 +1,225 @@
+"""A command of a sandbox, from its process to execve(2), with the confinement of runc's last stage. Runs in processes that
+the starter (main.py) and its residents clone, and imports the standard library only."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import termios
+import time
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from snapshotd.kernel import syscalls as sc
+
+ANSWER_FD = 100
+_MASTER_SOCKET = 101
+"""In a command's process, above all other descriptors."""
+FILTER_BYTES = 8
+NAMESPACES = 0x02000000 | 0x04000000 | 0x08000000 | 0x20000000 | 0x40000000 | 0x00020000
+"""CLONE_NEWCGROUP, NEWUTS, NEWIPC, NEWPID, NEWNET and NEWNS."""
+CLONE_NEWUSER = 0x10000000
+CLONE_PARENT = 0x00008000
+LIBRARY = ctypes.CDLL(None, use_errno=True)
+
+
+def read_request(fd: int) -> dict[str, Any]:
+    request: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
+    return request
+
+
+def answer(fd: int, **answer: object) -> None:
+    """One of the lines that a request is answered with."""
+    with contextlib.suppress(BrokenPipeError):  # the daemon does not wait for it any more
+        os.write(fd, json.dumps(answer).encode() + b"\n")
+
+
+def close_all_but(*kept: int) -> None:
+    for low, high in zip((2, *sorted(kept)), (*sorted(kept), 1 << 20), strict=True):
+        os.closerange(low + 1, high)
+
+
+def write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def load_filters(filters: Sequence[tuple[bytes, int]]) -> None:
+    """Load system call filters, which all processes inherit that come from here. All that this needs is made before: each
+    filter holds for the next one."""
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
+
+    prepared = [(flags, Program(len(code) // FILTER_BYTES, code)) for code, flags in filters]
+    for flags, program in prepared:
+        sc.call("seccomp", 1, flags, ctypes.byref(program))  # SECCOMP_SET_MODE_FILTER
+
+
+def become(fds: list[int]) -> NoReturn:
+    """In a new command's process: become the command. In the order of runc's last stage."""
+    request_fd, answer_fd, *standard = fds
+    try:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        request = read_request(request_fd)
+        process = request["process"]
+        os.dup2(answer_fd, ANSWER_FD, inheritable=False)
+        if process["terminal"]:
+            os.dup2(standard[0], _MASTER_SOCKET, inheritable=False)
+        else:
+            for number, fd in enumerate(standard):
+                os.dup2(fd, number)
+        os.closerange(3, ANSWER_FD)
+        os.closerange(_MASTER_SOCKET + 1 if process["terminal"] else ANSWER_FD + 1, 1 << 20)
+        reason = execute(process, request["deadline"])
+    except CannotEnterError as exc:
+        reason = str(exc)
+    except BaseException as exc:  # noqa: BLE001 - nothing of this may run on in the sandbox
+        reason = f"the starter failed: {exc!r}"
+    answer(ANSWER_FD, error=reason[: 1 << 12] or "?")
+    os._exit(1)
+
+
+def execute(process: dict[str, Any], deadline: float) -> str:
+    """Returns the reason, in runc's words, if the program cannot be run."""
+    os.setsid()
+    cwd, user, held = process["cwd"], process["user"], process["capabilities"]
+    entered = _enter(cwd, may_fail=True)
+    sc.prctl(_PR_SET_KEEPCAPS, 1)
+    os.setgroups(user["additionalGids"])
+    os.setresgid(user["gid"], user["gid"], user["gid"])
+    os.setresuid(user["uid"], user["uid"], user["uid"])
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)  # a change of ids may have made it dumpable (sysctl fs.suid_dumpable)
+    if not entered:
+        _enter(cwd, may_fail=False)
+    if process["terminal"]:
+        _open_terminal(process["consoleSize"])
+    os.getcwd()  # FileNotFoundError: the directory is outside of the root
+    sc.prctl(_PR_SET_KEEPCAPS, 0)
+    _set_capabilities(held)
+    environment = dict(item.split("=", 1) for item in process["env"])
+    program, reason = _find(process["args"][0], environment.get("PATH", ""))
+    if not program:
+        return reason
+    argv, env = process["args"], {name.encode(): value.encode() for name, value in environment.items()}
+    if time.monotonic() > deadline:
+        return "the sandbox stood still for too long"  # the daemon has given up: nothing may run unseen
+    try:
+        os.execve(program, [word.encode() for word in argv], env)
+    except OSError as exc:
+        return f"exec {program}: {_words(exc)}"
+
+
+_PTMX = os.makedev(5, 2)
+_TIOCSPTLCK, _TIOCGPTPEER = 0x40045431, 0x5441
+"""ioctl_tty(2); the same on all machines but a few old ones."""
+
+
+def _open_terminal(size: dict[str, int]) -> None:
+    """Make a terminal of the sandbox the controlling and standard one, and send its master to the daemon. As the user
+    that it is to belong to. The master may be anything that the sandbox has put there: only a real one is taken, and the
+    other side is opened through it, not by its name."""
+    master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    about = os.fstat(master)
+    if not stat.S_ISCHR(about.st_mode) or about.st_rdev != _PTMX:
+        raise CannotEnterError("the sandbox makes no terminals: its /dev/ptmx was replaced")
+    fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
+    terminal = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY)
+    fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", size["height"], size["width"], 0, 0))
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    with socket.socket(fileno=_MASTER_SOCKET) as connection:
+        socket.send_fds(connection, [b"."], [master])
+    for number in range(3):
+        os.dup2(terminal, number)
+    for fd in (terminal, master):
+        os.close(fd)
+
+
+def _words(exc: OSError) -> str:
+    return (exc.strerror or "?").lower()
+
+
+class CannotEnterError(Exception):
+    """The working directory cannot be entered. Says so in runc's words."""
+
+
+def _enter(cwd: str, *, may_fail: bool) -> bool:
+    """Change the directory, first as root: it may be closed to the command's user. False: try again as that user."""
+    try:
+        os.chdir(cwd)
+    except OSError as exc:
+        if may_fail and isinstance(exc, PermissionError):
+            return False
+        raise CannotEnterError(f'chdir to cwd ("{cwd}") set in config.json failed: {_words(exc)}') from exc
+    return True
+
+
+def _find(name: str, path: str) -> tuple[str, str]:
+    """The program's path, looked up as Go's exec.LookPath does; or "" and the reason."""
+    if "/" in name:
+        reason = _not_executable(name)
+        return ("", f'exec: "{name}": {reason}') if reason else (name, "")
+    for directory in path.split(":"):
+        found = os.path.join(directory or ".", name)
+        if not _not_executable(found):
+            return (found, "") if found.startswith("/") else ("", f'exec: "{name}": permission denied')
+    return "", f'exec: "{name}": executable file not found in $PATH'
+
+
+def _not_executable(path: str) -> str:
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as exc:
+        return f"stat {path}: {_words(exc)}"
+    if stat.S_ISDIR(mode):
+        return "is a directory"
+    return "" if mode & 0o111 and os.access(path, os.X_OK, effective_ids=True) else "permission denied"
+
+
+# -- capabilities ------------------------------------------------------------------------------------------------------
+
+_PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 8, 23, 24, 38
+_CAPABILITIES_VERSION = 0x20080522
+_CAPABILITIES = (
+    "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
+    "NET_BROADCAST NET_ADMIN NET_RAW IPC_LOCK IPC_OWNER SYS_MODULE SYS_RAWIO SYS_CHROOT SYS_PTRACE SYS_PACCT SYS_ADMIN "
+    "SYS_BOOT SYS_NICE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG MKNOD LEASE AUDIT_WRITE AUDIT_CONTROL SETFCAP MAC_OVERRIDE "
+    "MAC_ADMIN SYSLOG WAKE_ALARM BLOCK_SUSPEND AUDIT_READ PERFMON BPF CHECKPOINT_RESTORE"
+)
+"""By number, capabilities(7)."""
+
+
+def _mask(names: Sequence[str]) -> int:
+    known = _CAPABILITIES.split()
+    return sum(1 << known.index(name.removeprefix("CAP_")) for name in names)
+
+
+def keep_bounding(names: Sequence[str]) -> None:
+    """Drop every capability from the bounding set but these, also those that this list does not know."""
+    wanted = _mask(names)
+    for number in range(64):
+        if LIBRARY.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
+            return  # the kernel knows no more
+        if not wanted >> number & 1:
+            sc.prctl(_PR_CAPBSET_DROP, number)
+
+
+def _set_capabilities(held: dict[str, Sequence[str]]) -> None:
+    effective, permitted, inheritable = (_mask(held[kind]) for kind in ("effective", "permitted", "inheritable"))
+    header = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
+    low, high = (
+        struct.pack("III", *(value >> shift & 0xFFFFFFFF for value in (effective, permitted, inheritable)))
+        for shift in (0, 32)
+    )
+    sc.call("capset", header, low + high)
+    LIBRARY.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL

@@ -1,0 +1,275 @@
+"""The starter's process: makes sandboxes, and starts commands in them, with the confinement of `runc run` and `runc exec`
+and without their 20 ms. Started by starter.py, which is also the only one to speak to it. The rest of it: command.py, the
+process of a command, and sandbox.py, the making of a sandbox.
+
+    python -I -S starting/main.py SOCKET
+
+    daemon                                            sandbox: cgroups    namespaces           pid namespace
+      |-- starter     clones a resident                        the host's    the host's           the host's
+      |-- resident    one a sandbox, loads the system call     the sandbox's the sandbox's        the host's
+      |               filter, clones its commands
+      '-- command     drops privileges, execve(2)              the sandbox's the sandbox's        the sandbox's
+
+SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the answer,
+and the rest. The starter's requests bring the socket of a new resident, which enters a sandbox or makes one, or of a
+process that makes a user namespace and waits until its socket closes; a resident's bring a command's standard input,
+output and error, or a socket that gets its terminal. Both clone (CLONE_PARENT: the new process is a child of the daemon),
+write the new process's id to the pipe, and are ready for the next request. A new resident writes that it is ready, or
+why not; a command why it cannot run. The
+pipe's end tells that a command has gone through execve(2). The starter ends when its socket
+closes, a resident when its socket closes or the sandbox's init ends.
+
+A new resident that makes a sandbox says that its user namespace has no map, and waits until the daemon has written it.
+
+A resident enters once, because the first write to a `cgroup.procs` waits for an RCU grace period (5 to 15 ms, measured).
+No process of the sandbox can see it or send it a signal. It takes one place of the sandbox's limit of processes.
+
+A sandbox sees the command's process before execve, and owns every file that it touches. So at once it has no descriptor
+but its three standard ones and a pipe, it is not dumpable (nobody inside may trace it, read its descriptors or open its
+/proc/PID/exe), and the interpreter that it runs lies on a read-only mount of its own: a sandbox that executes
+`#!/proc/self/exe` cannot write the host's program afterwards (CVE-2016-9962, CVE-2019-5736, CVE-2024-21626).
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import gc
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+if __name__ == "__main__":  # -I and -S leave nothing but the standard library to import from
+    sys.path.append(os.path.abspath(os.path.join(os.path.realpath(__file__), *[os.pardir] * 4)))
+
+from snapshotd.kernel import passing
+from snapshotd.kernel import syscalls as sc
+from snapshotd.runtime.starting import sandbox
+from snapshotd.runtime.starting.command import (
+    CLONE_NEWUSER,
+    CLONE_PARENT,
+    FILTER_BYTES,
+    LIBRARY,
+    NAMESPACES,
+    PR_SET_NO_NEW_PRIVS,
+    answer,
+    become,
+    close_all_but,
+    keep_bounding,
+    load_filters,
+    read_request,
+    write,
+)
+
+_DESCRIPTORS_MAX = 5
+
+
+def main(socket_fd: int) -> None:
+    """Serve until the daemon closes the socket or ends."""
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    LIBRARY.prctl(15, b"starter", 0, 0, 0)  # PR_SET_NAME
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_DFL)  # the daemon may ignore some; every command inherits these
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    os.setsid()  # a Ctrl-C in the daemon's terminal is for the daemon
+    os.closerange(3, socket_fd)
+    os.closerange(socket_fd + 1, 1 << 20)
+    os.chdir("/")
+    gc.disable()  # no collection writes to the pages that clones share
+    _serve(socket.socket(fileno=socket_fd), None, _begin)
+
+
+def _serve(connection: socket.socket, init: int | None, action: Callable[[list[int]], NoReturn]) -> None:
+    """Clone a process for each request, until the socket closes or `init` (a pidfd) ends."""
+    poller = select.poll()
+    poller.register(connection, select.POLLIN)
+    if init is not None:
+        poller.register(init, select.POLLIN)
+    while True:
+        ready = [fd for fd, _ in poller.poll()]
+        if init in ready:
+            return
+        data, fds = passing.receive(connection, 1, _DESCRIPTORS_MAX)
+        if not data:
+            return
+        try:
+            # Not os.fork: half of its time goes to what only threads need, and the child would be this process's own.
+            pid = sc.call("clone", CLONE_PARENT | signal.SIGCHLD, None, None, None, None)
+            if pid == 0:
+                try:
+                    action(fds)
+                finally:
+                    os._exit(1)
+            answer(fds[1], pid=pid)
+        except OSError as exc:  # no more processes for the sandbox, or its init is just ending
+            answer(fds[1], unable=str(exc))
+        for fd in fds:
+            os.close(fd)
+
+
+# -- a user namespace --------------------------------------------------------------------------------------------------
+
+
+def _begin(fds: list[int]) -> NoReturn:
+    """In a new process of the starter's: be what the request says."""
+    request_fd, answer_fd, socket_fd = fds
+    request = read_request(request_fd)
+    if "config" in request:
+        _make(request, answer_fd, socket_fd)
+    elif "owner" in request:
+        close_all_but(answer_fd, socket_fd)
+        _own_user_namespace(request["owner"], answer_fd, socket_fd)
+    elif "look" in request:
+        _tell_filters(request, answer_fd)
+    else:
+        _reside(request, answer_fd, socket_fd)
+    os._exit(0)
+
+
+def _own_user_namespace(owner: int, answer_fd: int, socket_fd: int) -> None:
+    """Make a user namespace that belongs to a user of the host, and hold it until the socket closes."""
+    try:
+        sandbox.own_user_namespace(owner)
+    except OSError as exc:
+        answer(answer_fd, refused=exc.errno)
+    else:
+        answer(answer_fd, ready=True)
+        os.close(answer_fd)
+        os.read(socket_fd, 1)
+
+
+# -- a resident --------------------------------------------------------------------------------------------------------
+
+
+def _make(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
+    """In a new resident: make its sandbox and serve."""
+    try:
+        filters = [(base64.b64decode(code), flags) for code, flags in request["filters"]]
+        init = sandbox.make(request, answer_fd, socket_fd, filters)
+        load_filters(filters)
+    except (OSError, ValueError, KeyError) as exc:
+        answer(answer_fd, unable=str(exc))
+    else:
+        answer(answer_fd, ready=True)
+        os.close(answer_fd)
+        _serve(socket.socket(fileno=socket_fd), init, become)
+
+
+def _reside(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
+    """In a new resident: enter the sandbox and serve."""
+    try:
+        init = os.pidfd_open(request["init"])
+        close_all_but(answer_fd, socket_fd, init)
+        _check(request["init"], init, request["name"])
+        filters = _filters(request["init"])
+        _enter_sandbox(request, init)
+        load_filters(filters)
+    except ProcessLookupError:
+        answer(answer_fd, gone=True)
+    except (OSError, ValueError, KeyError) as exc:
+        answer(answer_fd, unable=str(exc))
+    else:
+        answer(answer_fd, ready=True)
+        os.close(answer_fd)
+        _serve(socket.socket(fileno=socket_fd), init, become)
+
+
+def _enter_sandbox(request: dict[str, Any], init: int) -> None:
+    """Take on all that the sandbox's commands have in common. With the host's rights first: a user namespace has none
+    of them."""
+    process = request["process"]
+    own_user = os.stat("/proc/self/ns/user").st_ino
+    user = CLONE_NEWUSER if os.stat(f"/proc/{request['init']}/ns/user").st_ino != own_user else 0
+    write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
+    for limit in process["rlimits"]:
+        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
+    for path in request["cgroups"]:
+        write(path, "0")
+    sc.call("setns", init, NAMESPACES | user)
+    keep_bounding(process["capabilities"]["bounding"])
+    sc.prctl(PR_SET_NO_NEW_PRIVS, 1)
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+
+
+def _check(pid: int, pidfd: int, name: str) -> None:
+    """Make sure that the process is the sandbox's init: it is in a cgroup of that name, and it lives. The kernel may
+    have given the number to another process. ValueError when commands get a profile of a security module, which only
+    runc can set."""
+    with open(f"/proc/{pid}/cgroup") as f:
+        if name not in f.read():
+            raise ProcessLookupError(name)
+    try:
+        with open(f"/proc/{pid}/attr/current") as f:
+            profile = f.read().strip("\0\n ")
+    except OSError:
+        profile = ""  # there is no such module
+    if profile not in ("", "unconfined", "kernel"):
+        raise ValueError(f"a security module confines the sandbox: {profile}")
+    signal.pidfd_send_signal(pidfd, 0)
+
+
+# -- the system call filter --------------------------------------------------------------------------------------------
+
+_PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
+_PTRACE_GET_FILTER, _PTRACE_GET_METADATA = 0x420C, 0x420D
+_ANSWER_FILTERS_MAX = 16
+
+
+def _tell_filters(request: dict[str, Any], answer_fd: int) -> None:
+    """The filters of the sandbox's init, for other sandboxes that are made like it."""
+    try:
+        _check(request["look"], os.pidfd_open(request["look"]), request["name"])
+        found = [(base64.b64encode(code).decode(), flags) for code, flags in _filters(request["look"])]
+        answer(answer_fd, filters=found)
+    except (OSError, ValueError) as exc:
+        answer(answer_fd, unable=str(exc))
+
+
+def _filters(pid: int) -> list[tuple[bytes, int]]:
+    """The programs and flags of the filters of the sandbox's init, oldest first, as the kernel has them: the runtime's,
+    which commands get too.
+
+    The kernel tells them a tracer only. It stops the init for less than a millisecond.
+    """
+    trace = LIBRARY.ptrace
+    trace.restype, trace.argtypes = ctypes.c_long, [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
+
+    def traced(request: int, first: int = 0, second: Any = None) -> int:
+        result: int = trace(request, pid, first, second)
+        if result < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, f"ptrace({request:#x}): {os.strerror(number)}")
+        return result
+
+    traced(_PTRACE_SEIZE)
+    traced(_PTRACE_INTERRUPT)
+    os.waitpid(pid, 0x40000000)  # __WALL
+    found = []
+    try:
+        for number in range(_ANSWER_FILTERS_MAX):
+            try:
+                count = traced(_PTRACE_GET_FILTER, number)
+            except FileNotFoundError:
+                break
+            program = ctypes.create_string_buffer(count * FILTER_BYTES)
+            traced(_PTRACE_GET_FILTER, number, program)
+            about = ctypes.create_string_buffer(struct.pack("QQ", number, 0))
+            traced(_PTRACE_GET_METADATA, len(about.raw) - 1, about)
+            found.append((program.raw, struct.unpack_from("QQ", about.raw)[1]))
+    finally:
+        traced(_PTRACE_DETACH)
+    if not found:
+        raise ValueError("the sandbox has no system call filter")
+    return found
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
+    os._exit(0)
