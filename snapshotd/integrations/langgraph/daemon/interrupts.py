@@ -195,7 +195,7 @@ def _json(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """What JSON has no form for. A set has one text, whatever the order in which it was filled."""
+    """A value that JSON has no form for. A set has one text, whatever the order in which it was filled."""
     return "{" + ", ".join(sorted(map(repr, value))) + "}" if isinstance(value, set | frozenset) else str(value)
 
 
