@@ -31,7 +31,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -95,8 +95,7 @@ class Process:
                 told = self._connection.recv(_LENGTH.size)
                 assert told, "the process that forks has died"
                 self.returncode = os.waitstatus_to_exitcode(_LENGTH.unpack(told)[0])
-                self._connection.close()
-                os.close(self._pidfd)
+                self._close()
             return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -110,10 +109,14 @@ class Process:
     def terminate(self) -> None:
         self.send_signal(signal.SIGTERM)
 
-    def __del__(self) -> None:
-        if self.returncode is None:
-            self._connection.close()
+    def _close(self) -> None:
+        self._connection.close()
+        if self._pidfd >= 0:
             os.close(self._pidfd)
+            self._pidfd = -1
+
+    def __del__(self) -> None:
+        self._close()
 
 
 class Piped(subprocess.Popen[str]):
@@ -217,6 +220,23 @@ def run(args: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> tup
             process.wait()
             raise
         return code, _all_of(out), _all_of(err)
+
+
+@contextlib.contextmanager
+def daemons() -> Iterator[None]:
+    """Daemons that a client of this process starts are forked meanwhile."""
+    from snapshotd.client import autostart
+
+    ordinary, forks = autostart._spawn, _spawner(_parent.address)
+
+    def spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> Any:
+        return (forks if can_be_forked(os.environ) else ordinary)(state_dir, socket_path, ready_fd)
+
+    autostart._spawn = spawn
+    try:
+        yield
+    finally:
+        autostart._spawn = ordinary
 
 
 @contextlib.contextmanager
@@ -411,15 +431,21 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
         return int(importlib.import_module(module).main())
     sys.argv = ["snapshotd", *args]
 
+    autostart._spawn = _spawner(lambda: address)
+    return main(args)
+
+
+def _spawner(address: Callable[[], str]) -> Callable[[Path, Path, int], Any]:
+    """A client's own way to a daemon, but for who forks it."""
+    from snapshotd.client import autostart
+
     def spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> Process:
-        """A command's own way to a daemon, but for who forks it."""
         argv = autostart.daemon_argv(state_dir, socket_path, ready_fd)
         with _nothing() as nothing, autostart._open_log(state_dir) as log:
             fds = {0: nothing, 1: log.fileno(), 2: log.fileno(), ready_fd: ready_fd}
-            return _ask(address, argv[argv.index("snapshotd") + 1 :], fds, os.environ, "/", "snapshotd", True)
+            return _ask(address(), argv[argv.index("snapshotd") + 1 :], fds, os.environ, "/", "snapshotd", True)
 
-    autostart._spawn = spawn  # type: ignore[assignment]
-    return main(args)
+    return spawn
 
 
 # -- the children of a daemon ------------------------------------------------------------------------------------------

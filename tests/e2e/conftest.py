@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.kernel import syscalls
-from tests import built_images
+from tests import built_images, forked
 from tests.e2e.default_image import default_archive
 from tests.e2e.prepared import daemon_on, state_with
 from tests.e2e.support import Snap
@@ -29,6 +29,13 @@ def nobody_adopts_orphans() -> None:
     """The drivers' own tests made this process a child subreaper. Here it must not be one: what a killed daemon leaves
     would become its children, which it never reaps, while on a real machine they go to the first process."""
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_daemons() -> Iterator[None]:
+    """A daemon that a test's own client starts is forked, as those are that commands start."""
+    with forked.daemons():
+        yield
 
 
 @pytest.fixture(scope="session")
