@@ -181,6 +181,7 @@ class Gate:
         arguments = conceal(arguments)
         with self._asking:
             known = self._rows.of_entry(call)
+            is_new = known is None
             if known is None:
                 limit = self._judge(tool, arguments, side_effect)
                 if limit.action == "allow" and not question:
@@ -201,7 +202,8 @@ class Gate:
                 )
                 self._rows.add(known)
                 hit("engine.approval.recorded")
-                self._announce(known)
+        if is_new:
+            self._announce(known)
         if (known.trajectory, known.digest) != (trajectory.id, _digest_outside(tool, call, arguments)):
             raise Conflict(
                 f"call {call} of {tool} cannot be asked about because another call of that name was: give it a name of its own"
