@@ -23,13 +23,15 @@ def default_archive(shared: Path) -> Path:
 
 def _make(archive: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="snapshotd-default-", dir="/var/tmp"))
+    snap = Snap(folder / "state")
+    snap.timeout_s = BUILD_TIMEOUT_S
     try:
-        with ended(Snap(folder / "state")) as snap:
-            snap.timeout_s = BUILD_TIMEOUT_S
+        with ended(snap):
             snap("image", "build", "default")
             _, first = snap.create("--runtime", "runc")
             snap("restore", first, "--to", folder / "root")
             (folder / "root").chmod(0o755)  # what is restored is closed to others, for the setuid programs in it
             built_images.write_archive(folder / "root", load_recipe(shipped()["default"]), archive)
     finally:
+        snap.stop_daemon()  # one may still work in there after a failure
         shutil.rmtree(folder)
