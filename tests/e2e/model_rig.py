@@ -148,6 +148,20 @@ def from_npm(package: str, version: str, file: str) -> Path:
     return cached(f"npm-{package.strip('@').replace('/', '-')}", version, install) / "node_modules" / file
 
 
+def from_pip(name: str, packages: tuple[str, ...]) -> Path:
+    """A folder with packages of PyPI, for the Python of the images, which is kept from run to run."""
+
+    def install(folder: Path) -> None:
+        options = ["--python-version", "3.11", "--only-binary", ":all:", "--target", folder]
+        subprocess.run(
+            [sys.executable, "-m", "pip", "install", "-q", "--no-compile", *options, *packages],
+            check=True,
+            timeout=INSTALL_TIMEOUT_S,
+        )
+
+    return cached(f"pip-{name}", "\n".join(packages), install)
+
+
 def processes(trajectory: str) -> list[int]:
     """The processes of a sandbox's program and its tools."""
     wanted, found = f"SNAPSHOTD_TRAJECTORY={trajectory}".encode(), []

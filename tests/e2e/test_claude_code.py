@@ -103,7 +103,7 @@ def test_one_snapshot_for_each_call(agents: Agents, claude: tuple[str, ...], tmp
             assert [role for role, _ in agents.said(fork)] == [role for role, _ in said]
 
 
-def test_killed_and_resumed(agents: Agents, claude: tuple[str, ...], tmp_path: Path) -> None:
+def test_killed_and_resumed_then_rewound(agents: Agents, claude: tuple[str, ...], tmp_path: Path) -> None:
     waiting = {"text": "I wait.", "calls": [_bash(f"bash -c '{WAITS}'")]}
     with provider(tmp_path, *MAIN[:3], waiting, {"text": "Done."}, toolless=[{"text": "A title"}]) as at:
         trajectory = agents.start(at, *START, kind="anthropic", more=claude)
@@ -115,9 +115,19 @@ def test_killed_and_resumed(agents: Agents, claude: tuple[str, ...], tmp_path: P
         let_go(trajectory)
         agents.snap("attach", trajectory)
         assert [step for step in at.asked() if step != 0] == [4]
-    done = [call["name"] for call in agents.calls(trajectory) if call["status"] == "done"]
-    assert done == ["Bash", "Read", "Edit", "Bash"]
-    assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
+        done = [call["name"] for call in agents.calls(trajectory) if call["status"] == "done"]
+        assert done == ["Bash", "Read", "Edit", "Bash"]
+        assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
+
+        at.forget()
+        first = next(step for step in agents.steps(trajectory) if step["tool"]["name"] == "Bash")
+        agents.snap("rewind", trajectory, first["id"])
+        assert agents.files(trajectory, "/work") == {"greeting": "hello\n"}
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert [step for step in at.asked() if step != 0] == [1, 2, 3, 4]
+        assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
 
 
 def test_a_session_goes_on_in_a_fork(agents: Agents, claude: tuple[str, ...], tmp_path: Path) -> None:

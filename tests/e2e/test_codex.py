@@ -106,7 +106,7 @@ def test_two_sub_agents(agents: Agents, codex: tuple[str, ...], tmp_path: Path) 
         assert agents.files(fork, "/work") == agents.files(trajectory, "/work")
 
 
-def test_killed_and_resumed(agents: Agents, codex: tuple[str, ...], tmp_path: Path) -> None:
+def test_killed_and_resumed_then_rewound(agents: Agents, codex: tuple[str, ...], tmp_path: Path) -> None:
     waiting = {"text": "I wait.", "calls": [_shell(f"bash -c '{WAITS}'")]}
     with provider(tmp_path, *MAIN[:2], waiting, {"text": "Done."}) as at:
         trajectory = agents.start(at, *START, more=codex)
@@ -118,5 +118,15 @@ def test_killed_and_resumed(agents: Agents, codex: tuple[str, ...], tmp_path: Pa
         let_go(trajectory)
         agents.snap("attach", trajectory)
         assert at.asked() == [3]
-    assert [call["status"] for call in agents.calls(trajectory)].count("done") == 3
-    assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
+        assert [call["status"] for call in agents.calls(trajectory)].count("done") == 3
+        assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
+
+        at.forget()
+        first = next(step for step in agents.steps(trajectory) if step["tool"]["name"] == "exec_command")
+        agents.snap("rewind", trajectory, first["id"])
+        assert agents.files(trajectory, "/work") == {"greeting": "hello\n"}
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert [step for step in at.asked() if step != 0] == [1, 2, 3]
+        assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
