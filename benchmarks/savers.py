@@ -18,6 +18,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -241,6 +242,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so the servers are ended
     rows: list[dict[str, Any]] = []
     lines = [
         f"| checkpoints x threads | saver | {' | '.join(VERBS)} | bytes |",

@@ -21,7 +21,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from snapshotd.integrations.langgraph.cutting import run_of_extensions
 from snapshotd.integrations.langgraph.readable import load
 
-_KEPT_BYTES = 4 << 20
+_KEPT_BYTES = 16 << 20
 """Bytes of serialised messages; as objects they take four times as much."""
 _SEEN_PIECES = 1 << 16
 _SCALARS = frozenset((str, int, float, bool, bytes, type(None)))
