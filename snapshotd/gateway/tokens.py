@@ -4,6 +4,7 @@
     chat completions    logprobs, return_token_ids (vLLM)             choices[].logprobs, choices[].token_ids, prompt_token_ids
     responses           include: message.output_text.logprobs         logprobs of a text part, and of the events about one
     messages            nothing: the API has neither
+    contents (Gemini)   nothing: log probabilities of the API are not asked for
 
 A field that the agent has asked for itself is not added, and stays in the reply. An event of a stream, or a plain reply,
 is written anew only where something was taken out. A provider that refuses an added field (400, 422) is asked again with

@@ -50,7 +50,7 @@ def provider_env(
     if capture_tokens and not any(Family(provider.kind) is Family.OPENAI for provider in providers):
         raise UsageError(
             "tokens are captured of OpenAI's APIs, as OpenAI, vLLM and others speak them, and no such provider was given; "
-            "Anthropic's API has no token ids and no log probabilities"
+            "Anthropic's API has no token ids and no log probabilities, and Gemini's is not asked for them"
         )
     plain, secret = ([(CAPTURE, "1")] if capture_tokens else []), []
     for provider in providers:
