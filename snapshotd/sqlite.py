@@ -347,10 +347,13 @@ class Database:
         used = _LOG_HEADER_BYTES + self._wal_pages * _FRAME_BYTES
         if size - used >= _LOG_LEAST_BYTES or size > _CHECKPOINT_PAGES * _FRAME_BYTES:
             return
+        made = 0
         try:
-            os.pwrite(self._wal_fd, bytes(_LOG_STEP_BYTES), size)
-        except OSError:  # a full disk: the commit may still have room
-            os.ftruncate(self._wal_fd, size)
+            made = os.pwrite(self._wal_fd, bytes(_LOG_STEP_BYTES), size)
+        except OSError:
+            pass  # a full disk
+        if made < _LOG_STEP_BYTES:
+            os.ftruncate(self._wal_fd, size)  # the commit may still have room, and so may other files
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

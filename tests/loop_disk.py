@@ -14,7 +14,9 @@ from pathlib import Path
 UMOUNT_S = 60.0
 _MAKE = {
     "xfs": ("mkfs.xfs", "-q", "-f", "-m", "reflink=1"),
-    "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0"),
+    # A small disk gets blocks of 1 KiB by itself. SQLite allocates its shared memory by pages, so a full disk with such
+    # blocks ends the process by SIGBUS.
+    "ext4": ("mkfs.ext4", "-q", "-F", "-m", "0", "-b", "4096"),
     "btrfs": ("mkfs.btrfs", "-q", "-f"),
 }
 

@@ -122,7 +122,7 @@ def _expected() -> dict[str, Any]:
     }
 
 
-WALKED = ("engine.step.", "engine.journal.", "engine.values.", "engine.output.")
+WALKED = ("engine.step.", "engine.journal.begun", "engine.journal.ended", "engine.values.", "engine.output.")
 """Failpoints that a running program passes."""
 
 

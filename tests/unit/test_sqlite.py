@@ -101,17 +101,26 @@ def test_a_log_whose_end_is_room_is_read_after_a_crash(tmp_path: Path, commits: 
     assert books(left) == [f"{number}" for number in range(commits)]
 
 
-def test_room_that_the_disk_does_not_have_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", [0, 4096])
+def test_room_that_the_disk_does_not_have_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Nor is the part that it has taken."""
     path = tmp_path / "shelf.db"
     sqlite.create(path, DURABLE, "PRAGMA user_version = 1; CREATE TABLE books (name TEXT)")
     db = Database(path, DURABLE)
 
+    write, log = os.pwrite, Path(f"{path}-wal")
+
     def full(fd: int, data: bytes, at: int) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
+        if not part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(fd, data[:part], at)
 
     monkeypatch.setattr(os, "pwrite", full)
     with db.transaction():
         db.write("INSERT INTO books VALUES ('Emma')")
     monkeypatch.undo()
+    assert log.stat().st_size % (4096 + 24) == 32
     db.close()
     assert books(path) == ["Emma"]

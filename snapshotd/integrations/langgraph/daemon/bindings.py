@@ -68,14 +68,20 @@ class Bindings:
         )
         return None if row is None else _bound(row)
 
-    def moved_on(self, bound: Bound, snapshots: Sequence[str]) -> bool:
-        """True if another step of any thread went on through one of these snapshots, which came after the
-        checkpoint's."""
-        names = json.dumps(snapshots)
+    def moved_on(self, bound: Bound, first: str, since: Sequence[str]) -> bool:
+        """True if another step of any thread went on through one of the snapshots `since`, which came one after the other
+        after `first`."""
+        known = self._db.read(
+            "SELECT after FROM call WHERE after IN (SELECT value FROM json_each(?))", (json.dumps(since),)
+        )
+        made = {after for (after,) in known}
+        # A call whose snapshot is there and not noted yet: the process that makes it is about to, or was killed.
+        unknown = [before for before, one in zip((first, *since), since, strict=False) if one not in made]
         rows = self._db.read(
             f"{_SELECT} WHERE c.snapshot IN (SELECT value FROM json_each(?1)) OR c.pk IN"
-            " (SELECT checkpoint FROM call WHERE after IN (SELECT value FROM json_each(?1)))",
-            (names,),
+            " (SELECT checkpoint FROM call WHERE after IN (SELECT value FROM json_each(?1)) OR after IS NULL AND"
+            " trajectory = ?2 AND before IN (SELECT value FROM json_each(?3)))",
+            (json.dumps(since), bound.trajectory, json.dumps(unknown)),
         )
         return not all(bound.same_step(_bound(row)) for row in rows)
 

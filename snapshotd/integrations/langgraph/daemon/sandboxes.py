@@ -252,7 +252,7 @@ class Sandboxes:
             if last not in since:
                 return None
             since = since[since.index(last) + 1 :]
-        return None if self._bindings.moved_on(bound, since) else line
+        return None if self._bindings.moved_on(bound, last or bound.snapshot, since) else line
 
     def _gone(self, bound: Bound) -> NotFound | None:
         """The reason why a checkpoint's files cannot be had, if it is that they are gone."""
