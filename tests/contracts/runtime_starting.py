@@ -129,6 +129,7 @@ def check_a_sandbox_looks_as_by_runc(rig: Rig) -> None:
 
     def look() -> tuple[bool, dict[str, object]]:
         container = rig.runtime.create(rig.spec())
+        eventually(lambda: _waits(container), "the init is not ready")
         try:
             return bool(_residents(container)), {**_seen(container), "filters": _filters(container)}
         finally:
@@ -143,6 +144,12 @@ def check_a_sandbox_looks_as_by_runc(rig: Rig) -> None:
     different = {what: (one.get(what), other.get(what)) for what in one.keys() | other.keys()}
     different = {what: pair for what, pair in different.items() if pair[0] != pair[1]}
     assert not different, different
+
+
+def _waits(container: Container) -> bool:
+    """True if the init has blocked the signals that it waits for, and waits."""
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{container.pid}/status").read_text().splitlines())
+    return status["State"].startswith("S") and int(status["SigBlk"], 16) != 0
 
 
 def _filters(container: Container) -> object:

@@ -17,6 +17,7 @@ import pytest
 
 from snapshotd.client import Policy, Snapshotd
 from snapshotd.engine.storing.merging import FAN_IN
+from snapshotd.layers.pivot import MAX_CACHED_LOWERS
 from tests import long
 from tests.e2e.prepared import daemon_on
 from tests.e2e.support import Snap
@@ -93,6 +94,7 @@ def test_the_last_snapshot_costs_what_the_first_hundred_did(budgeted: Snap, tmp_
     for name in ("daemon_bytes", "archive_bytes"):
         assert at_last[name] <= at_first[name] + MEMORY_BYTES, report
     assert at_last["descriptors"] <= at_first["descriptors"] + 16, report
+    assert at_last["mounts"] <= MAX_CACHED_LOWERS + 16, report
     assert at_last["threads"] <= at_first["threads"] + 8, report
     assert usage.layer_bytes <= BUDGET_BYTES + LIVE_BYTES, report
     _pruned_small(client, trajectory, report)
@@ -141,14 +143,23 @@ def _median(work: Callable[[], object]) -> float:
 def _sizes(client: Snapshotd) -> dict[str, float]:
     pid = client.version().pid
     (archive,) = [child for child in _children(pid) if b"\0archive\0" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    held = [_leads_to(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
     return {
         "daemon_bytes": _status(pid, "VmRSS") * 1024,
         "archive_bytes": _status(archive, "VmRSS") * 1024,
-        "descriptors": len(os.listdir(f"/proc/{pid}/fd")),
+        "descriptors": len(held) - held.count("/"),
+        "mounts": held.count("/"),  # of layers, most of them a cache that is full sooner or later
         "threads": _status(pid, "Threads"),
         "packs": client.check().packs,
         "repository_bytes": client.usage().repository_bytes,
     }
+
+
+def _leads_to(fd: Path) -> str:
+    try:
+        return os.readlink(fd)
+    except FileNotFoundError:
+        return "closed a moment ago"
 
 
 def _status(pid: int, name: str) -> int:
