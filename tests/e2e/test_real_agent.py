@@ -3,11 +3,13 @@ conversation."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.model_rig import Agents, bash, provider
+from tests.e2e.model_rig import WAITS, Agents, bash, let_go, program_of, provider, waits
 from tests.e2e.support import Snap
 
 REQUIREMENTS = "mini-swe-agent==2.4.6\nlitellm<1.80\n"  # newer ones of litellm want much more to be installed
@@ -40,13 +42,20 @@ SCRIPT = (
     bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; cat three", "I am done."),
 )
 
+pytestmark = [
+    pytest.mark.long,  # test_gateway.py has the same with the clients that such agents are made of
+    pytest.mark.timeout(1800),  # its packages are installed once for each runtime
+]
 
-@pytest.mark.long  # test_gateway.py has the same with the clients that such agents are made of
-@pytest.mark.timeout(1800)  # its packages are installed once for each runtime
-def test_mini_swe_agent(snap: Snap, runtime: str, full_image: str, tmp_path: Path) -> None:
+
+@pytest.fixture
+def agents(snap: Snap, runtime: str, full_image: str, tmp_path: Path) -> Agents:
     requirements = tmp_path / "requirements.txt"
     requirements.write_text(REQUIREMENTS)
-    agents = Agents(snap, runtime, full_image, requirements)
+    return Agents(snap, runtime, full_image, requirements)
+
+
+def test_mini_swe_agent(agents: Agents, tmp_path: Path) -> None:
     with provider(tmp_path, *SCRIPT) as at:
         trajectory = agents.run(at, *COMMAND, more=ENVIRONMENT)
         assert at.asked() == [0, 1, 2, 3]
@@ -77,4 +86,30 @@ def test_mini_swe_agent(snap: Snap, runtime: str, full_image: str, tmp_path: Pat
     assert agents.said(fork) == said
     assert agents.files(fork) == files[-1]
     agents.snap("rm", "--force", fork)
+    agents.snap("rm", "--force", trajectory)
+
+
+def test_killed_and_resumed_then_rewound(agents: Agents, tmp_path: Path) -> None:
+    edits = bash("echo hello > greeting", "I greet."), bash("sed -i s/hello/bye/ greeting; exit 3", "I edit, and fail.")
+    with provider(tmp_path, *edits, bash(WAITS, "I wait."), SCRIPT[-1]) as at:
+        trajectory = agents.start(at, *COMMAND, more=ENVIRONMENT)
+        waits(trajectory)
+        os.kill(program_of(trajectory), signal.SIGKILL)
+        agents.snap("attach", trajectory, code=None)
+        at.forget()
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert at.asked() == [3]
+        assert agents.files(trajectory) == {"greeting": "bye\n", "waited": "x\n"}
+
+        at.forget()
+        first = next(step for step in agents.steps(trajectory) if step["tool"]["name"] == "bash")
+        agents.snap("rewind", trajectory, first["id"])
+        assert agents.files(trajectory) == {"greeting": "hello\n"}
+        agents.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        agents.snap("attach", trajectory)
+        assert at.asked() == [1, 2, 3]
+        assert agents.files(trajectory) == {"greeting": "bye\n", "waited": "x\n"}
     agents.snap("rm", "--force", trajectory)
