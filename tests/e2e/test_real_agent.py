@@ -91,7 +91,8 @@ def test_mini_swe_agent(agents: Agents, tmp_path: Path) -> None:
 
 def test_killed_and_resumed_then_rewound(agents: Agents, tmp_path: Path) -> None:
     edits = bash("echo hello > greeting", "I greet."), bash("sed -i s/hello/bye/ greeting; exit 3", "I edit, and fail.")
-    with provider(tmp_path, *edits, bash(WAITS, "I wait."), SCRIPT[-1]) as at:
+    end = bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "I am done.")
+    with provider(tmp_path, *edits, bash(WAITS, "I wait."), end) as at:
         trajectory = agents.start(at, *COMMAND, more=ENVIRONMENT)
         waits(trajectory)
         os.kill(program_of(trajectory), signal.SIGKILL)
