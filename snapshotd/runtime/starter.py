@@ -115,9 +115,13 @@ class Starter:
             if container.id in self._residents:
                 self._residents.move_to_end(container.id)
                 return self._residents[container.id]
+        try:
+            cgroups = _cgroup_files(container.pid)
+        except (FileNotFoundError, ProcessLookupError) as exc:
+            raise SandboxFailed(f"container {short(container.id)} is gone") from exc
+        request = {"init": container.pid, "name": name, "cgroups": cgroups, "process": process}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_ANSWER_DEADLINE_S)
-        request = {"init": container.pid, "name": name, "cgroups": _cgroup_files(container.pid), "process": process}
         found = None
         try:
             with theirs:
@@ -327,7 +331,7 @@ def _read_only(path: str) -> int:
 
 
 def _cgroup_files(pid: int) -> list[str]:
-    """Where processes are put into the cgroups of a sandbox's init."""
+    """Where processes are put into the cgroups of a sandbox's init. FileNotFoundError, ProcessLookupError: it is gone."""
     lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
     paths = dict.fromkeys(line.split(":", 2)[2] for line in lines)
     found = [directory for path in paths for directory in _cgroups.directories(path) if path != "/"]
