@@ -108,6 +108,18 @@ class Agents:
         options = [*self._options, "--provider", f"{kind}={at.url}", "--provider-key", f"{kind}=OPENAI_API_KEY", *more]
         return self.snap("run", "--detach", *options, *program).stdout.strip()
 
+    def kill(self, trajectory: str) -> None:
+        """Kill its program while one of its tools waits (`WAITS`)."""
+        waits(trajectory)
+        os.kill(program_of(trajectory), signal.SIGKILL)
+        self.snap("attach", trajectory, code=None)
+
+    def resume(self, trajectory: str) -> None:
+        """Have it go on to its end; one of its tools waits on the way (`WAITS`)."""
+        self.snap("resume", "--detach", trajectory)
+        let_go(trajectory)
+        self.snap("attach", trajectory)
+
     def calls(self, trajectory: str) -> list[dict[str, Any]]:
         """The tool calls of its journal."""
         return [entry for entry in self.snap.json("journal", trajectory) if entry["kind"] == "tool"]

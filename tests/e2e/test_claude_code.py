@@ -3,15 +3,13 @@ once. Killed and resumed, forked from the middle, and run again on another day."
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.model_rig import WAITS, Agents, from_npm, let_go, program_of, provider, waits
+from tests.e2e.model_rig import WAITS, Agents, from_npm, provider
 from tests.e2e.support import Snap
 
 VERSION = "2.1.197"
@@ -107,13 +105,9 @@ def test_killed_and_resumed_then_rewound(agents: Agents, claude: tuple[str, ...]
     waiting = {"text": "I wait.", "calls": [_bash(f"bash -c '{WAITS}'")]}
     with provider(tmp_path, *MAIN[:3], waiting, {"text": "Done."}, toolless=[{"text": "A title"}]) as at:
         trajectory = agents.start(at, *START, kind="anthropic", more=claude)
-        waits(trajectory)
-        os.kill(program_of(trajectory), signal.SIGKILL)
-        agents.snap("attach", trajectory, code=None)
+        agents.kill(trajectory)
         at.forget()
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert [step for step in at.asked() if step != 0] == [4]
         done = [call["name"] for call in agents.calls(trajectory) if call["status"] == "done"]
         assert done == ["Bash", "Read", "Edit", "Bash"]
@@ -123,9 +117,7 @@ def test_killed_and_resumed_then_rewound(agents: Agents, claude: tuple[str, ...]
         first = next(step for step in agents.steps(trajectory) if step["tool"]["name"] == "Bash")
         agents.snap("rewind", trajectory, first["id"])
         assert agents.files(trajectory, "/work") == {"greeting": "hello\n"}
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert [step for step in at.asked() if step != 0] == [1, 2, 3, 4]
         assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
 

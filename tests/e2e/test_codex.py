@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.model_rig import WAITS, Agents, from_npm, let_go, program_of, provider, waits
+from tests.e2e.model_rig import WAITS, Agents, from_npm, provider
 from tests.e2e.support import Snap
 
 VERSION = "0.169.0"
@@ -110,13 +108,9 @@ def test_killed_and_resumed_then_rewound(agents: Agents, codex: tuple[str, ...],
     waiting = {"text": "I wait.", "calls": [_shell(f"bash -c '{WAITS}'")]}
     with provider(tmp_path, *MAIN[:2], waiting, {"text": "Done."}) as at:
         trajectory = agents.start(at, *START, more=codex)
-        waits(trajectory)
-        os.kill(program_of(trajectory), signal.SIGKILL)
-        agents.snap("attach", trajectory, code=None)
+        agents.kill(trajectory)
         at.forget()
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert at.asked() == [3]
         assert [call["status"] for call in agents.calls(trajectory)].count("done") == 3
         assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
@@ -125,8 +119,6 @@ def test_killed_and_resumed_then_rewound(agents: Agents, codex: tuple[str, ...],
         first = next(step for step in agents.steps(trajectory) if step["tool"]["name"] == "exec_command")
         agents.snap("rewind", trajectory, first["id"])
         assert agents.files(trajectory, "/work") == {"greeting": "hello\n"}
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert [step for step in at.asked() if step != 0] == [1, 2, 3]
         assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}

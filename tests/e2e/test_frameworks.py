@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, from_pip, let_go, program_of, provider, waits
+from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, from_pip, provider
 from tests.e2e.support import Snap
 
 PACKAGES = ("openai-agents==0.24.0", "openai==3.57.0", "langgraph==1.2.24", "langchain-openai==1.7.4")
@@ -94,13 +93,9 @@ def test_one_snapshot_for_each_call(agents: Agents, options: tuple[str, ...], tm
 def test_killed_and_resumed_then_rewound(agents: Agents, options: tuple[str, ...], tmp_path: Path) -> None:
     with provider(tmp_path, *MAIN[:2], bash(WAITS, "I wait."), {"text": "Done."}) as at:
         trajectory = agents.start(at, *START, more=options)
-        waits(trajectory)
-        os.kill(program_of(trajectory), signal.SIGKILL)
-        agents.snap("attach", trajectory, code=None)
+        agents.kill(trajectory)
         at.forget()
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert at.asked() == [3]
         assert [call["status"] for call in agents.calls(trajectory)].count("done") == 3
         assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
@@ -109,8 +104,6 @@ def test_killed_and_resumed_then_rewound(agents: Agents, options: tuple[str, ...
         first = next(step for step in agents.steps(trajectory) if step["tool"]["name"] == "bash")
         agents.snap("rewind", trajectory, first["id"])
         assert agents.files(trajectory, "/work") == {"greeting": "hello\n"}
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert at.asked() == [1, 2, 3]
         assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.model_rig import WAITS, Agents, let_go, program_of, provider, waits
+from tests.e2e.model_rig import WAITS, Agents, provider
 from tests.e2e.support import Snap
 from tests.kept import CACHE
 
@@ -92,13 +90,9 @@ def test_killed_and_resumed(agents: Agents, options: tuple[str, ...], tmp_path: 
     waiting = {"text": "I wait.", "calls": [_shell(f"bash -c '{WAITS}'")]}
     with provider(tmp_path, *MAIN[:2], waiting, {"text": "Done."}, **ROUTED) as at:
         trajectory = agents.start(at, "gemini", "-p", "do it all", kind="gemini", more=options)
-        waits(trajectory)
-        os.kill(program_of(trajectory), signal.SIGKILL)
-        agents.snap("attach", trajectory, code=None)
+        agents.kill(trajectory)
         at.forget()
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert at.asked() == [3]
     assert [call["status"] for call in agents.calls(trajectory)].count("done") == 3
     assert agents.files(trajectory) == {"greeting": "bye\n", "waited": "x\n"}

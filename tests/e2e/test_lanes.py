@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, let_go, program_of, provider, waits
+from tests.e2e.model_rig import PROGRAMS, WAITS, Agents, bash, let_go, provider, waits
 from tests.e2e.support import Snap, wait_until
 
 TEAM = PROGRAMS / "team_agent.py"
@@ -76,13 +74,9 @@ def test_killed_in_one_of_them(agents: Agents, tmp_path: Path) -> None:
     beta = [BETA[0], bash(f"{WAITS}; echo two > b2"), BETA[2]]
     with provider(tmp_path, *MAIN, conversations={"explore alpha": ALPHA, "explore beta": beta}) as at:
         trajectory = agents.start(at, TEAM, "do it all", kind="anthropic")
-        waits(trajectory)
-        os.kill(program_of(trajectory), signal.SIGKILL)
-        agents.snap("attach", trajectory, code=None)
+        agents.kill(trajectory)
         asked = len(at.asked())
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert asked <= len(at.asked()) <= 11
     files = agents.files(trajectory)
     del files["waited"]  # once or twice: a snapshot of the other sub-agent may hold what the killed tool wrote first

@@ -3,13 +3,11 @@ conversation."""
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.model_rig import WAITS, Agents, bash, let_go, program_of, provider, waits
+from tests.e2e.model_rig import WAITS, Agents, bash, provider
 from tests.e2e.support import Snap
 
 REQUIREMENTS = "mini-swe-agent==2.4.6\nlitellm<1.80\n"  # newer ones of litellm want much more to be installed
@@ -94,13 +92,9 @@ def test_killed_and_resumed_then_rewound(agents: Agents, tmp_path: Path) -> None
     end = bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "I am done.")
     with provider(tmp_path, *edits, bash(WAITS, "I wait."), end) as at:
         trajectory = agents.start(at, *COMMAND, more=ENVIRONMENT)
-        waits(trajectory)
-        os.kill(program_of(trajectory), signal.SIGKILL)
-        agents.snap("attach", trajectory, code=None)
+        agents.kill(trajectory)
         at.forget()
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert at.asked() == [3]
         assert agents.files(trajectory) == {"greeting": "bye\n", "waited": "x\n"}
 
@@ -108,9 +102,7 @@ def test_killed_and_resumed_then_rewound(agents: Agents, tmp_path: Path) -> None
         first = next(step for step in agents.steps(trajectory) if step["tool"]["name"] == "bash")
         agents.snap("rewind", trajectory, first["id"])
         assert agents.files(trajectory) == {"greeting": "hello\n"}
-        agents.snap("resume", "--detach", trajectory)
-        let_go(trajectory)
-        agents.snap("attach", trajectory)
+        agents.resume(trajectory)
         assert at.asked() == [1, 2, 3]
         assert agents.files(trajectory) == {"greeting": "bye\n", "waited": "x\n"}
     agents.snap("rm", "--force", trajectory)

@@ -276,21 +276,7 @@ def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> Non
 @pytest.mark.parametrize("hit", [1, 2])
 def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Path, hit: int) -> None:
     """The daemon dies when it has recorded a reply and the agent has not got it: the provider is not asked again."""
-    program = tmp_path / "agent.py"
-    program.write_text(GATEWAY_AGENT)
-    lone.stop_daemon()
-    armed = Snap(lone.state_dir, {**lone.env, "SNAPSHOTD_FAILPOINT": f"engine.journal.ended:{hit}"})
-    armed("daemon", "--restart")
-    agents = Agents(lone, "runc")
-    count = bash("echo x >> count; wc -l < count", "I count.")
-    with provider(tmp_path, count, count, {"text": "It is repaired."}) as at:
-        trajectory = agents.start(at, program)
-        agents.snap("attach", trajectory)
-        assert at.asked() == [0, 1, 2]
-    assert agents.names(trajectory) == ["start", "bash", "bash", "exit"]
-    assert [role for role, _ in agents.said(trajectory)] == ["user", *["assistant", "tool"] * 2, "assistant"]
-    assert agents.journal(trajectory) == [("model", "done"), ("tool", "done")] * 2 + [("model", "done")]
-    assert agents.files(trajectory) == {"count": "x\nx\n"}
+    assert _asked_over_a_death(lone, tmp_path, f"engine.journal.ended:{hit}") == [0, 1, 2]
 
 
 @pytest.mark.runc
@@ -299,21 +285,28 @@ def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Pat
 def test_a_request_that_was_sent_and_not_recorded(lone: Snap, runc_ready: None, tmp_path: Path, number: int) -> None:
     """The daemon dies when the provider has a request, the second time with a tool's result: the client asks again, and
     nothing is missing or there twice."""
-    program = tmp_path / "agent.py"
+    asked = _asked_over_a_death(lone, tmp_path, f"engine.journal.sent:{number}")
+    assert asked == sorted([0, 1, 2, number - 1])
+
+
+def _asked_over_a_death(lone: Snap, folder: Path, failpoint: str) -> list[int]:
+    """What the provider is asked by an agent of two calls whose daemon dies on the way. All is recorded once."""
+    program = folder / "agent.py"
     program.write_text(GATEWAY_AGENT)
     lone.stop_daemon()
-    armed = Snap(lone.state_dir, {**lone.env, "SNAPSHOTD_FAILPOINT": f"engine.journal.sent:{number}"})
+    armed = Snap(lone.state_dir, {**lone.env, "SNAPSHOTD_FAILPOINT": failpoint})
     armed("daemon", "--restart")
     agents = Agents(lone, "runc")
     count = bash("echo x >> count; wc -l < count", "I count.")
-    with provider(tmp_path, count, count, {"text": "It is repaired."}) as at:
+    with provider(folder, count, count, {"text": "It is repaired."}) as at:
         trajectory = agents.start(at, program)
         agents.snap("attach", trajectory)
-        assert at.asked() == sorted([0, 1, 2, number - 1])
+        asked = at.asked()
     assert agents.names(trajectory) == ["start", "bash", "bash", "exit"]
     assert [role for role, _ in agents.said(trajectory)] == ["user", *["assistant", "tool"] * 2, "assistant"]
     assert agents.journal(trajectory) == [("model", "done"), ("tool", "done")] * 2 + [("model", "done")]
     assert agents.files(trajectory) == {"count": "x\nx\n"}
+    return asked
 
 
 PATIENT = """
