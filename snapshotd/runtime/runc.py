@@ -200,19 +200,22 @@ class RuncRuntime(Runtime):
         if spec.network is Network.BRIDGE:
             (spec.run_dir / _oci.RESOLV_CONF).write_text(f"nameserver {_slirp.NAMESERVER}\n")
             (spec.run_dir / _oci.RESOLV_CONF).chmod(0o644)
-        if pattern is not None:
-            made = self._make_like(pattern, spec, root)
-            if made is not None:
-                return made
+        pid = None if pattern is None else self._make_like(pattern, spec, root)
+        if pattern is not None and pid is None:
             with self._lock:
                 self._patterns.pop(kind, None)  # the machine may have changed, its processors for instance
-        made = self._run(spec, root)
-        if spec.run_dir.name == spec.id and self._id_map is not None:
+        by_runc = pid is None
+        if pid is None:
+            pid = self._run(spec, root)
+        if spec.network is Network.BRIDGE:
+            _slirp.start(bundle, pid, user_namespace=self._id_map is not None)
+        made = Container(spec.id, pid, self._id_map)
+        if by_runc and spec.run_dir.name == spec.id and self._id_map is not None:
             self._learn(kind, made)
         return made
 
-    def _run(self, spec: ContainerSpec, root: Path) -> Container:
-        """Have runc make a container."""
+    def _run(self, spec: ContainerSpec, root: Path) -> int:
+        """Have runc make a container. Its init."""
         bundle = self._bundle(spec.id)
         log, pid_file = bundle / "run.log", bundle / "init.pid"
         argv = self._known_as(spec.id).command(
@@ -226,9 +229,7 @@ class RuncRuntime(Runtime):
             code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
             if code == 0:
                 pid = int(pid_file.read_text())
-                pidfd = os.pidfd_open(pid)
-                with self._lock:
-                    self._init_fds[spec.id] = pidfd
+                pidfd = self._note_init(spec.id, pid)
         if code != 0:
             CHILDREN.sweep()
         if code is None:
@@ -242,21 +243,17 @@ class RuncRuntime(Runtime):
             raise SandboxFailed(
                 f"container {short(spec.id)} could not be started: {spec.share_dir / 'init'} does not run; it must be a static program"
             )
-        if spec.network is Network.BRIDGE:
-            _slirp.start(bundle, pid, user_namespace=self._id_map is not None)
-        return Container(spec.id, pid, self._id_map)
+        return pid
 
-    def _make_like(self, pattern: Pattern, spec: ContainerSpec, root: Path) -> Container | None:
-        """Have the starter make a container like one that runc made. None: it cannot, and nothing is left."""
+    def _make_like(self, pattern: Pattern, spec: ContainerSpec, root: Path) -> int | None:
+        """Have the starter make a container like one that runc made. Its init; None: it cannot, and nothing is left."""
         assert self._id_map is not None
         cgroup, bundle = self._container_cgroup(spec.id), self._bundle(spec.id)
         config = _oci.bundle(spec, self._id_map, _oci.Placement(root, cgroup, swap_is_counted=False))
         with CHILDREN.starting():
             pid = self._starter.make(spec.id, pattern.order(spec.id, config, self._owner(spec.id)), self._id_map)
             if pid is not None:
-                pidfd = os.pidfd_open(pid)
-                with self._lock:
-                    self._init_fds[spec.id] = pidfd
+                self._note_init(spec.id, pid)
         if pid is None:
             end_all(spec.id, [cgroup], None)
             _cgroups.remove(cgroup)
@@ -265,9 +262,14 @@ class RuncRuntime(Runtime):
         state.mkdir(mode=0o711)
         (state / "state.json").write_text(pattern.record_of(spec.id, pid))
         (bundle / "init.pid").write_text(str(pid))
-        if spec.network is Network.BRIDGE:
-            _slirp.start(bundle, pid, user_namespace=True)
-        return Container(spec.id, pid, self._id_map)
+        return pid
+
+    def _note_init(self, container_id: ContainerID, pid: int) -> int:
+        """Hold an init by a pidfd, which is returned, until the container is destroyed."""
+        pidfd = os.pidfd_open(pid)
+        with self._lock:
+            self._init_fds[container_id] = pidfd
+        return pidfd
 
     def _learn(self, kind: ContainerSpec, container: Container) -> None:
         """Remember a container that runc has made as the pattern of its kind, if it can be one."""

@@ -282,6 +282,9 @@ def _ask(
                 answer.update(one := json.loads(line))
                 told(one)
             complete = not data
+    except OSError:  # of `told`
+        _end(answer)
+        raise
     finally:
         os.close(request_fd)
         os.close(answer_r)

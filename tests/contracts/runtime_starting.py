@@ -227,6 +227,12 @@ def check_a_sandbox_that_the_starter_cannot_make_is_made_by_runc(rig: Rig) -> No
             ):
                 assert not _residents(container), name
                 assert rig.shell(container, "echo runs") == "runs\n"
+        with (
+            rig.container(),
+            mock.patch.object(starter, "write_map", side_effect=PermissionError),
+            rig.container() as last,
+        ):
+            assert not _residents(last), "the map is refused"
     assert _dead_starters() == before
 
 
