@@ -282,7 +282,7 @@ def _ask(
                 answer.update(one := json.loads(line))
                 told(one)
             complete = not data
-    except OSError:  # of `told`
+    except OSError:  # `told` failed
         _end(answer)
         raise
     finally:
