@@ -36,6 +36,9 @@ RATIO, FLOOR_S = 3.0, 0.030
 """A verb may take so many times what it took at first, and in any case the floor more: medians on a busy machine are
 not exact."""
 MEMORY_BYTES = 60 << 20
+DESCRIPTORS = 64
+"""Connections come and go: those of clients, and to the databases, of which each thread holds its own. A leak of one
+descriptor in four snapshots is more."""
 
 AGENT = """
 import os, sys
@@ -93,7 +96,7 @@ def test_the_last_snapshot_costs_what_the_first_hundred_did(budgeted: Snap, tmp_
         assert at_last[name] <= max(at_first[name] * RATIO, at_first[name] + FLOOR_S), report
     for name in ("daemon_bytes", "archive_bytes"):
         assert at_last[name] <= at_first[name] + MEMORY_BYTES, report
-    assert at_last["descriptors"] <= at_first["descriptors"] + 16, report
+    assert at_last["descriptors"] <= at_first["descriptors"] + DESCRIPTORS, report
     assert at_last["mounts"] <= MAX_CACHED_LOWERS + 16, report
     assert at_last["threads"] <= at_first["threads"] + 8, report
     assert usage.layer_bytes <= BUDGET_BYTES + LIVE_BYTES, report
