@@ -43,7 +43,10 @@ _LATER = (
     "snapshotd.gateway.server",
     "uvicorn.protocols.http.h11_impl",
     "uvicorn.lifespan.on",
-    "uvicorn.loops.asyncio",
+    "uvicorn.loops.uvloop",
+    "uvloop",
+    "anyio._backends._asyncio",
+    "sqlite3",
     "rich.live",
     "snapshotd.engine.storing.archiver",
     "snapshotd.engine.storing.cold_worker",
@@ -523,7 +526,7 @@ def _import_everything() -> None:
     import snapshotd.daemon
 
     for package in (snapshotd.cli, snapshotd.client, snapshotd.daemon):
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(found.name)
     for name in _LATER:
         importlib.import_module(name)

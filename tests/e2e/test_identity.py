@@ -122,10 +122,18 @@ def test_an_image_without_such_a_file_gets_none(snap: Snap, runtime: str) -> Non
         snap("rm", "--force", each)
 
 
+@pytest.fixture(scope="module")
+def small_image(snap: Snap, small_root: Path) -> Iterator[str]:
+    name = "small-for-identity"
+    snap("image", "import", small_root, "--name", name)
+    yield name
+    snap("image", "rm", name)
+
+
 @pytest.mark.runc
-@pytest.mark.parametrize("made", ["ln -s /workspace/target /etc/machine-id", "mkfifo /etc/machine-id"])
-def test_a_hostile_image_is_left_as_it_is(snap: Snap, tmp_path: Path, made: str) -> None:
-    maker, _ = snap.create("--runtime", "runc")
+@pytest.mark.parametrize("made", ["ln -s /workspace/target /etc/machine-id", "mknod /etc/machine-id p"])
+def test_a_hostile_image_is_left_as_it_is(snap: Snap, small_image: str, tmp_path: Path, made: str) -> None:
+    maker, _ = snap.create("--runtime", "runc", "--image", small_image)
     root = snap.sh(maker, f"rm -f /etc/machine-id; {made}")["snapshot"]
     snap("export", "--format", "tar", root, "-o", tmp_path / "root.tar")
     name = f"hostile-{tmp_path.name}"[:60]

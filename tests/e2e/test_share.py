@@ -300,7 +300,7 @@ def _children(pid: int) -> list[int]:
 # -- the catalog -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["torn", "gone"])
+@pytest.mark.parametrize("how", [pytest.param("torn", marks=pytest.mark.long), "gone"])
 def test_the_catalog_is_made_again(small_root: Path, tmp_path: Path, how: str) -> None:
     snap = Snap(tmp_path / "state")
     snap("image", "import", small_root, "--name", "default")

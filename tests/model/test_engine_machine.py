@@ -21,7 +21,7 @@ from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
 from tests.model.engine_machine import SLOW_S, Machine
 
-STEPS = long.size(100, 1000)
+STEPS = long.size(60, 1000)
 SEEDS = long.seeds(1, 2)
 
 

@@ -489,6 +489,7 @@ def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
     assert "unchanged" in built.said[-1]
 
 
+@pytest.mark.long  # half a minute of packages; `make setup` builds by recipes, too
 def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
     built: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

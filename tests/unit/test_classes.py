@@ -137,9 +137,10 @@ def modules(texts: dict[str, str]) -> dict[str, Module]:
     found = {}
     for file, text in texts.items():
         tree = ast.parse(text)
-        classes = {node.name: class_of(file, node) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        nodes = list(ast.walk(tree))
+        classes = {node.name: class_of(file, node) for node in nodes if isinstance(node, ast.ClassDef)}
         imports: dict[str, str] = {}
-        for node in ast.walk(tree):
+        for node in nodes:
             if isinstance(node, ast.ImportFrom) and node.module:
                 source = node.module.removeprefix("snapshotd.").replace(".", "/") + ".py"
                 imports |= {alias.asname or alias.name: source for alias in node.names}

@@ -30,6 +30,7 @@ from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.types import BlobID, Kind
+from tests import long
 
 KEY = bytes(range(32))
 ID = bytes(range(32))
@@ -327,7 +328,7 @@ def test_heads_of_other_packs_and_versions_are_refused(tmp_path: Path) -> None:
         pack.check_head(data[:8] + b"\x63\0" + data[10:], pack_id)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=long.size(20, 400), deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from(["flip", "cut", "drop", "zero"]), st.integers(1, 200))
 def test_damage_is_named_and_spares_the_rest(
     tmp_path_factory: pytest.TempPathFactory, where: int, how: str, amount: int

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from snapshotd.repo.base import Tree, TreeEntry
 from snapshotd.repo.format.tree import BadTree, decode_tree, encode_tree
 from snapshotd.types import BlobID, Kind, TreeID
+from tests import long
 
 U16, U32, U64 = (1 << 16) - 1, (1 << 32) - 1, (1 << 64) - 1
 IDS = st.binary(min_size=32, max_size=32).map(bytes.hex)
@@ -56,13 +57,13 @@ def trees(draw: st.DrawFn) -> Tree:
     return Tree(own, tuple(draw(entries(name)) for name in names))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=long.size(100, 1500), deadline=None)
 @given(trees())
 def test_every_tree_comes_back(tree: Tree) -> None:
     assert decode_tree(encode_tree(tree)) == tree
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=long.size(200, 3000), deadline=None)
 @given(trees(), st.integers(0, 1 << 30), st.sampled_from(["flip", "cut", "drop", "add"]), st.integers(1, 255))
 def test_other_bytes_are_refused_or_are_another_tree(tree: Tree, where: int, how: str, amount: int) -> None:
     """Strict: whatever decodes encodes to the same bytes, so no two encodings share a meaning and nothing trails."""
