@@ -60,7 +60,7 @@ def played(snap: Snap, script: str, project: Path) -> str:
 
 
 @pytest.mark.runc
-@pytest.mark.parametrize("script", ["eight_ways.py", "experiment.py"])
+@pytest.mark.parametrize("script", ["eight_ways.py", pytest.param("experiment.py", marks=pytest.mark.long)])
 def test_the_best_of_eight_repairs_is_committed(full: Snap, project: Path, script: str) -> None:
     out = played(full, script, project)
     ranks = [line.split(". ")[0] for line in out.splitlines() if line[:1].isdigit()]

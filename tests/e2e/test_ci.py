@@ -118,6 +118,7 @@ def test_the_script(runner: Runner) -> None:
     as_it_should(runner, "linux-3", restored=runner.folder / "work")
 
 
+@pytest.mark.long  # the same commands as in the script
 def test_gitlab(runner: Runner) -> None:
     job = yaml.safe_load(recipes("yaml")[1])["test"]
     assert job["variables"]["TEST"].replace("$$", "$") in PAGE.replace("$$", "$")

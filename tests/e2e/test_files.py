@@ -170,7 +170,9 @@ def test_a_write_that_is_cut_off_leaves_the_old_file(snap: Snap, client: Snapsho
 
 
 @pytest.mark.runc
-@pytest.mark.parametrize("name", ["files", "background", "best_of_8", "tree_search", "fifty", "follow"])
+@pytest.mark.parametrize(
+    "name", ["files", "background", "best_of_8", "tree_search", pytest.param("fifty", marks=pytest.mark.long), "follow"]
+)
 def test_the_page_shows_what_its_example_prints(snap: Snap, tmp_path: Path, name: str) -> None:
     page = (DOCS / "client.md").read_text()
     env = {**snap.env, "PYTHONPATH": str(DOCS.parent)}

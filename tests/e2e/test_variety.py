@@ -208,6 +208,7 @@ def test_restored(cold: Snap, original: Original, disks: dict[str, Disk], kind: 
     target.rmdir()
 
 
+@pytest.mark.long  # a mounted snapshot equals the original: system/test_fuse.py
 def test_mounted(cold: Snap, original: Original, tmp_path: Path) -> None:
     cold("mount", tmp_path)
     try:
@@ -219,6 +220,7 @@ def test_mounted(cold: Snap, original: Original, tmp_path: Path) -> None:
         cold("umount", tmp_path)
 
 
+@pytest.mark.long  # the same tree comes back: system/test_rebuilt_layer.py
 def test_forked_while_cold(cold: Snap, original: Original, runtime: str, request: pytest.FixtureRequest) -> None:
     """Seen from the inside while it comes lazily, and again after it has moved over to real layers."""
     (fork,) = cold.json("fork", original.snapshot)["trajectories"]
