@@ -136,7 +136,7 @@ class FakeDaemon:
         finally:
             self.close()
             for thread in self._threads:
-                thread.join(20)
+                thread.join(60)
 
     def _listen(self, path: Path) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -84,13 +84,13 @@ def engine() -> Iterator[Engine]:
 @contextlib.contextmanager
 def _bridge() -> Iterator[str]:
     """A bridge of our own: docker0 belongs to whichever engine started last on the machine."""
-    number = _free_number()
+    address = free_address(213)
     name = f"sndtest{os.getpid() % 1_000_000}"
     # A bridge without an address of its own takes that of its lowest port, which is another one when a container begins
     # or ends. The other containers then send to the old one for half a minute.
     _ip("link", "add", "name", name, "address", _mac(os.getpid()), "type", "bridge")
     try:
-        _ip("address", "add", f"10.213.{number}.1/24", "dev", name)
+        _ip("address", "add", f"{address}/24", "dev", name)
         _ip("link", "set", name, "up")
         yield name
     finally:
@@ -98,10 +98,11 @@ def _bridge() -> Iterator[str]:
         _forget_rules(name)
 
 
-def _free_number() -> int:
-    """The third part of an address that no bridge has, also none that a killed run has left: replies would go there."""
+def free_address(second: int) -> str:
+    """10.`second`.N.1, which no bridge has, also none that a killed run has left: replies would go there."""
     shown = subprocess.run(["ip", "-4", "-o", "address"], check=True, capture_output=True, timeout=30, text=True).stdout
-    return next(one % 200 for one in range(os.getpid(), os.getpid() + 200) if f" 10.213.{one % 200}.1/" not in shown)
+    candidates = (f"10.{second}.{one % 200}.1" for one in range(os.getpid(), os.getpid() + 200))
+    return next(address for address in candidates if f" {address}/" not in shown)
 
 
 def _mac(number: int) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 def nothing_left(state_dir: Path, *, running: bool) -> None:
     """Fail if something is left. Polls: a spare container that is just being made has a cgroup before it has a
     process."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while found := leftovers(state_dir, running=running):
         assert time.monotonic() < deadline, found
         time.sleep(0.1)

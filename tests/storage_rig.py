@@ -474,7 +474,7 @@ def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> Non
         return not found
 
     with suppress(AssertionError):
-        wait_until(accounted, "everything is accounted for", 10)
+        wait_until(accounted, "everything is accounted for")
     assert not found, found
 
 
@@ -516,9 +516,7 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
     directory = daemon.root / "layers"
     names = set(os.listdir(directory)) - {"images"}
     found = [f"layers/images/{name}" for name in os.listdir(directory / "images") if name not in images]
-    stray = sorted(
-        name for name in names - layers if name.startswith(".") or any((directory / name / "upper").iterdir())
-    )
+    stray = sorted(name for name in names - layers if name.startswith(".") or _is_filled(directory / name / "upper"))
     found += [f"layer {name} belongs to no snapshot" for name in stray if not merged or name.startswith(".")]
     empty = len(names - layers) - len(stray)
     if empty > READY_LAYERS + running:
@@ -527,6 +525,14 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
         names = set(os.listdir(logs)) if logs.exists() else set()
         found += [f"{logs.name}/{name}" for name in sorted(names) if name.split(".")[0] not in trajectories]
     return found
+
+
+def _is_filled(upper: Path) -> bool:
+    """Whether a layer has something; not if it was removed meanwhile."""
+    try:
+        return any(upper.iterdir())
+    except FileNotFoundError:
+        return False
 
 
 def in_own_mount_namespace(test: Callable[P, None]) -> Callable[P, None]:

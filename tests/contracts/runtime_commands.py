@@ -155,9 +155,7 @@ def check_background_child(rig: Rig) -> None:
         script = "(while ! test -e /go; do sleep 0.02; done; echo late; echo late >&2; touch /done; exec sleep 1000) & echo early; exit 5"
         process = rig.start(container, "sh", "-c", script)
         try:
-            begin = time.monotonic()
-            assert process.wait(DEADLINE_S) == 5
-            assert time.monotonic() - begin < 5
+            assert process.wait(DEADLINE_S) == 5, "its child, which goes on until it is told, does not delay it"
             assert process.wait(0) == 5
             rig.shell(container, "touch /go; while ! test -e /done; do sleep 0.02; done")
             assert read_lines(process.stdout_fd, 2) == b"early\nlate\n"
@@ -187,7 +185,7 @@ def check_wait_and_kill(rig: Rig) -> None:
         try:
             assert process.wait(0) is None
             assert process.wait(0.05) is None
-            assert Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n"
+            eventually(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n", "its program does not run")
             waiters = [ThreadPoolExecutor(1).submit(process.wait, DEADLINE_S) for _ in range(3)]
             process.kill()
             assert [waiter.result(DEADLINE_S) for waiter in waiters] == [137] * 3

@@ -22,7 +22,7 @@ from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, Limits, Network, new_id
 
 _NS_GET_OWNER_UID = 0xB704
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 _LIMITS = Limits(memory_bytes=256 << 20, cpus=0.5, pids=64)
 
 

@@ -88,7 +88,7 @@ def run_and_kill(directory: Path, seed: int, after_bytes: int) -> list[str]:
         while data := os.read(child.stdout.fileno(), 65536):
             said += data
         child.stdout.close()
-        assert child.wait(timeout=30) == -signal.SIGKILL
+        assert child.wait(timeout=60) == -signal.SIGKILL
     return said.decode().split("\n")[:-1]
 
 

@@ -337,7 +337,7 @@ def _kill_at(daemon: Daemon, world: World, name: str) -> None:
         wait_until(lambda: daemon.reached(name) > 1, f"a child died at {name} twice: {daemon.log()[-2000:]}")
         assert world.client.status()["durability"] != "ok"
     else:
-        wait_until(lambda: daemon.reached(name) > 0, f"{name} is reached: {daemon.log()[-2000:]}", 20)
+        wait_until(lambda: daemon.reached(name) > 0, f"{name} is reached: {daemon.log()[-2000:]}")
     if name.startswith(("engine.archive.", "repo.", "layers.merge.")) and name != "engine.archive.stored":
         world.client.status()  # the daemon lives
         daemon.kill()
@@ -452,7 +452,8 @@ def test_those_that_help_the_archive_are_killed(daemon: Daemon, world: World) ->
             world.many(line)
             wait_until(lambda: _helpers(daemon) != [], "somebody helps")
             for pid in _helpers(daemon):
-                os.kill(pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             wait_until(lambda: not _fails(world), "all is stored in the end")
         _settle(world)
         clean(daemon)

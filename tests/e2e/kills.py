@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.errors import Undecided
+from tests.dockerd import free_address
 from tests.e2e.support import Snap, alive, processes_with, wait_until
 
 CALLS = 30
@@ -134,9 +135,8 @@ class Effects:
 @contextlib.contextmanager
 def reachable_address() -> Iterator[str]:
     """An address of this machine that sandboxes with a network reach."""
-    number = os.getpid() % 250
+    address = free_address(214)
     link = f"sndeff{os.getpid() % 1_000_000}"
-    address = f"10.214.{number}.1"
     _ip("link", "add", "name", link, "type", "bridge")
     try:
         _ip("address", "add", f"{address}/24", "dev", link)

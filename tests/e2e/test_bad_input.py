@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -229,7 +228,7 @@ def test_a_full_disk_says_so_and_works_again_when_there_is_space(
         assert full.returncode != 0
         assert "No space left" in full.stderr or "disk is full" in full.stderr
         assert snap("cat", f"{kept}:/workspace/kept").stdout == "kept\n"
-        os.kill(snap.daemon_pid(), signal.SIGKILL)
+        snap.kill_daemon()
         assert snap("cat", f"{kept}:/workspace/kept").stdout == "kept\n", "it starts again on a full disk"
         snap("rm", "--force", trajectory)
         again, _ = snap.create("--runtime", "runc")

@@ -136,7 +136,7 @@ def deployed(
         traces = Traces(deployment)
         docker_services._docker_compose.execute("down --volumes")
         assert deployment.left() == []
-        wait_until(lambda: traces.found() == [], f"nothing is left: {traces.found()}", 20)
+        wait_until(lambda: traces.found() == [], f"nothing is left: {traces.found()}")
         assert not deployment.snap.state_dir.exists(), "a command started a daemon of its own"
     finally:
         deployment.close()

@@ -148,10 +148,10 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap,
         f"echo begun; printf half > half.txt; sleep 1000.{mark} & setsid sh -c '(setsid sleep 2000.{mark} >/dev/null 2>&1 &)';"
         f"trap '' TERM HUP; while :; do sleep 3000.{mark}; done"
     )
-    ended = snap.json("exec", "--timeout", "1.5", trajectory, "--", "sh", "-c", greedy, code=124)
+    ended = snap.json("exec", "--timeout", "2.5", trajectory, "--", "sh", "-c", greedy, code=124)
     assert processes_with(mark) == []
     assert (ended["exit_code"], ended["stdout"]) == (124, "begun\n")
-    assert "1.5 s" in ended["error"]
+    assert "2.5 s" in ended["error"]
     tool = snap.json("show", ended["snapshot"])["tool"]
     assert (tool["status"], tool["exit_code"]) == ("timed-out", 124)
     assert snap("cat", f"{ended['snapshot']}:half.txt").stdout == "half"
@@ -160,7 +160,7 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap,
 
     forked = snap("exec", "--snapshot", ended["snapshot"], "--timeout=500ms", "sh", "-c", greedy, code=125)
     assert "500ms" in forked.stderr
-    forked = snap("exec", "--snapshot", ended["snapshot"], "--timeout=0.5", "sh", "-c", greedy, code=124)
+    forked = snap("exec", "--snapshot", ended["snapshot"], "--timeout=2", "sh", "-c", greedy, code=124)
     assert (forked.stdout, processes_with(mark)) == ("begun\n", [])
     assert snap.sh(trajectory, "cat half.txt")["stdout"] == "half", "it goes on"
     assert snap("exec", "--timeout", "1h", trajectory, "sh", "-c", "exit 7", code=7).returncode == 7
@@ -172,13 +172,18 @@ def test_a_timeout_leaves_what_other_commands_started(snap: Snap, runtime: str) 
     mark = str(secrets.randbelow(10**12) + 10**12)
     snap.sh(trajectory, f"setsid sleep 1000.{mark} >/dev/null 2>&1 &")
     sandbox = Sandbox.connect(trajectory, client=Snapshotd(snap.state_dir))
+
+    def sleeping() -> list[str]:
+        return sorted(line.split()[-1] for _, line in processes_with(mark) if line.startswith("sleep "))
+
     with snap.start("exec", trajectory, "--", "sh", "-c", f"echo up; sleep 2000.{mark}") as beside:
         assert beside.stdout is not None
         assert beside.stdout.readline() == "up\n"
+        wait_until(lambda: len(sleeping()) == 2, "both sleep")
         greedy = f"(setsid sleep 3000.{mark} &) ; sleep 4000.{mark} & setsid sleep 5000.{mark}"
         ended = sandbox.exec(greedy, timeout=1)
         assert (ended.exit_code, sandbox.head().info.tool.status) == (124, "timed-out")
-        lines = sorted(line.split()[-1] for _, line in processes_with(mark) if line.startswith("sleep "))
+        lines = sleeping()
         assert lines[:2] == [f"1000.{mark}", f"2000.{mark}"]
         assert not {f"4000.{mark}", f"5000.{mark}"} & set(lines)
         snap("stop", trajectory)

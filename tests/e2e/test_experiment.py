@@ -74,7 +74,7 @@ def described(tmp_path: Path, source: str) -> Callable[..., Path]:
         variants = "".join(f'[variants.{way}]\nenv.WAY = "{way}"\n' for way in ways)
         file.write_text(
             f'from = "{source}"\nresume = true\n{body}\n[score]\ncommand = {score}\nkind = "number"\nfiles = "hidden"\n'
-            f"timeout = 20\n{variants}"
+            f"timeout = 60\n{variants}"
         )
         return file
 
@@ -176,7 +176,7 @@ def test_a_terminal_shows_the_table_while_it_runs(snap: Snap, described: Callabl
 def test_a_score_that_never_ends_or_prints_no_number(snap: Snap, described: Callable[..., Path]) -> None:
     script = "grep -q 'n + n' /workspace/answer.py && sleep 600; echo none"
     file = described("", command=f'["sh", "-c", "{script}"]')
-    file.write_text(file.read_text().replace("timeout = 20", "timeout = 1"))
+    file.write_text(file.read_text().replace("timeout = 60", "timeout = 4"))
     info = snap.json("experiment", "run", file, code=1)
     branches = by_label(info)
     assert "did not end within" in branches["plus.0"]["error"]

@@ -345,7 +345,9 @@ def test_a_rewind_that_was_cut_off_is_done_again(claude: Claude, name: str) -> N
     claude.snap.stop_daemon()
     dies = Snap(claude.snap.state_dir, {**claude.snap.env, "SNAPSHOTD_FAILPOINT": name})
     dies("rewind", "--files", trajectory, target, code=None)
-    wait_until(lambda: "failpoint" in (claude.snap.state_dir / "daemon.log").read_text(), "the daemon died")
+    wait_until(
+        lambda: f"failpoint {name} reached" in (claude.snap.state_dir / "daemon.log").read_text(), "the daemon died"
+    )
     claude.snap("rewind", "--files", claude.trajectory, target)
     assert claude.files() == before
     shown = [step for step in claude.steps() if step["tool"]["name"] == "Bash"]
@@ -363,7 +365,9 @@ def test_a_trajectory_that_was_cut_off_at_its_beginning(claude: Claude) -> None:
     claude.hook("SessionStart")
     lines = [line for line in claude.snap.json("ls") if line["head"]]
     heads = [claude.snap.json("log", "--all", line["id"])[-1] for line in lines]
-    assert [head["files"]["added"] for head in heads if head["tool"]["name"] == "edits"][-1:] == [3]
+    (*_, head) = [head["id"] for head in heads if head["tool"]["name"] == "edits"]
+    wait_until(lambda: claude.snap.json("show", head)["files"] is not None, "it is counted")
+    assert claude.snap.json("show", head)["files"]["added"] == 3
 
 
 # -- a user who is not root ----------------------------------------------------------------------------------------------

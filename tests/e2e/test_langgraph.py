@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -27,7 +29,7 @@ from snapshotd.failpoints import EXIT_CODE
 from snapshotd.integrations.langgraph import SnapshotdSaver, file
 from tests import long
 from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
-from tests.e2e.support import Snap, daemon_with
+from tests.e2e.support import Snap, daemon_with, processes_with, wait_until
 
 pytestmark = [pytest.mark.runc, pytest.mark.filterwarnings("ignore:create_react_agent has been moved")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -279,18 +281,24 @@ class Log(TypedDict):
 def test_a_call_that_died_with_the_daemon_is_made_again_or_asked_about(
     saver: SnapshotdSaver, sandbox: Sandbox, small_snap: Snap, irreversible: bool
 ) -> None:
-    kills = [1]
+    kills, long_sleep = [1], f"sleep 1000.{os.getpid()}"
 
     def told(_: bytes) -> None:
+        """It has not ended: the first time it is cut off with the daemon, and the second time it is let go."""
         if kills:
             kills.pop()
             small_snap.kill_daemon()
+            return
+        wait_until(lambda: bool(asleep()), "it sleeps")
+        for pid in asleep():
+            os.kill(pid, signal.SIGKILL)
+
+    def asleep() -> list[int]:
+        return [pid for pid, line in processes_with(long_sleep) if line.startswith("sleep")]
 
     def work(state: Log) -> dict[str, Any]:
         step = len(state["seen"])
-        script = (
-            f"echo {step} >> log; echo did {step}; sleep 3" if step == 1 else f"echo {step} >> log; echo did {step}"
-        )
+        script = f"echo {step} >> log; echo did {step}" + (f"; {long_sleep}; true" if step == 1 else "")
         listener = told if step == 1 else None
         return {
             "seen": [saver.exec(script, irreversible=irreversible and step == 1, on_stdout=listener).stdout.strip()]

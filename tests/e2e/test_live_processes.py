@@ -23,7 +23,7 @@ log = open("/workspace/server.log", "w")
 print("up", file=log, flush=True)
 http.server.HTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
 """
-GET = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/', timeout=10).read().decode())"
+GET = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:8000/', timeout=60).read().decode())"
 
 
 def test_a_server_serves_on_across_snapshots_and_its_forks_are_consistent(snap: Snap, runtime: str) -> None:
@@ -64,7 +64,7 @@ def test_a_shared_mapping_is_captured_although_its_ctime_stands_still(snap: Snap
         "m[0:1] = b'b'; open('went', 'w').close(); time.sleep(1000)"
     )
     trajectory, _ = snap.create("--runtime", runtime)
-    snap.sh(trajectory, f'python3 -c "{writer}" & while [ ! -s m ]; do :; done')
+    snap.sh(trajectory, f'python3 -c "{writer}" & until grep -qs a m; do :; done')
     before = snap.sh(trajectory, "head -c1 m")["snapshot"]
     after = snap.sh(trajectory, "touch go; while [ ! -e went ]; do :; done; true")["snapshot"]
     assert snap("cat", f"{before}:/workspace/m").stdout[0] == "a"

@@ -43,13 +43,13 @@ def port(snap: Snap, *words: str) -> Iterator[tuple[subprocess.Popen[str], str, 
         yield process, host, int(number)
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
 
 
 def get(host: str, number: int, path: str) -> str | None:
     """What the server answers; None as long as there is none."""
     try:
-        with urllib.request.urlopen(f"http://{host}:{number}/{path}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://{host}:{number}/{path}", timeout=60) as answer:
             text: str = answer.read().decode()
             return text
     except OSError:
@@ -85,7 +85,7 @@ def test_a_server_inside_is_reached_across_snapshots_a_rewind_and_a_stop(snap: S
         wait_until(lambda: _echoes(*echo), "the other one serves")
         assert hashlib.sha256(echoed(*echo, data)).digest() == hashlib.sha256(data).digest()
 
-        with socket.create_connection((echo[0], echo[1]), 30) as client:
+        with socket.create_connection((echo[0], echo[1]), 60) as client:
             client.sendall(b"x")
             wait_until(lambda: snap.sh(box, HELD)["stdout"] != "", "it is connected")
             echo_process.kill()
@@ -96,19 +96,19 @@ def test_a_server_inside_is_reached_across_snapshots_a_rewind_and_a_stop(snap: S
         snap.sh(box, SERVE)
         wait_until(lambda: get(*http, "step") == "0\n", "it serves the files of then")
 
-        with socket.create_connection((http[0], http[1]), 30) as idle:
+        with socket.create_connection((http[0], http[1]), 60) as idle:
             idle.sendall(b"GET /step HTTP/1.0\r\n\r\n")
             assert b"".join(iter(lambda: idle.recv(1 << 16), b"")).endswith(b"0\n")  # the server has closed its end
             snap("stop", box)
             hang_up = select.poll()
             hang_up.register(idle, 0)
-            assert hang_up.poll(30_000), "nothing more would come of it, and it is still open"
+            assert hang_up.poll(60_000), "nothing more would come of it, and it is still open"
         assert get(*http, "step") is None
         snap.sh(box, SERVE)
         wait_until(lambda: get(*http, "step") == "0\n", "it serves in another container")
 
         process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM
         assert f"{box[:12]} is not running" in errors
     snap("rm", "--force", box)
@@ -128,12 +128,14 @@ def test_a_port_on_which_nothing_listens_is_a_closed_connection_and_a_line(snap:
         number = outside.getsockname()[1]
         with port(snap, box, str(number)) as (process, *local):
             for _ in range(3):
-                with socket.create_connection((local[0], local[1]), 30) as client:
+                with socket.create_connection((local[0], local[1]), 60) as client:
                     assert client.recv(1) == b""
+            assert process.stderr is not None
+            said = process.stderr.readline()
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=30)
+            process.communicate(timeout=60)
             assert process.returncode == 128 + signal.SIGINT
-            assert errors.splitlines()[0].startswith(f"snapshotd: nothing listens on port {number} in {box[:12]}: ")
+            assert said.startswith(f"snapshotd: nothing listens on port {number} in {box[:12]}: ")
     snap("rm", "--force", box)
 
 

@@ -66,6 +66,19 @@ open("/tmp/there", "w").close()
 time.sleep(1000)
 """
 )
+LASTING = (
+    AGENT
+    + STARTED
+    + """
+import time
+shell("echo one > file")
+if first_time:
+    os._exit(9)
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.05)
+"""
+)
+"""Resumed, it runs until it is let go: whoever comes second finds it running."""
 PARALLEL = (
     STARTED
     + """
@@ -250,7 +263,7 @@ def test_an_idempotent_call_is_sent_again_under_its_key(snap: Snap, runtime: str
 
 
 def test_of_two_who_resume_one_wins(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:
-    _killed(snap, runtime, name, HUNDRED, tmp_path)
+    _killed(snap, runtime, name, LASTING, tmp_path)
     client = Snapshotd(snap.state_dir)
     together = threading.Barrier(2, timeout=60)
     answers: list[str] = []
@@ -272,5 +285,6 @@ def test_of_two_who_resume_one_wins(snap: Snap, runtime: str, name: str, tmp_pat
     assert len(answers) == 2
     assert len(refused) == 1
     assert short(trajectory) in refused[0]
+    wait_until(lambda: snap("exec", name, "touch", "/tmp/go", code=None).returncode == 0, "everything is met")
     snap("attach", "--quiet", name)
-    assert [one["tool"]["name"] for one in snap.json("log", "-n", "1000", name)].count("exit") == 2
+    assert [one["tool"]["name"] for one in snap.json("log", name)].count("exit") == 2

@@ -39,6 +39,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
         "snapshots": 5,
         "status": "finished",
     }
+    wait_until(lambda: all(one["files"] is not None for one in snap.json("log", trajectory)), "all is counted")
     log = snap.json("log", trajectory)
     assert [s["tool"]["name"] for s in log] == ["start", "shell", "shell", "shell", "exit"]
     assert log[1]["tool"]["arguments"] == {"script": "echo 0 > f0"}

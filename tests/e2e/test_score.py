@@ -162,7 +162,7 @@ def test_a_folder_that_no_fork_takes_leaves_no_thread(snap: Snap, tries: list[st
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
     found = client.score(tries, ["true"], with_files=tmp_path, with_path="/proc/x")
     assert {row.mean for row in found} == {None}
-    wait_until(lambda: "stdin" not in {thread.name for thread in threading.enumerate()}, "no input is sent", 10)
+    wait_until(lambda: "stdin" not in {thread.name for thread in threading.enumerate()}, "no input is sent")
 
 
 @pytest.mark.runc
@@ -187,6 +187,6 @@ def test_a_tag_moves_only_where_the_command_passes(snap: Snap) -> None:
 @pytest.mark.runc
 def test_a_run_that_takes_too_long_has_no_score(snap: Snap, tries: list[str]) -> None:
     script = "grep -q 'n \\* n' answer.py || sleep 600"
-    found = snap.json("score", "--timeout", "2", tries[0], tries[2], "--", "sh", "-c", script, code=1)
+    found = snap.json("score", "--timeout", "4", tries[0], tries[2], "--", "sh", "-c", script, code=1)
     assert [(row["ref"], row["score"]) for row in found] == [(tries[2], 1.0), (tries[0], None)]
     assert "did not end within" in found[1]["error"]

@@ -255,7 +255,7 @@ def test_looking_through_folders(here: Snap, history: History, tmp_path: Path) -
         (fork,) = here.json("fork", history.snapshots[1])["trajectories"]
         later = here.json("exec", "--wait", "stored", fork, "--", "sh", "-c", "echo later > later")["snapshot"]
         here("tag", later, "after-mounting")
-        wait_until(lambda: (top / "tags/after-mounting").is_dir(), "a tag that was given later shows", 5)
+        wait_until(lambda: (top / "tags/after-mounting").is_dir(), "a tag that was given later shows")
         assert (top / "snapshots" / later / "workspace/later").read_text() == "later\n"
         assert later in os.listdir(top / "snapshots")
         here("rm", "--force", fork)
@@ -273,7 +273,7 @@ def test_the_browsing_process_is_killed(here: Snap, history: History, tmp_path: 
     (child,) = [each for each in _children(pid) if b"browse" in Path(f"/proc/{each}/cmdline").read_bytes().split(b"\0")]
     (tmp_path / "snapshots" / history.snapshots[1] / "workspace/log").read_text()
     os.kill(child, signal.SIGKILL)
-    wait_until(lambda: _is_dead(tmp_path), "whoever reads gets an error", 5)
+    wait_until(lambda: _is_dead(tmp_path), "whoever reads gets an error")
     assert here.daemon_pid() == pid
     assert here("cat", f"{history.snapshots[1]}:log").stdout == "line 1\n"
     here("umount", tmp_path)

@@ -3,6 +3,7 @@ daemon."""
 
 from __future__ import annotations
 
+import contextlib
 import random
 import subprocess
 from collections.abc import Iterator
@@ -405,7 +406,8 @@ def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path:
 def _sleeps(init: int, seconds: str) -> bool:
     """Whether a process of the sandbox sleeps for so long."""
     group = Path(f"/proc/{init}/cgroup").read_text()
-    return any(
-        line == f"sleep {seconds} " and Path(f"/proc/{pid}/cgroup").read_text() == group
-        for pid, line in processes_with("sleep")
-    )
+    for pid, line in processes_with("sleep"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if line == f"sleep {seconds} " and Path(f"/proc/{pid}/cgroup").read_text() == group:
+                return True
+    return False

@@ -82,7 +82,7 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig) -> None:
         process = again.exec(container, ExecSpec(["echo", "ok"], cwd="/", env={"PATH": DEFAULT_PATH}))
         assert os.read(process.stdout_fd, 10) == b"ok\n"
         assert DockerRuntime(old._instance, old._host, run_dir=rig.work / "docker").attach(container.id) == container
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
         os.close(process.stdout_fd)
         os.close(process.stderr_fd)
         again.destroy(container.id)
@@ -132,7 +132,7 @@ def test_old_and_broken_engines_are_named(tmp_path: Path, answer: bytes | None, 
                 except OSError:
                     return
                 with connection:
-                    connection.settimeout(5)
+                    connection.settimeout(60)
                     if connection.recv(1 << 16) and answer is not None:
                         head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
                         connection.sendall(head % len(answer) + answer)
@@ -145,7 +145,7 @@ def test_old_and_broken_engines_are_named(tmp_path: Path, answer: bytes | None, 
             )
         finally:
             server.shutdown(socket.SHUT_RDWR)
-            thread.join(10)
+            thread.join(60)
     assert not thread.is_alive()
 
 

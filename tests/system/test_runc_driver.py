@@ -104,14 +104,22 @@ def test_a_sandbox_cannot_hold_a_command_for_ever(rig: Rig, monkeypatch: pytest.
         begin = time.monotonic()
         with rig.by_runc(), pytest.raises(SandboxFailed, match="could not enter"):
             rig.start(container, "true")
-        assert time.monotonic() - begin < 10
+        assert time.monotonic() - begin < 30, "half of what it may take without the patch"
         rig.runtime.destroy(container.id)
-    names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in _children() - before]
+    names = [_text(Path(f"/proc/{pid}/comm")).strip() for pid in _children() - before]
     assert not any(name.startswith("runc") for name in names), names
 
 
 def _children() -> set[str]:
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
+    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in _text(path).split()}
+
+
+def _text(path: Path) -> str:
+    """What a file of /proc says; nothing if its process or thread has just ended."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -130,11 +138,9 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig, recorded: boo
     assert again.list() == [container.id]
     again.destroy(container.id)
     assert again.list() == []
-    assert process.wait(10) == 137
+    assert process.wait(60) == 137
     for pid in (slirp, container.pid, process.pid):
-        eventually(
-            lambda pid=pid: not os.path.exists(f"/proc/{pid}") or _is_our_zombie(pid), f"process {pid} is still there"
-        )  # type: ignore[misc]
+        eventually(lambda pid=pid: _has_ended(pid), f"process {pid} is still there")  # type: ignore[misc]
     rig.runtime.destroy(container.id)  # reaps the init, which is a child of this process
     assert not os.path.exists(f"/proc/{container.pid}")
     os.close(process.stdout_fd)
@@ -177,8 +183,8 @@ def test_a_container_and_its_command_outlive_a_daemon_that_is_killed(small_root:
         assert process is not None
         assert process.wait(0) is None
         touch = runtime.exec(container, ExecSpec(["touch", "/go"], cwd="/", env={"PATH": DEFAULT_PATH}))
-        assert touch.wait(30) == 0
-        assert process.wait(30) == 7
+        assert touch.wait(60) == 0
+        assert process.wait(60) == 7
         keeper.drop("agent")
         assert read_all([process.stdout_fd, process.stderr_fd]) == [b"before\nafter\n", b""]
         for fd in (process.stdout_fd, process.stderr_fd, touch.stdout_fd, touch.stderr_fd):
@@ -208,9 +214,10 @@ def test_another_process_with_the_inits_number_is_not_attached(rig: Rig) -> None
         os.close(process.stderr_fd)
 
 
-def _is_our_zombie(pid: int) -> bool:
-    status = Path(f"/proc/{pid}/status").read_text()
-    return "State:\tZ" in status and f"PPid:\t{os.getpid()}" in status
+def _has_ended(pid: int) -> bool:
+    """It is gone, or waits for this process to reap it."""
+    status = _text(Path(f"/proc/{pid}/status"))
+    return status == "" or ("State:\tZ" in status and f"PPid:\t{os.getpid()}" in status)
 
 
 def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
@@ -235,7 +242,7 @@ def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
         assert runtime.list() == sorted([only_bundle, only_state, only_cgroup])
         for container_id in (only_bundle, only_state, only_cgroup):
             runtime.destroy(container_id)
-        assert orphan.wait(10) == -signal.SIGKILL
+        assert orphan.wait(60) == -signal.SIGKILL
     assert runtime.list() == []
     assert not cgroup.parent.exists()
 

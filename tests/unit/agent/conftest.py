@@ -230,7 +230,7 @@ class Client:
 
     def __init__(self, path: Path, *, hello: bool = True) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.socket.settimeout(20)
+        self.socket.settimeout(60)
         self.socket.connect(str(path))
         self.file = self.socket.makefile("rb")
         self.last = 0

@@ -28,9 +28,9 @@ CALL = "0123456789abcdef" * 2
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 20 s"
+        assert time.monotonic() < deadline, "it did not happen within a minute"
         time.sleep(0.002)
 
 
@@ -79,7 +79,7 @@ def test_two_connections_of_one_process_park_as_one(connect: Connect, recorder: 
     def wait(pid: int) -> None:
         mine = next(waiting)
         inside.release()
-        assert mine.wait(20)
+        assert mine.wait(60)
 
     recorder.at_end = wait
     clients = [connect(), connect()]
@@ -93,12 +93,12 @@ def test_two_connections_of_one_process_park_as_one(connect: Connect, recorder: 
             )
         )
         threads[-1].start()
-        assert inside.acquire(timeout=20)
+        assert inside.acquire(timeout=60)
     leave[0].set()
-    threads[0].join(20)
+    threads[0].join(60)
     assert server.parked_pids() == {os.getpid()}
     leave[1].set()
-    threads[1].join(20)
+    threads[1].join(60)
     assert server.parked_pids() == set()
 
 
@@ -332,13 +332,14 @@ def test_the_socket_of_a_killed_daemon_is_replaced(recorder: Any, socket_path: P
 
 
 def test_a_missing_directory_is_the_callers_error(recorder: Any, tmp_path: Path) -> None:
-    before = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    before = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
         AgentServer(tmp_path / "none" / "agent.sock", recorder, lambda pid: True)
     (tmp_path / "agent.sock").mkdir()
     with pytest.raises(OSError, match=r"agent\.sock"):
         AgentServer(tmp_path / "agent.sock", recorder, lambda pid: True)
-    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
+    assert set(threading.enumerate()) <= before[0]
+    assert len(os.listdir("/proc/self/fd")) <= before[1]
 
 
 def test_close_ends_idle_and_busy_connections(recorder: Any, socket_path: Path) -> None:

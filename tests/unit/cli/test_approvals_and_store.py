@@ -112,7 +112,7 @@ def test_approvals_are_watched(daemon: Daemon) -> None:
         assert "  pending  second  " in watching.stdout.readline()
         daemon.terminate()
         assert "waits on" in watching.stderr.read()
-        assert watching.wait(20) == 9
+        assert watching.wait(60) == 9
 
 
 def test_an_approval_of_a_run_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

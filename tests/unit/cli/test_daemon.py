@@ -51,7 +51,7 @@ def test_another_takes_the_place_of_the_running_one(state_dir: Path, restart: Cl
         Snapshotd(state_dir).create(name="box")
         done = restart("--json")
         assert done.code == 0, done.err
-        assert old.process.wait(20) == -signal.SIGKILL
+        assert old.process.wait(60) == -signal.SIGKILL
         pid = lock_holder(state_dir)
         assert done.json == {"stopped": old.process.pid, "started": pid}
         assert Snapshotd(state_dir, autostart=False).trajectories() == [], "it is another: this engine keeps nothing"

@@ -411,7 +411,7 @@ def test_a_refused_import_ends_while_its_input_does_not(fresh: Daemon) -> None:
         assert running.stderr is not None
         running.stdin.write(b"this is no bundle")
         running.stdin.flush()
-        assert running.wait(30) == 2
+        assert running.wait(60) == 2
         assert b"this is no bundle of snapshotd" in running.stderr.read()
 
 

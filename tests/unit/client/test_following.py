@@ -238,7 +238,7 @@ def test_watching_begins_with_the_call(daemon: Daemon) -> None:
     ending.start()
     with pytest.raises(DaemonUnavailable):
         next(events)
-    ending.join(20)
+    ending.join(60)
 
 
 def _following(transport: Transport, *, on_lost: Any) -> Following:

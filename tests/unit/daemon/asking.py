@@ -20,12 +20,12 @@ class Connection(http.client.HTTPConnection):
     """HTTP over the daemon's socket, without our client."""
 
     def __init__(self, daemon: Daemon) -> None:
-        super().__init__("snapshotd", timeout=30)
+        super().__init__("snapshotd", timeout=60)
         self._path = daemon.socket_path
 
     def connect(self) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(30)
+        self.sock.settimeout(60)
         self.sock.connect(str(self._path))
 
 
@@ -52,7 +52,7 @@ def lines(daemon: Daemon, method: str, path: str, body: Any = None) -> list[dict
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it never became true"
         time.sleep(0.01)

@@ -41,7 +41,7 @@ class Daemon:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(20)
+        self.process.wait(60)
 
     def close(self) -> None:
         self.kill()
@@ -50,7 +50,7 @@ class Daemon:
 
     def terminate(self) -> int:
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(60)
 
 
 def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
@@ -71,7 +71,7 @@ def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
         assert process.stderr is not None
         with process.stderr as stderr:
             error = stderr.read().decode()
-        process.wait(20)
+        process.wait(60)
         raise AssertionError(f"the daemon did not start: {error}")
     return Daemon(state_dir, socket_path, process)
 

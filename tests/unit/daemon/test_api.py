@@ -6,7 +6,6 @@ import base64
 import http.client
 import json
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -233,20 +232,14 @@ def test_followers_end_when_the_daemon_does(daemon: Daemon, short_dir: Path) -> 
     agent = short_dir / "forever.py"
     agent.write_text("text")
     run = ask(daemon, "POST", "/runs", {"agent": str(agent)})[1]
-    seen: list[dict[str, Any]] = []
-    follower = threading.Thread(target=lambda: seen.extend(lines(daemon, "GET", f"/trajectories/{run['id']}/events")))
-    follower.start()
-    eventually(lambda: "stream" in thread_names(daemon))
+    connection = Connection(daemon)
+    connection.request("GET", f"/v1/trajectories/{run['id']}/events")
+    follower = connection.getresponse()
+    assert [json.loads(follower.readline())["event"] for _ in range(3)] == ["started", "output", "snapshot"]
     assert daemon.terminate() == 0
-    follower.join(20)
-    assert [event["event"] for event in seen] == ["started", "output", "snapshot"]
+    assert follower.read() == b""
+    connection.close()
     assert not daemon.socket_path.exists()
-
-
-def thread_names(daemon: Daemon) -> set[str]:
-    """Python sets the names of threads from 3.14 on; before, any second and third thread will do."""
-    tasks = list(Path(f"/proc/{daemon.process.pid}/task").iterdir())
-    return {"stream"} if len(tasks) > 2 else set()
 
 
 def test_openapi_describes_every_error_and_stream() -> None:

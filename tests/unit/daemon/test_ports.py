@@ -25,7 +25,7 @@ from snapshotd.types import new_id
 from tests.unit.daemon.asking import Connection, eventually
 from tests.unit.daemon.process import Daemon
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 BIG = 24 << 20
 
 pytestmark = pytest.mark.usefixtures("both_clients")
@@ -201,7 +201,7 @@ def test_connections_end_with_the_daemon(daemon: Daemon, server: socket.socket, 
             daemon.process.terminate()
         with pytest.raises(ConnectionResetError):
             rest(client)
-        daemon.process.wait(20)
+        daemon.process.wait(60)
 
 
 def test_closing_a_port_cuts_its_connections(box: Sandbox, server: socket.socket) -> None:

