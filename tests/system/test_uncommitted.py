@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import LocalEngine
-from snapshotd.engine.storing import cold, evict
+from snapshotd.engine.storing import cold, evict, records
 from snapshotd.errors import OutOfSpace
+from snapshotd.types import Image, Snapshot, SnapshotState
 from tests import mind_rig
 from tests.e2e.support import wait_until
 
@@ -73,6 +75,27 @@ def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
     assert last.method == "copy"
     engine._background.wait()
     assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.root.upper}
+
+
+def test_one_that_is_removed_while_it_is_stored_is_no_failure(
+    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The snapshots of others are stored with the same batch."""
+    gone, stays = mind_rig.agent(engine), mind_rig.agent(engine)
+    engine.flush()
+    encode = records.encode_from
+
+    def removed_first(catalog: Catalog, snapshot: Snapshot, image: Image) -> bytes:
+        if snapshot.trajectory == gone.id and snapshot.trajectory in {one.id for one in engine.trajectories()}:
+            engine.remove(gone.id, force=True)
+        return encode(catalog, snapshot, image)
+
+    monkeypatch.setattr(records, "encode_from", removed_first)
+    for agent in (gone, stays):
+        agent.tool("write", {}, SEALED.format(0))
+    engine.flush()
+    assert [one.id for one in engine.trajectories()] == [stays.id]
+    assert engine.snapshot(stays.head.id).state is SnapshotState.STORED
 
 
 def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ class AsyncApprovals(AsyncVerbs):
             "question": question,
             "expires_s": expires_s,
         }
-        answer = await self._transport.request("POST", "/approvals", body=body)
+        answer = await self._transport.request("POST", "/approvals", body=body, once=True)
         return None if answer is None else ApprovalInfo.of(answer)
 
     async def approvals(self, status: str | None = None) -> list[ApprovalInfo]:

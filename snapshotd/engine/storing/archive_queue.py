@@ -299,7 +299,10 @@ class _Batches:
         for warning in archived.warnings:
             _log.warning("snapshot %s: %s", short(snapshot_id), warning)
         stored = replace(snapshot, tree=archived.tree, state=SnapshotState.STORED, warnings=archived.warnings)
-        data = records.encode_from(context.catalog, stored, replace(image, tree=below))
+        try:
+            data = records.encode_from(context.catalog, stored, replace(image, tree=below))
+        except NotFound:
+            return  # removed meanwhile
         record = self.archiver.record(data, self._records.get(trajectory.id))
         if len(self._records) > _REMEMBERED_RECORDS:
             self._records.clear()
