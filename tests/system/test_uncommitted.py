@@ -107,7 +107,12 @@ def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: p
     agent.tool("write", {}, "echo 0 > file")
     engine.stop(agent.id)
     engine.flush()
-    engine._parts.disposal.evict()
+
+    def evicted() -> bool:
+        engine._parts.disposal.evict()
+        return not set(agent.head.stack.layers) & set(engine._context.store.layers())
+
+    wait_until(evicted, "no other thread holds its layer any more")
     stack = engine._cold.take(agent.head)
     engine._context.store.release(stack.layers)
     (layer,) = stack.layers
