@@ -350,8 +350,7 @@ class SnapshotdSaver(Asynchronous):
             if kept is not None:
                 self._latest_bytes -= kept.size()
                 return kept
-        with self._all.db.reading():
-            found = self._all.find(thread, ns, parent)
+        found = self._all.find(thread, ns, parent)
         if found is None:
             return None, {}, {}
         return found, cast(Checkpoint, self.serde.loads_typed(found.body.state)).get("channel_versions", {}), {}
