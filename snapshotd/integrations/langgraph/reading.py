@@ -116,7 +116,7 @@ def _held(all_: Checkpoints, found: Sequence[FoundCheckpoint]) -> list[HeldCheck
 
 
 def _values_of(found: FoundCheckpoint) -> list[Packed]:
-    """Those that have pieces."""
+    """The values that have pieces."""
     values = [*found.body.values.values(), *(value for _, _, value in found.writes)]
     return [value for value in values if value.own or value.recipe]
 

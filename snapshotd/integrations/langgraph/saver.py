@@ -335,7 +335,8 @@ class SnapshotdSaver(Asynchronous):
             stored = self._all.put(
                 thread, ns, name_of("checkpoint id", checkpoint["id"]), parent, described, state, values, before, bound
             )
-            made = {channel: value._replace(shared=0) for channel, value in made.items()}
+            if stored is None:
+                made = {channel: value._replace(shared=0) for channel, value in made.items()}
         self._remember(_Latest(stored, dict(versions), grown))
         return _config(thread, ns, stored.id)
 

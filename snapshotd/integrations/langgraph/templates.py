@@ -85,7 +85,7 @@ class Templates:
         return found if len(found) == _count(value.head) else None
 
     def _learned(self, serde: SerializerProtocol, value: Held, new: Sequence[int]) -> list[list[BaseMessage]] | None:
-        """The messages of each of these pieces, of which templates are made. None: they are too many, or some are none,
+        """The messages of each of these pieces; each becomes a template. None: they are too many, or some are none,
         or half of the value or more is read for the first time: a program that reads once would gain nothing."""
         unseen = {value.rows[place] for place in new} - self._seen
         if 2 * len(unseen) >= len(value.rows):
