@@ -8,6 +8,9 @@ its last 20 messages, since all of them would be 28 GB in SqliteSaver. Only the 
 measured, and every fifth time the thread is read, too. Then a prebuilt ReAct agent with a scripted model stores 50
 checkpoints in a thread of its own, in the same place.
 
+With several threads one conversation is stored, and the others are made long by copying its rows within the database, with
+its bytes (saver_rigs.py); DynamoDB's mock stores them all. The measured checkpoints are stored by each thread itself.
+
 Servers are started by saver_rigs.py, and a saver that cannot run here is named with the reason. One that would need more
 than `--limit` to store what comes before is given up after 10 s. Figures of one run on one machine: compare within a run, and give ratios.
 """
