@@ -136,19 +136,27 @@ class Checkpoints:
             body = Body(state, packed)
             above = None if parent is None else self._named(place, parent)
             encoded = body.encode()
-            row = self.db.read_one(
-                "INSERT INTO checkpoint (space, id, parent, shown, metadata, body, trajectory, snapshot)"
-                " VALUES (?, ?, ?, 1, ?, ?, ?, ?) ON CONFLICT (space, id) DO UPDATE SET parent = excluded.parent, shown = 1,"
-                " metadata = excluded.metadata, body = excluded.body, trajectory = excluded.trajectory,"
-                " snapshot = excluded.snapshot RETURNING pk",
-                (place.space, checkpoint, above, metadata, encoded, *(bound or (None, None))),
+            trajectory, snapshot = bound or (None, None)
+            row = above, metadata, encoded, trajectory, snapshot, place.space, checkpoint
+            made = self.db.write(
+                "INSERT INTO checkpoint (parent, shown, metadata, body, trajectory, snapshot, space, id)"
+                " VALUES (?, 1, ?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                row,
             )
-            assert row is not None
-            self._named_last[place] = checkpoint, row[0]
-            self._bodies[row[0]] = encoded, body
+            if made:  # RETURNING takes as long again
+                pk = self.db.connection.last_insert_rowid()
+            else:
+                self.db.write(
+                    "UPDATE checkpoint SET parent = ?, shown = 1, metadata = ?, body = ?, trajectory = ?, snapshot = ?"
+                    " WHERE space = ? AND id = ?",
+                    row,
+                )
+                pk = self._named(place, checkpoint)
+            self._named_last[place] = checkpoint, pk
+            self._bodies[pk] = encoded, body
             if len(self._bodies) > _KEPT_BODIES:
                 self._bodies.popitem(last=False)
-            return FoundCheckpoint(row[0], place, checkpoint, parent, {}, body)
+            return FoundCheckpoint(pk, place, checkpoint, parent, {}, body)
 
         return self._commits.run(change)
 
@@ -186,13 +194,11 @@ class Checkpoints:
             if checkpoint is None
             else self.db.read(_FIND_ONE, (ns, checkpoint, thread))
         )
-        found, writes = None, list[Row]()
+        writes = [row[3:] for row in rows if row[0] is None]
         for space, family, epoch, *row in rows:
-            if space is None:
-                writes.append(tuple(row))
-            else:
-                found = CheckpointPlace(space, thread, ns, family, epoch), row
-        return None if found is None else self._found(found[1], found[0], _in_order(writes))
+            if space is not None:
+                return self._found(row, CheckpointPlace(space, thread, ns, family, epoch), _in_order(writes))
+        return None
 
     def numbers(
         self, thread: str | None, ns: str | None, checkpoint: str | None, before: str | None, limit: int | None

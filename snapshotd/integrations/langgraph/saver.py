@@ -41,6 +41,7 @@ from snapshotd.integrations.langgraph.templates import Held, Templates
 from snapshotd.integrations.langgraph.values import CutValue, Packed
 
 _PAGE = 16
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 list_ = list
 """The built-in, which a method's name hides within the class."""
 _REMEMBERED, _REMEMBERED_BYTES = 256, 64 << 20
@@ -405,7 +406,7 @@ def _config(thread: str, ns: str, checkpoint: str) -> RunnableConfig:
 
 def _json(metadata: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(metadata, separators=(",", ":"))
+        return _ENCODER.encode(metadata)
     except (TypeError, ValueError, RecursionError) as exc:
         raise UsageError(
             f"a checkpoint cannot be stored because its metadata is not JSON ({exc}): keep such values in the state"

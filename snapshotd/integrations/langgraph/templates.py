@@ -70,7 +70,10 @@ class Templates:
         return load(serde, value.kind, b"".join([value.head, *value.pieces]))
 
     def _copied(self, serde: SerializerProtocol, value: Held) -> list[BaseMessage] | None:
-        """Copies of the messages that were read before, and the others, which are made. None: it has other elements."""
+        """Copies of the messages that were read before, and the others, which are made. None: it has other elements, or is
+        mostly new."""
+        if self._is_mostly_new(value.rows):
+            return None
         kept = [self._made.get(row) for row in value.rows]
         if () in kept:
             return None
@@ -85,15 +88,7 @@ class Templates:
         return found if len(found) == _count(value.head) else None
 
     def _learned(self, serde: SerializerProtocol, value: Held, new: Sequence[int]) -> list[list[BaseMessage]] | None:
-        """The messages of each of these pieces; each becomes a template. None: they are too many, or some are none,
-        or half of the value or more is read for the first time: a program that reads once would gain nothing."""
-        unseen = {value.rows[place] for place in new} - self._seen
-        if 2 * len(unseen) >= len(value.rows):
-            with self._guard:
-                if len(self._seen) > _SEEN_PIECES:
-                    self._seen.clear()
-                self._seen |= unseen
-            return None
+        """The messages of each of these pieces; each becomes a template. None: they are too many, or some are none."""
         pieces = [value.pieces[place] for place in new]
         if sum(map(len, pieces)) > _KEPT_BYTES:
             return None
@@ -110,6 +105,17 @@ class Templates:
                 value.rows[place], tuple(filter(None, templates)) if all(templates) else (), len(value.pieces[place])
             )
         return made if all(counts) else None
+
+    def _is_mostly_new(self, rows: Sequence[int]) -> bool:
+        """True if half of the pieces or more are read for the first time: a program that reads once would gain nothing
+        by templates."""
+        unseen = set(rows) - self._seen
+        if unseen:
+            with self._guard:
+                if len(self._seen) > _SEEN_PIECES:
+                    self._seen.clear()
+                self._seen |= unseen
+        return 2 * len(unseen) >= len(rows)
 
     def _keep(self, row: int, templates: tuple[Template, ...], size: int) -> None:
         with self._guard:
