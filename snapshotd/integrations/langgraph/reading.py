@@ -3,7 +3,7 @@ without the file's lock."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -48,11 +48,16 @@ class CheckpointReader:
 
     def one(self, thread: str, ns: str, checkpoint: str | None) -> HeldCheckpoint | None:
         """The checkpoint, or the latest."""
-        with self._moment() as all_:
+        with self._connection() as all_:
             found = all_.find(thread, ns, checkpoint)
             if found is None:
                 return None
-            return _held(all_, [found._replace(writes=all_.writes_of(found.pk))])[0]
+            pieces = all_.values.kept(_values_of(found))
+            if pieces is not None:
+                return _hold_all(all_, found, pieces)
+            with all_.db.reading():  # else its pieces may be removed before they are read
+                found = all_.find(thread, ns, checkpoint)
+                return None if found is None else _held(all_, [found])[0]
 
     def some(self, numbers: Iterable[int], wanted: Mapping[str, Any]) -> list[HeldCheckpoint]:
         """The ones that are still there and have this metadata."""
@@ -78,11 +83,11 @@ class CheckpointReader:
                     left = {channel: None for channel in left if channel not in seeds}
                     if not left:
                         break
-            hold = _holder(all_, [*seeds.values(), *(value for some in writes.values() for _, value in some)])
+            pieces = all_.values.load([*seeds.values(), *(value for some in writes.values() for _, value in some)])
             return {
                 channel: (
-                    [(task, hold(value)) for task, value in reversed(writes[channel])],
-                    hold(seeds[channel]) if channel in seeds else None,
+                    [(task, _hold(all_, value, pieces)) for task, value in reversed(writes[channel])],
+                    _hold(all_, seeds[channel], pieces) if channel in seeds else None,
                 )
                 for channel in channels
             }
@@ -90,43 +95,43 @@ class CheckpointReader:
     @contextmanager
     def _moment(self) -> Iterator[Checkpoints]:
         """The checkpoints as of one moment."""
-        lock = self._writing.db.lock
-        if lock.acquire(blocking=False):
-            try:
-                with self._writing.db.reading():
-                    yield self._writing
-            finally:
-                lock.release()
-        else:
-            with self._reading.db.reading():
-                yield self._reading
+        with self._connection() as all_, all_.db.reading():
+            yield all_
+
+    @contextmanager
+    def _connection(self) -> Iterator[Checkpoints]:
+        all_ = self._writing if self._writing.db.lock.acquire(blocking=False) else self._reading
+        if all_ is self._reading:
+            all_.db.lock.acquire()
+        try:
+            yield all_
+        finally:
+            all_.db.lock.release()
 
 
 def _held(all_: Checkpoints, found: Sequence[FoundCheckpoint]) -> list[HeldCheckpoint]:
-    hold = _holder(
-        all_,
-        [value for each in found for value in each.body.values.values()]
-        + [value for each in found for _, _, value in each.writes],
+    """Reads the pieces of all their values at once."""
+    pieces = all_.values.load([value for each in found for value in _values_of(each)])
+    return [_hold_all(all_, each, pieces) for each in found]
+
+
+def _values_of(found: FoundCheckpoint) -> list[Packed]:
+    """The values that have pieces."""
+    values = [*found.body.values.values(), *(value for _, _, value in found.writes)]
+    return [value for value in values if value.own or value.recipe]
+
+
+def _hold_all(all_: Checkpoints, found: FoundCheckpoint, pieces: Mapping[int, bytes]) -> HeldCheckpoint:
+    return HeldCheckpoint(
+        found,
+        {channel: _hold(all_, value, pieces) for channel, value in found.body.values.items()},
+        [(task, channel, _hold(all_, value, pieces)) for task, channel, value in found.writes],
     )
-    return [
-        HeldCheckpoint(
-            each,
-            {channel: hold(value) for channel, value in each.body.values.items()},
-            [(task, channel, hold(value)) for task, channel, value in each.writes],
-        )
-        for each in found
-    ]
 
 
-def _holder(all_: Checkpoints, values: Sequence[Packed]) -> Callable[[Packed], Held]:
-    """Reads the pieces of all these values at once, and gives out each of them."""
-    pieces = all_.values.load([value for value in values if value.own or value.recipe])
-
-    def hold(value: Packed) -> Held:
-        order = all_.values.pieces_of(value)
-        return Held(value.kind, value.head, order, [pieces[pk] for pk in order])
-
-    return hold
+def _hold(all_: Checkpoints, value: Packed, pieces: Mapping[int, bytes]) -> Held:
+    order = all_.values.pieces_of(value)
+    return Held(value.kind, value.head, order, [pieces[pk] for pk in order])
 
 
 def _config(found: FoundCheckpoint, checkpoint: str) -> RunnableConfig:

@@ -41,6 +41,7 @@ from snapshotd.integrations.langgraph.templates import Held, Templates
 from snapshotd.integrations.langgraph.values import CutValue, Packed
 
 _PAGE = 16
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 list_ = list
 """The built-in, which a method's name hides within the class."""
 _REMEMBERED, _REMEMBERED_BYTES = 256, 64 << 20
@@ -335,7 +336,8 @@ class SnapshotdSaver(Asynchronous):
             stored = self._all.put(
                 thread, ns, name_of("checkpoint id", checkpoint["id"]), parent, described, state, values, before, bound
             )
-            made = {channel: value._replace(shared=0) for channel, value in made.items()}
+            if stored is None:
+                made = {channel: value._replace(shared=0) for channel, value in made.items()}
         self._remember(_Latest(stored, dict(versions), grown))
         return _config(thread, ns, stored.id)
 
@@ -350,8 +352,7 @@ class SnapshotdSaver(Asynchronous):
             if kept is not None:
                 self._latest_bytes -= kept.size()
                 return kept
-        with self._all.db.reading():
-            found = self._all.find(thread, ns, parent)
+        found = self._all.find(thread, ns, parent)
         if found is None:
             return None, {}, {}
         return found, cast(Checkpoint, self.serde.loads_typed(found.body.state)).get("channel_versions", {}), {}
@@ -405,7 +406,7 @@ def _config(thread: str, ns: str, checkpoint: str) -> RunnableConfig:
 
 def _json(metadata: Mapping[str, Any]) -> str:
     try:
-        return json.dumps(metadata, separators=(",", ":"))
+        return _ENCODER.encode(metadata)
     except (TypeError, ValueError, RecursionError) as exc:
         raise UsageError(
             f"a checkpoint cannot be stored because its metadata is not JSON ({exc}): keep such values in the state"

@@ -136,6 +136,16 @@ class StoredValues:
         """The rows of its pieces, in order."""
         return self.pieces_in(value.recipe)[: value.keep] + value.own if value.recipe else value.own
 
+    def kept(self, values: Iterable[Packed]) -> Mapping[int, bytes] | None:
+        """As `load`, if all of these pieces are in memory; else None."""
+        known = self._pieces.__contains__
+        for value in values:
+            if value.recipe and value.recipe not in self._recipes:
+                return None
+            if not all(map(known, self.pieces_of(value))):
+                return None
+        return self._pieces
+
     def load(self, values: Sequence[Packed]) -> Mapping[int, bytes]:
         """The pieces of these values, and perhaps others; good for as long as the lock is held."""
         kept = self._pieces

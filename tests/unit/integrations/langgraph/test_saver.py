@@ -287,6 +287,28 @@ def test_a_removal_by_another_process_is_noticed(path: Path, saver: SnapshotdSav
     assert found.checkpoint["channel_values"] == {"messages": said[:81], "topic": "t"}
 
 
+def test_a_checkpoint_with_its_writes_is_read_in_one_statement(path: Path, saver: SnapshotdSaver) -> None:
+    """As long as its messages are in memory; and in one moment when they have to be read."""
+    at = converse(saver, messages(20))[-1]
+    saver.put_writes(at, [("topic", "u")], "task")
+
+    def statements(reader: SnapshotdSaver) -> list[str]:
+        seen: list[str] = []
+        connection = reader._all.db.connection
+        connection.exec_trace = lambda _cursor, sql, _values: seen.append(" ".join(sql.split())[:6]) or True
+        found = reader.get_tuple(config("talk"))
+        connection.exec_trace = None
+        assert found is not None
+        assert found.checkpoint["channel_values"]["messages"] == messages(20)
+        assert found.pending_writes == [("task", "topic", "u")]
+        return seen
+
+    assert statements(saver) == ["WITH f"]
+    with SnapshotdSaver(path) as other:
+        assert statements(other) == ["WITH f", "BEGIN", "WITH f", "SELECT", "COMMIT"]
+        assert statements(other) == ["WITH f"]
+
+
 def test_threads_share_one_saver(saver: SnapshotdSaver) -> None:
     said = messages(10)
     running = [threading.Thread(target=converse, args=(saver, said, f"thread-{number}")) for number in range(8)]
