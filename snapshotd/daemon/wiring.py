@@ -203,6 +203,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
             report = rebuild.rebuild(repository.records(), catalog, repository.contains)
+            rebuild.count_changes(catalog, repository)
             catalog.flush()
         finally:
             repository.close()

@@ -24,7 +24,7 @@ NAMESERVER = "10.0.2.3"
 _PROGRAM = "slirp4netns"
 _DEVICE = "tap0"
 _HARDENING = ("--enable-sandbox", "--enable-seccomp")
-_READY_DEADLINE_S = 10.0
+_READY_DEADLINE_S = 60.0
 _END_DEADLINE_S = 10.0
 
 

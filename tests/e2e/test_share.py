@@ -19,7 +19,7 @@ import pytest
 from tests import oracles, variety
 from tests.capabilities import require
 from tests.e2e.history import History, facts_of, files_of, run_agent
-from tests.e2e.support import Snap, wait_until
+from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
@@ -306,12 +306,15 @@ def test_the_catalog_is_made_again(small_root: Path, tmp_path: Path, how: str) -
     snap("image", "import", small_root, "--name", "default")
     history = run_agent(snap, "line", tmp_path / "before", steps=3)
     (fork,) = snap.json("fork", history.snapshots[2], "--wait", "stored")["trajectories"]
-    forked = snap.json(
-        "exec", "--wait", "stored", fork, "--", "sh", "-c", "echo forked; echo forked > forked; echo wrong >&2"
-    )["snapshot"]
+    (counting,) = [pid for pid, line in processes_with(str(snap.state_dir)) if "storing.worker" in line]
+    os.kill(counting, signal.SIGSTOP)  # so that the record is made before its changes are counted
+    forked = snap.sh(fork, "echo forked; echo forked > forked; echo wrong >&2")["snapshot"]
+    wait_until(lambda: snap.json("show", forked)["state"] == "stored", "it is stored")
+    os.kill(counting, signal.SIGCONT)
     snap("tag", history.snapshots[1], "good")
     snap("stop", fork, "--wait", "stored")
     everything = [*history.snapshots, forked]
+    wait_until(lambda: all(snap.json("show", each)["files"] is not None for each in everything), "all is counted")
     before = {each: facts_of(snap, each) for each in everything}
     changed = snap.json("diff", history.snapshots[1], forked)
     wait_until(lambda: snap.json("df")["unarchived"] == 0, "all is stored")

@@ -16,13 +16,17 @@ its tree, which can still be read. Facts that no record holds are made up or gon
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.engine.storing.records import Record, decode_any
-from snapshotd.errors import Conflict, DataLoss, VersionMismatch
+from snapshotd.errors import Conflict, DataLoss, NotFound, VersionMismatch
+from snapshotd.repo.base import Repository
+from snapshotd.trees import diff
+from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import (
     CallID,
     Image,
@@ -109,6 +113,25 @@ def rebuild(
         tuple(unnamed),
         tuple(dropped),
     )
+
+
+def count_changes(catalog: Catalog, repository: Repository) -> None:
+    """Count the changed files of stored snapshots that have no count: their records were made before the daemon had
+    counted. Where a tree is damaged there is none afterwards either."""
+    images = {image.id: image.tree for image in catalog.images()}
+    for uncounted in [one.id for one in catalog.all_snapshots() if one.files is None]:
+        snapshot = catalog.get_snapshot(uncounted)
+        below = images.get(snapshot.stack.image)
+        if snapshot.parent is not None:
+            below = catalog.get_snapshot(snapshot.parent).tree
+        if snapshot.tree is None or below is None:
+            continue
+        with (
+            contextlib.suppress(DataLoss, NotFound),
+            StoredView(repository, below) as before,
+            StoredView(repository, snapshot.tree) as after,
+        ):
+            catalog.set_files(snapshot.id, diff.count(diff.diff(before, after)))
 
 
 class _Read:
