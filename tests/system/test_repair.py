@@ -100,3 +100,21 @@ def test_what_the_archive_cannot_store_costs_the_others_nothing(
     engine._archive.retry()
     engine.flush()
     assert engine.snapshot(bad.id).state is SnapshotState.STORED
+
+
+def test_a_damaged_image_is_stored_again_from_its_directory(engine: LocalEngine) -> None:
+    """Its files fill the largest pack."""
+    agent = mind_rig.agent(engine)
+    taken = agent.tool("write", {}, "echo one > file")
+    engine.stop(agent.id)
+    engine.flush()
+    store = engine._context.state_dir / "repo" / "store"
+    pack = max((path for path in store.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    data = bytearray(pack.read_bytes())
+    data[len(data) // 2] ^= 1
+    pack.chmod(0o600)
+    pack.write_bytes(data)
+    assert engine.check(read_data=True, progress=lambda _: None).damages
+    assert "image default was stored again from its directory" in engine.repair(lambda _: None).actions
+    assert not engine.check(read_data=True, progress=lambda _: None).damages
+    assert engine.snapshot(taken.id).state is SnapshotState.STORED
