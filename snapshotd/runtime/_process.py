@@ -27,7 +27,7 @@ from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 
 _REAP_DEADLINE_S = 10.0
-_TOLD_DEADLINE_S = 0.5
+_TOLD_DEADLINE_S = 5.0
 
 Stream = int | IO[bytes]
 
