@@ -82,6 +82,7 @@ docs: $(INSTALLED)
 
 setup: $(STAMPS)/packages-develop $(INSTALLED)
 	$(if $(IS_ROOT),$(BIN)/python -m tests.prepare)
+	$(BIN)/pytest --collect-only --quiet > /dev/null  # compiles the tests once: else each of their processes does it
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
