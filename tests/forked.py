@@ -93,7 +93,9 @@ class Process:
     def wait(self, timeout: float | None = None) -> int:
         with self._lock:
             if self.returncode is None:
-                if not select.select([self._connection], [], [], timeout)[0]:
+                poll = select.poll()
+                poll.register(self._connection, select.POLLIN)
+                if not poll.poll(None if timeout is None else timeout * 1000):
                     raise subprocess.TimeoutExpired(self.args, timeout or 0)
                 told = self._connection.recv(_LENGTH.size)
                 assert told, "the process that forks has died"

@@ -150,10 +150,11 @@ def _open_log(state_dir: Path) -> BinaryIO:
 
 def _read_line(fd: int, deadline: float) -> bytes | None:
     """The daemon's line, b"" if it died without a word, None if it is silent until the deadline."""
-    data = b""
+    data, poll = b"", select.poll()  # select(2) knows no descriptor above 1023, and a client may have more
+    poll.register(fd, select.POLLIN)
     while not data.endswith(b"\n"):
         left = deadline - time.monotonic()
-        if left <= 0 or not select.select([fd], [], [], left)[0]:
+        if left <= 0 or not poll.poll(left * 1000):
             return None
         piece = os.read(fd, 65536)
         if not piece:

@@ -72,6 +72,8 @@ class Peer:
         self._body_limit = body_limit_bytes
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
         self._head: list[Header] = []
+        self._wants_no_body = False
+        """True if the request is a HEAD."""
 
     @property
     def head(self) -> list[Header]:
@@ -84,13 +86,14 @@ class Peer:
             self._http.start_next_cycle()
         if self._http.our_state is not h11.IDLE:
             return None
-        self._head = []
+        self._head, self._wants_no_body = [], False
         try:
             request = self._read_head()
             if request is None:
                 return None
             self._head = list(request.headers)
             method, target = request.method.decode("ascii"), request.target.decode("ascii", "replace")
+            self._wants_no_body = method == "HEAD"
             body = self._read_body(self._head)
         except h11.RemoteProtocolError as exc:
             raise Refused(
@@ -145,9 +148,8 @@ class Peer:
     def whole(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         """Send a complete answer, at once: its reader is woken only once."""
         framing = (b"content-length", str(len(body)).encode())
-        self._send(
-            h11.Response(status_code=status, headers=[*headers, framing]), h11.Data(data=body), h11.EndOfMessage()
-        )
+        data = [] if self._wants_no_body else [h11.Data(data=body)]
+        self._send(h11.Response(status_code=status, headers=[*headers, framing]), *data, h11.EndOfMessage())
 
     @property
     def answering(self) -> bool:

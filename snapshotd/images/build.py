@@ -184,9 +184,10 @@ def _run(command: list[str], recipe: Recipe, sources: str, progress: Callable[[s
 
 def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callable[[str], None]) -> None:
     assert process.stdout is not None
-    fd, rest = process.stdout.fileno(), b""
+    fd, rest, poll = process.stdout.fileno(), b"", select.poll()  # select(2) knows no descriptor above 1023
+    poll.register(fd, select.POLLIN)
     while True:
-        if not select.select([fd], [], [], _SILENCE_S)[0]:
+        if not poll.poll(_SILENCE_S * 1000):
             raise UsageError(
                 f"building an image stopped: mmdebstrap said nothing for {_SILENCE_S // 60} minutes; check the package mirror"
             )

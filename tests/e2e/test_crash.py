@@ -55,10 +55,13 @@ def test_everything_is_killed_while_an_agent_runs(own_snap: Snap, runtime: str, 
 PASSED = ("engine.step.", "engine.start.", "engine.fork.", "layers.capture.")
 """By a step and a fork. Who kills at the others: tests/crash/test_storage_kill.py (`ELSEWHERE`)."""
 
+CHANGED = "engine.fork.changed"
+"""By a fork with variants only: tests/crash/test_mind_kill.py."""
+
 
 # in the short set tests/crash/test_storage_kill.py kills at the same ones, and test_survive.py while an agent runs
 @pytest.mark.long
-@pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith(PASSED)])
+@pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith(PASSED) and n != CHANGED])
 def test_killed_at_every_failpoint(own_snap: Snap, name: str) -> None:
     """Whatever the daemon was doing: a step is wholly there or wholly absent, and the next one works."""
     snap = own_snap

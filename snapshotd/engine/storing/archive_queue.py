@@ -287,9 +287,9 @@ class _Batches:
         if image is None:
             raise InternalError(f"the image {snapshot.stack.image} of snapshot {snapshot_id} is not in the catalog")
         below = image.tree or images.get(image.id)
-        if below is None:
-            below = images[image.id] = self.archiver.image(image.id)
         try:
+            if below is None:
+                below = images[image.id] = self.archiver.image(image.id)
             archived = self._tree(snapshot, below, done)
         except OutOfSpace:
             raise

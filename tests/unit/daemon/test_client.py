@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -328,6 +330,17 @@ def test_the_first_request_starts_a_daemon(startable: Path) -> None:
     assert pid == lock_holder(startable)
     assert os.getsid(pid) == pid, "it is detached from our terminal"
     assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
+
+
+def test_a_client_with_many_descriptors_starts_a_daemon(startable: Path) -> None:
+    """More than select(2) can wait for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(1100):
+            held.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        assert Snapshotd(startable).trajectories() == []
 
 
 def test_many_first_requests_start_one_daemon(startable: Path, monkeypatch: pytest.MonkeyPatch) -> None:

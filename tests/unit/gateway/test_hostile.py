@@ -232,7 +232,8 @@ def test_many_tiny_chunks_are_one_body() -> None:
 
 
 def test_other_ways_to_speak_http() -> None:
-    """Requests sent ahead, a client that waits to be asked for its body, HTTP/1.0."""
+    """Requests sent ahead, a client that waits to be asked for its body, HTTP/1.0, and HEAD, which asks if there is a
+    server."""
     body = json.dumps(BODIES[CHAT]).encode()
     length = f"content-length: {len(body)}"
     with gateway(NOWHERE, Memory(on_turn=recorded)) as server:
@@ -242,6 +243,10 @@ def test_other_ways_to_speak_http() -> None:
             )
             == 4
         )
+        asked = b"HEAD / HTTP/1.1\r\nhost: x\r\n\r\n" + head(CHAT, length, "connection: close") + body
+        refused, _, rest = send(server.port, asked).partition(b"\r\n\r\n")
+        assert refused.startswith(b"HTTP/1.1 404 ")
+        assert rest.startswith(b"HTTP/1.1 200 ")
         assert b"recorded" in send(server.port, f"POST {CHAT} HTTP/1.0\r\n{length}\r\n\r\n".encode() + body)
         with socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S) as connection:
             connection.sendall(head(CHAT, length, "expect: 100-continue"))
