@@ -41,8 +41,24 @@ class Opened(PackMaintenance):
         self._store.close()
 
 
+class OpenedReader(PackReader):
+    """With a store of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self._own_store = LocalStore(directory / "store")
+        try:
+            super().__init__(self._own_store, directory / "index.db", KEY)
+        except BaseException:
+            self._own_store.close()
+            raise
+
+    def close(self) -> None:
+        super().close()
+        self._own_store.close()
+
+
 def open_reader(directory: Path) -> PackReader:
-    return PackReader(LocalStore(directory / "store"), directory / "index.db", KEY)
+    return OpenedReader(directory)
 
 
 @dataclass
