@@ -93,7 +93,7 @@ def test_deep_siblings_are_listed_once_and_few_are_open(
         listed == (MAX_DEPTH - 1) + 1 + 50 + 50 + 50
     )  # the chain with its end, each sibling where it was and moved up, what it holds
     assert most <= before + MAX_DEPTH
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def before_first_open(monkeypatch: pytest.MonkeyPatch, act: Callable[[str], object]) -> None:
@@ -170,4 +170,4 @@ def test_a_mount_is_an_error_that_leaves_nothing_open(
     with pytest.raises(OSError, match="mounted there"):
         files.remove_tree(parent, b"t", one_device=True)
     assert (tmp_path / "t" / "a" / "b" / "c" / "d").is_dir()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before

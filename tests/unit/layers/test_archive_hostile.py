@@ -18,8 +18,9 @@ from snapshotd.types import BlobID, TreeID
 from tests.memory_repository import MemoryRepository
 
 
-def open_fds() -> list[str]:
-    return sorted(os.listdir("/proc/self/fd"))
+def open_fds() -> set[str]:
+    """Garbage of other tests may close some at any time."""
+    return set(os.listdir("/proc/self/fd"))
 
 
 class Meddler(Recorder):
@@ -45,7 +46,7 @@ def test_a_directory_swapped_for_a_link_is_not_followed(tmp_path: Path) -> None:
         run(repository, root)
     assert caught.value.errno in (errno.ELOOP, errno.ENOTDIR)
     assert list(repository.contents.values()) == [b"1"]
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 def test_a_directory_swapped_for_another_is_not_read(tmp_path: Path) -> None:
@@ -85,7 +86,7 @@ def test_a_file_swapped_between_listing_and_opening(tmp_path: Path, monkeypatch:
         run(repository, root)
     assert caught.value.errno == (errno.ELOOP if kind == "link" else errno.ESTALE)  # a link's target is not even opened
     assert repository.contents == {}
-    assert open_fds() == before
+    assert open_fds() <= before
 
 
 def test_a_file_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,7 +127,7 @@ def test_a_tree_deeper_than_any_path(tmp_path: Path) -> None:
         applied = apply(repository, fd, None, salt=b"salt", progress=look)
         os.close(fd)
         assert most < len(before) + 300
-        assert open_fds() == before
+        assert open_fds() <= before
         assert applied.entries == depth + 3
         tree: TreeID | None = applied.tree
         for _ in range(depth):
