@@ -33,13 +33,14 @@ class Receiver:
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
+                # Before the answer, after which the next request may come, in another thread.
+                receiver.got.put(
+                    ({key.lower(): value for key, value in self.headers.items()} | {"path": self.path}, body)
+                )
                 self.send_response(receiver.codes.pop(0) if receiver.codes else 204)
                 self.send_header("Location", "/elsewhere")
                 self.send_header("Content-Length", "0")
                 self.end_headers()
-                receiver.got.put(
-                    ({key.lower(): value for key, value in self.headers.items()} | {"path": self.path}, body)
-                )
 
             def log_message(self, *_: object) -> None:
                 pass
