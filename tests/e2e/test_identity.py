@@ -46,6 +46,13 @@ def _seen(snap: Snap, sandbox: str, commands: list[str]) -> list[str]:
     return found
 
 
+def _imported(snap: Snap, source: Path, name: str) -> Iterator[str]:
+    """An image under this name, while it is needed."""
+    snap("image", "import", source, "--name", name)
+    yield name
+    snap("image", "rm", name)
+
+
 @pytest.fixture(scope="module")
 def root_with_id(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default image with an /etc/machine-id, as an archive."""
@@ -60,10 +67,7 @@ def root_with_id(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def with_id(snap: Snap, root_with_id: Path) -> Iterator[str]:
     """The same as an image."""
-    name = "with-machine-id"
-    snap("image", "import", root_with_id, "--name", name)
-    yield name
-    snap("image", "rm", name)
+    yield from _imported(snap, root_with_id, "with-machine-id")
 
 
 @pytest.mark.each_runtime
@@ -124,10 +128,7 @@ def test_an_image_without_such_a_file_gets_none(snap: Snap, runtime: str) -> Non
 
 @pytest.fixture(scope="module")
 def small_image(snap: Snap, small_root: Path) -> Iterator[str]:
-    name = "small-for-identity"
-    snap("image", "import", small_root, "--name", name)
-    yield name
-    snap("image", "rm", name)
+    yield from _imported(snap, small_root, "small-for-identity")
 
 
 @pytest.mark.runc

@@ -18,7 +18,16 @@ from snapshotd.engine.storing.child import NICE, EngineChild, Progress
 from snapshotd.errors import InternalError, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.layers.store import LayerStore
-from snapshotd.repo.base import CheckResult, Maintenance, Reclaimed, RepairResult, RepositoryWriter, Roots, Spool
+from snapshotd.repo.base import (
+    CheckResult,
+    Maintenance,
+    Reclaimed,
+    RepairResult,
+    Repository,
+    RepositoryWriter,
+    Roots,
+    Spool,
+)
 from snapshotd.trees import archive, diff
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, TreeID
@@ -106,6 +115,12 @@ class Archiver:
     def close(self) -> None:
         """End the process. Data that were not flushed are archived again after the next start. Idempotent."""
         self._child.close()
+
+
+def count_between(repository: Repository, before: TreeID, after: TreeID) -> FileChanges:
+    """Number of files that differ between two stored trees. DataLoss, NotFound: a part of one cannot be read."""
+    with StoredView(repository, before) as old, StoredView(repository, after) as new:
+        return diff.count(diff.diff(old, new))
 
 
 def _roots_json(roots: Roots) -> dict[str, Any]:
@@ -202,11 +217,7 @@ class ArchiverService:
         return {}
 
     def _do_count(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
-        with (
-            StoredView(self._writer, TreeID(request["before"])) as before,
-            StoredView(self._writer, TreeID(request["after"])) as after,
-        ):
-            return asdict(diff.count(diff.diff(before, after)))
+        return asdict(count_between(self._writer, TreeID(request["before"]), TreeID(request["after"])))
 
     def _do_prune(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         roots = _roots(request["roots"])

@@ -22,11 +22,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from snapshotd.catalog.base import Catalog, SnapshotRow
+from snapshotd.engine.storing.archiver import count_between
 from snapshotd.engine.storing.records import Record, decode_any
 from snapshotd.errors import Conflict, DataLoss, NotFound, VersionMismatch
 from snapshotd.repo.base import Repository
-from snapshotd.trees import diff
-from snapshotd.trees.stored_view import StoredView
 from snapshotd.types import (
     CallID,
     Image,
@@ -126,12 +125,8 @@ def count_changes(catalog: Catalog, repository: Repository) -> None:
             below = catalog.get_snapshot(snapshot.parent).tree
         if snapshot.tree is None or below is None:
             continue
-        with (
-            contextlib.suppress(DataLoss, NotFound),
-            StoredView(repository, below) as before,
-            StoredView(repository, snapshot.tree) as after,
-        ):
-            catalog.set_files(snapshot.id, diff.count(diff.diff(before, after)))
+        with contextlib.suppress(DataLoss, NotFound):
+            catalog.set_files(snapshot.id, count_between(repository, below, snapshot.tree))
 
 
 class _Read:
