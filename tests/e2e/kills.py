@@ -180,7 +180,7 @@ class Rig:
         try:
             command = ["run", "--quiet", *self._options(name), self.program, effects.url]
             for _ in range(ROUNDS):
-                process, before = self.snap.start(*command), len(kills)
+                process, before = self.snap.follow(*command), len(kills)
                 if not kills or chance.random() < 0.5:
                     self._kill_after(chance.uniform(0, 1.1 * took), process, chance.choice(VICTIMS), kills)
                 _, said = process.communicate(timeout=240)

@@ -241,7 +241,7 @@ def test_a_webhook_and_a_watcher_are_told(own_snap: Snap, runc_ready: None, name
     snap = own_snap
     with _listening() as (url, got):
         (snap.state_dir / FILE_NAME).write_text(f'[webhook]\nurl = "{url}"\nsecret = "shared"\n')
-        watcher = snap.start("approvals", "--watch", "--json")
+        watcher = snap.follow("approvals", "--watch", "--json")
         assert watcher.stdout is not None
         asked = _start(snap, "runc", name, tmp_path)
         seen = json.loads(watcher.stdout.readline())

@@ -273,7 +273,7 @@ def test_its_words_on_the_command_line(snap: Snap) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    following = snap.start("logs", "-f", "hands", begun[:8])
+    following = snap.follow("logs", "-f", "hands", begun[:8])
     out, errors = attached.communicate("some words\n", timeout=snap.timeout_s)
     assert (attached.returncode, out) == (0, "some words\n"), errors
     assert errors.startswith("■ done, exit code 0, snapshot "), errors
@@ -282,7 +282,7 @@ def test_its_words_on_the_command_line(snap: Snap) -> None:
     assert snap("wait", "hands", begun).returncode == 0
     slow = snap.json("exec", "--detach", "hands", "--", "sh", "-c", "echo begun; sleep 1000")
     assert (slow["status"], slow["argv"]) == ("running", ["sh", "-c", "echo begun; sleep 1000"])
-    leaving = snap.start("attach", "hands", slow["id"])
+    leaving = snap.follow("attach", "hands", slow["id"])
     assert leaving.stdout is not None
     assert leaving.stdout.readline() == "begun\n"
     leaving.send_signal(signal.SIGINT)

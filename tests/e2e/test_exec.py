@@ -176,7 +176,7 @@ def test_a_timeout_leaves_what_other_commands_started(snap: Snap, runtime: str) 
     def sleeping() -> list[str]:
         return sorted(line.split()[-1] for _, line in processes_with(mark) if line.startswith("sleep "))
 
-    with snap.start("exec", trajectory, "--", "sh", "-c", f"echo up; sleep 2000.{mark}") as beside:
+    with snap.follow("exec", trajectory, "--", "sh", "-c", f"echo up; sleep 2000.{mark}") as beside:
         assert beside.stdout is not None
         assert beside.stdout.readline() == "up\n"
         wait_until(lambda: len(sleeping()) == 2, "both sleep")

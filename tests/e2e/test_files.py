@@ -82,7 +82,7 @@ def test_each_write_is_a_step_that_a_rewind_takes_back(box: Sandbox, client: Sna
 
 def test_what_runs_is_seen_and_written_beside(box: Sandbox, snap: Snap) -> None:
     wait = "echo now > live; while [ ! -e go ]; do sleep 0.05; done; cat go"
-    running = snap.start("exec", box.id, "--", "sh", "-c", wait)
+    running = snap.follow("exec", box.id, "--", "sh", "-c", wait)
     wait_until(lambda: box.files.exists("live") and box.files.read_text("live") == "now\n", "it is seen")
     assert not box.head().files.exists("live")
     with pytest.raises(Conflict):

@@ -36,7 +36,7 @@ HELD = 'awk \'$2 ~ /:1F41$/ && $4 != "0A" && $4 != "06"\' /proc/net/tcp'
 @contextlib.contextmanager
 def port(snap: Snap, *words: str) -> Iterator[tuple[subprocess.Popen[str], str, int]]:
     """`snapshotd port` while it runs: the process and its address."""
-    process = snap.start("port", *words)
+    process = snap.follow("port", *words)
     try:
         assert process.stdout is not None
         host, _, number = process.stdout.readline().strip().partition(":")

@@ -43,7 +43,7 @@ def stopped(own_snap: Snap) -> Iterator[Snap]:
 
 def _follow(snap: Snap, *words: str | Path) -> subprocess.Popen[str]:
     """Start a command that follows a run, and wait until it shows what the agent said."""
-    running = snap.start(*words)
+    running = snap.follow(*words)
     assert running.stdout is not None
     assert running.stdout.readline() == "up\n", running.communicate(timeout=60)
     return running

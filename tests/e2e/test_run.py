@@ -173,7 +173,7 @@ def test_stop_takes_a_last_snapshot_and_exec_goes_on_from_it(snap: Snap, runtime
 @pytest.mark.each_runtime
 def test_stop_cuts_a_command_off_and_both_sides_see_what_it_did(snap: Snap, runtime: str) -> None:
     trajectory, _ = snap.create("--runtime", runtime)
-    running = snap.start("exec", trajectory, "--", "sh", "-c", "echo half > half; echo said; exec sleep 1000")
+    running = snap.follow("exec", trajectory, "--", "sh", "-c", "echo half > half; echo said; exec sleep 1000")
     assert running.stdout is not None
     assert running.stdout.readline() == "said\n"
     snap("stop", trajectory)

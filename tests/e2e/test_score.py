@@ -144,7 +144,7 @@ def test_scores_that_are_refused(snap: Snap, tries: list[str], hidden: Path) -> 
 def test_ctrl_c_ends_commands_that_never_end(snap: Snap, tries: list[str], verb: str) -> None:
     length = f"{os.getpid()}.{time.monotonic_ns()}"
     sleeping = f"sleep {length}"
-    running = snap.start(verb, "--parallel", "2", tries[0], *tries[1:] * (verb == "score"), "--", "sleep", length)
+    running = snap.follow(verb, "--parallel", "2", tries[0], *tries[1:] * (verb == "score"), "--", "sleep", length)
 
     def sleepers() -> int:
         return sum(line.startswith(sleeping) for _, line in processes_with(sleeping))
