@@ -22,7 +22,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import snapshotd
-from snapshotd.daemon.http import models
 from snapshotd.daemon.http.failures import failure_of
 from snapshotd.daemon.http.gate import VersionGate
 from snapshotd.daemon.http.routes import approvals, commands, files, images, mind, runs, snapshots, storage, values
@@ -47,11 +46,10 @@ def create_app(service: Service) -> FastAPI:
         openapi_url=f"{API_PREFIX}/openapi.json",
         summary=snapshotd.__doc__,
         redirect_slashes=False,
-        responses={"default": {"model": models.ErrorAnswer, "description": "An error, as one sentence."}},
     )
     app.state.service = service
     for module in (runs, commands, mind, approvals, files, snapshots, values, images, storage, service_routes):
-        app.include_router(module.router, prefix=API_PREFIX)
+        app.router.routes.extend(module.router.routes)
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(VersionGate, pid=service.pid)

@@ -5,18 +5,18 @@ from __future__ import annotations
 import contextlib
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
 from fastapi import Path as PathParameter
+from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon.http import models_mind as mind
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.models_mind import check_json
-from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep, user_of
+from snapshotd.daemon.http.routes.shared import ServiceDep, new_router, user_of
 from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
 
-router = APIRouter(route_class=JsonRoute, tags=["approvals"])
+router = new_router(tags=["approvals"])
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
 _WATCH_DOC = {
     200: {

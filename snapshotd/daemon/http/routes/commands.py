@@ -7,17 +7,24 @@ import binascii
 import signal
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi import Path as PathParameter
 from starlette.responses import Response
 
 from snapshotd.daemon.http import models, models_commands, streams
-from snapshotd.daemon.http.routes.shared import JsonRoute, NamedDep, Ref, ServiceDep, checked_ref, once_unless_abandoned
+from snapshotd.daemon.http.routes.shared import (
+    NamedDep,
+    Ref,
+    ServiceDep,
+    checked_ref,
+    new_router,
+    once_unless_abandoned,
+)
 from snapshotd.engine.base import CommandInfo
 from snapshotd.errors import Conflict, SandboxFailed, UsageError
 from snapshotd.types import CallStatus, short
 
-router = APIRouter(route_class=JsonRoute, dependencies=[Depends(checked_ref)], tags=["runs"])
+router = new_router(dependencies=[Depends(checked_ref)], tags=["runs"])
 CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id.")]
 _EVENTS_DOC = {
     200: {

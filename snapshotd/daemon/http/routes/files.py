@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_files as words
 from snapshotd.daemon.http.routes.shared import (
-    JsonRoute,
     Named,
     NamedDep,
     PathB64,
@@ -19,6 +18,7 @@ from snapshotd.daemon.http.routes.shared import (
     Service,
     ServiceDep,
     checked_ref,
+    new_router,
     once,
     sandbox_path,
     step_once,
@@ -26,7 +26,7 @@ from snapshotd.daemon.http.routes.shared import (
 from snapshotd.daemon.http.wire import FILES_PATH, FRAMES
 from snapshotd.engine.base import Written
 
-router = APIRouter(route_class=JsonRoute, prefix=FILES_PATH, tags=["files"], dependencies=[Depends(checked_ref)])
+router = new_router(prefix=FILES_PATH, tags=["files"], dependencies=[Depends(checked_ref)])
 _User = Annotated[str | None, Query(max_length=256, description="Whose new files are, by name or number; else root's.")]
 _BYTES_DOC: dict[int | str, dict[str, Any]] = {200: {"content": {streams.BYTES: {}}, "description": "Raw bytes."}}
 _LIST_DOC: dict[int | str, dict[str, Any]] = {

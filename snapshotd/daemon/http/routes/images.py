@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
-from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep
+from snapshotd.daemon.http.routes.shared import ServiceDep, new_router
 from snapshotd.engine.base import ProgressSink
 from snapshotd.errors import UsageError
 
-router = APIRouter(route_class=JsonRoute, tags=["images"])
+router = new_router(tags=["images"])
 _DOC = {
     200: {
         "content": {streams.NDJSON: {}},

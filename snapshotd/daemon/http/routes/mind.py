@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_mind as mind
 from snapshotd.daemon.http.routes.shared import (
-    JsonRoute,
     NamedDep,
     Ref,
     ServiceDep,
     checked_ref,
+    new_router,
     once_unless_abandoned,
     step_once,
 )
@@ -22,7 +22,7 @@ from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.engine.base import RewindMode
 from snapshotd.types import Trajectory
 
-router = APIRouter(route_class=JsonRoute, tags=["mind"], dependencies=[Depends(checked_ref)])
+router = new_router(tags=["mind"], dependencies=[Depends(checked_ref)])
 _JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {streams.NDJSON: {}},

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
@@ -17,12 +17,12 @@ from snapshotd.daemon.http import carrying, models, models_forks, streams
 from snapshotd.daemon.http.attending import Lines, attend
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import (
-    JsonRoute,
     Named,
     NamedDep,
     Ref,
     ServiceDep,
     checked_ref,
+    new_router,
     once,
     once_unless_abandoned,
 )
@@ -31,7 +31,7 @@ from snapshotd.engine.base import Caller, Engine, ExecResult, Forked, OutputSink
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import Snapshot, Trajectory
 
-router = APIRouter(route_class=JsonRoute, dependencies=[Depends(checked_ref)])
+router = new_router(dependencies=[Depends(checked_ref)])
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _EXEC_DOC = {
     200: {

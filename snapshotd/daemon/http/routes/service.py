@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 import snapshotd
 from snapshotd import types as t
 from snapshotd.daemon.http import models
-from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep
+from snapshotd.daemon.http.routes.shared import ServiceDep, new_router
 from snapshotd.daemon.http.wire import API_VERSION, check_ref
 
-router = APIRouter(route_class=JsonRoute, tags=["service"])
+router = new_router(tags=["service"])
 
 
 @router.get("/version")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
 import anyio.to_thread
-from fastapi import Depends, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -27,7 +27,7 @@ from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.peer import PEER_UID
 from snapshotd.daemon.http.streams import JSON, StreamLimit, json_bytes
 from snapshotd.daemon.http.watching import Watchers
-from snapshotd.daemon.http.wire import ATTENDED, KEY_HEADER, RECALL_HEADER, check_ref
+from snapshotd.daemon.http.wire import API_PREFIX, ATTENDED, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.engine.base import Engine
 from snapshotd.errors import UsageError
 from snapshotd.types import RequestKey, Snapshot
@@ -74,6 +74,17 @@ class JsonRoute(APIRoute):
                 return encoded(endpoint(*args, **kwargs))
 
         super().__init__(path, answering, **options)
+
+
+def new_router(prefix: str = "", **options: Any) -> APIRouter:
+    """A router below the API's prefix. Its routes go into an app as they are: those of a router that FastAPI includes
+    are built again, by each daemon's first request."""
+    return APIRouter(
+        route_class=JsonRoute,
+        prefix=API_PREFIX + prefix,
+        responses={"default": {"model": models.ErrorAnswer, "description": "An error, as one sentence."}},
+        **options,
+    )
 
 
 async def _service(request: Request) -> Service:  # async, or FastAPI has a thread call it

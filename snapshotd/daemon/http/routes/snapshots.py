@@ -5,26 +5,26 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import (
-    JsonRoute,
     NamedDep,
     PathB64,
     Ref,
     ServiceDep,
     checked_ref,
+    new_router,
     once,
     sandbox_path,
 )
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import UsageError
 
-router = APIRouter(route_class=JsonRoute, tags=["snapshots"], dependencies=[Depends(checked_ref)])
+router = new_router(tags=["snapshots"], dependencies=[Depends(checked_ref)])
 _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 _BYTES_DOC = {200: {"content": {streams.BYTES: {}}, "description": "Raw bytes."}}
 

@@ -6,19 +6,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from snapshotd import types as t
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_storage as storage
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import JsonRoute, Ref, ServiceDep, checked_ref
+from snapshotd.daemon.http.routes.shared import Ref, ServiceDep, checked_ref, new_router
 from snapshotd.daemon.http.wire import FRAMES, UPLOAD_PATH, check_ref
 from snapshotd.engine.base import ExportForm
 from snapshotd.errors import Unsupported, UsageError
 
-router = APIRouter(route_class=JsonRoute, tags=["storage"], dependencies=[Depends(checked_ref)])
+router = new_router(tags=["storage"], dependencies=[Depends(checked_ref)])
 _Line = Annotated[str | None, Query(description="A trajectory, for its own policy; else the global one.")]
 
 

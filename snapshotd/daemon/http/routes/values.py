@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
 from snapshotd.daemon.http import models_mind as mind
-from snapshotd.daemon.http.routes.shared import JsonRoute, ServiceDep
+from snapshotd.daemon.http.routes.shared import ServiceDep, new_router
 from snapshotd.types import DEFAULT_TENANT
 
-router = APIRouter(route_class=JsonRoute, prefix="/store", tags=["store"])
+router = new_router(prefix="/store", tags=["store"])
 Namespace = Annotated[str, Query(max_length=8192, description="Parts separated by slashes: `team/project`.")]
 Key = Annotated[str, Query(max_length=1024)]
 Tenant = Annotated[str, Query(max_length=1024)]
