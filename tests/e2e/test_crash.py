@@ -12,7 +12,6 @@ from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
 
 
-@pytest.mark.each_runtime
 def test_killed_between_any_two_calls(own_snap: Snap, runtime: str) -> None:
     snap = own_snap
     trajectory, first = snap.create("--runtime", runtime)

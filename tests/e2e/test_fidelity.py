@@ -38,7 +38,6 @@ def history(snap: Snap, runtime: str, tmp_path_factory: pytest.TempPathFactory) 
     return seen
 
 
-@pytest.mark.each_runtime
 def test_restore_gives_each_step_exactly(snap: Snap, history: list[tuple[str, dict[str, Any]]], tmp_path: Path) -> None:
     for number, (snapshot, seen) in enumerate(history):
         target = tmp_path / f"step{number}"
@@ -53,7 +52,6 @@ def test_fork_sees_each_step_exactly(snap: Snap, history: list[tuple[str, dict[s
         snap("rm", "--force", fork)
 
 
-@pytest.mark.each_runtime
 def test_cat_and_diff_follow_each_step(snap: Snap, history: list[tuple[str, dict[str, Any]]]) -> None:
     ids = [snapshot for snapshot, _ in history]
     assert snap("cat", f"{ids[1]}:/workspace/a.txt").stdout == "one\n"
@@ -71,7 +69,6 @@ def test_cat_and_diff_follow_each_step(snap: Snap, history: list[tuple[str, dict
     assert snap.json("diff", ids[10]) == []
 
 
-@pytest.mark.each_runtime
 def test_each_step_is_reported_with_its_counts(snap: Snap, history: list[tuple[str, dict[str, Any]]]) -> None:
     wait_until(lambda: snap.json("show", history[-1][0])["files"] is not None, "all is counted")
     shown = snap.json("show", history[1][0])
