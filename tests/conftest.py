@@ -24,6 +24,9 @@ from tests.unit.daemon import process
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 """Compiling is half of the time of a process that starts, and of loading the tests."""
+gc.disable()
+"""Until the tests are collected, nearly everything that is made stays: each collection of garbage would look at all of
+it again."""
 settings.register_profile("short", derandomize=True)
 settings.register_profile("long", print_blob=True)
 settings.load_profile("long" if long.LONG else "short")
@@ -98,6 +101,7 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and all of their modules stay until the end: no collection of garbage looks at them again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _turn(path: Path) -> int:
