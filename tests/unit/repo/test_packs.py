@@ -481,8 +481,8 @@ from pathlib import Path
 from snapshotd.errors import OutOfSpace
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
-root = Path(sys.argv[1])
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", root], check=True)
+root, disk = Path(sys.argv[1]), int(sys.argv[2])
+subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk}", "none", root], check=True)
 store = LocalStore(root / "store")
 repo = PackRepository(store, root / "index", bytes(range(32)))
 rng = random.Random(1)
@@ -494,12 +494,12 @@ def fill(size, piece):
         done[repo.save_bytes(data)] = data
     repo.flush()
     saved.update(done)
-fill(8 << 20, 1 << 20)
+fill(disk // 3, 1 << 20)
 full = 0
 for piece in (1 << 20, 100_000, 3000):
     for _ in range(3):
         try:
-            fill(30 << 20, piece)
+            fill(disk * 5 // 4, piece)
         except OutOfSpace as exc:
             assert "disk is full" in str(exc), exc
             full += 1
@@ -515,8 +515,8 @@ assert full == 30, full
 indexed = {entry.pack for entry in repo.index.objects()}
 for content, data in saved.items():
     assert b"".join(repo.load(content)) == data
-subprocess.run(["mount", "-o", "remount,size=64m", root], check=True)
-fill(20 << 20, 1 << 20)
+subprocess.run(["mount", "-o", f"remount,size={disk * 3}", root], check=True)
+fill(disk - (4 << 20), 1 << 20)
 repo.close()
 repo = PackRepository(store, root / "index", bytes(range(32)))
 for content, data in saved.items():
@@ -538,7 +538,7 @@ def test_a_full_disk_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("mounts a small tmpfs in a mount namespace of its own, which needs root")
     done = subprocess.run(
-        ["unshare", "-m", sys.executable, "-c", FULL, tmp_path],
+        ["unshare", "-m", sys.executable, "-c", FULL, tmp_path, str(long.size(9 << 20, 24 << 20))],
         capture_output=True,
         text=True,
         timeout=120,
@@ -550,7 +550,7 @@ def test_a_full_disk_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
 def test_what_lies_behind_several_bad_blocks_is_found() -> None:
     """Incompressible bytes, in which the heads of long frames are there by chance, do not end the search."""
     rng = random.Random(1)
-    contents = [rng.randbytes(1 << 20) for _ in range(8)]
+    contents = [rng.randbytes(1 << 20) for _ in range(long.size(4, 8))]
     data = bytearray(pack.encode_head(pack.new_pack_id()))
     for number, content in enumerate(contents):
         if number % 2 == 0:
