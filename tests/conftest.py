@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 gc.disable()
 """Until the tests are collected, nearly everything that is made stays: each collection of garbage would look at all of
 it again."""
-settings.register_profile("short", derandomize=True)
+settings.register_profile("short", derandomize=True, max_examples=50)
 settings.register_profile("long", print_blob=True)
 settings.load_profile("long" if long.LONG else "short")
 core.global_force_seed = long.SEED if long.LONG else None
@@ -104,6 +105,7 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@cache
 def _turn(path: Path) -> int:
     """Its place in `FIRST`; after those the other tests of whole parts, and the unit tests at the end."""
     name = f"{path.parent.name}/{path.name}"
