@@ -219,7 +219,7 @@ def cut(data: bytes, lengths: list[int]) -> list[bytes]:
 
 
 @given(text=TEXTS, raw=st.binary(max_size=8), lengths=st.lists(st.integers(0, 12)))
-@settings(SLOW, max_examples=200)
+@settings(SLOW, max_examples=long.size(100, 200))
 def test_a_stream_is_the_same_however_it_is_cut(funnel: Funnel, text: str, raw: bytes, lengths: list[int]) -> None:
     data = text.encode() + raw + text.encode()
     whole = streamed(funnel, [data])
