@@ -428,7 +428,7 @@ def test_small_directories_go_together(rig: Rig, tmp_path: Path, monkeypatch: py
     archive.apply(rig.writer, fd, None, salt=b"s")
     os.close(fd)
     rig.writer.flush()
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert len(os.listdir("/proc/self/fd")) <= open_before, "garbage of other tests may have closed some meanwhile"
     assert sum(map(sum, requests)) == 300
     assert len(requests) <= 20, "sixteen directories each, but for the last ones"
     rig.holds(*[path.read_bytes() for path in layer.rglob("*") if path.is_file()])
