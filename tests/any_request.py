@@ -1,4 +1,7 @@
-"""Requests of every kind that the API's description allows, and of many that it does not, made by schemathesis."""
+"""Requests of every kind that the API's description allows, and of many that it does not, made by schemathesis.
+
+Its import takes a second, so only a process that makes requests does it, and not each one that collects tests.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import schemathesis
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from schemathesis.generation import GenerationMode
 
-from snapshotd.daemon.http.api import openapi
 from snapshotd.daemon.http.wire import API_PREFIX, API_VERSION, VERSION_HEADER
 from tests import long
 
@@ -27,18 +27,30 @@ ENDLESS = ("/watch", "/events")
 """Their answers go on until the client leaves."""
 
 Operation = tuple[str, str]
+DESCRIPTION = Path(__file__).parents[1] / "docs" / "openapi.json"
+
+
+@functools.cache
+def description() -> Any:
+    return json.loads(DESCRIPTION.read_text())
 
 
 @functools.cache
 def schema() -> Any:
-    return schemathesis.openapi.from_dict(openapi())
+    import schemathesis
+
+    @schemathesis.serializer("application/x-ndjson")  # type: ignore[untyped-decorator]
+    def one_line(_: Any, value: Any) -> bytes:
+        return json.dumps(value).encode() + b"\n"
+
+    return schemathesis.openapi.from_dict(description())
 
 
 def operations(without: Mapping[str, str]) -> list[Operation]:
     """Method and path of each operation, but for the paths in `without`, which has the reasons."""
-    known = {str(found.ok().path).removeprefix(API_PREFIX) for found in schema().get_all_operations()}
-    assert without.keys() <= known
-    found = [(one.ok().method.upper(), str(one.ok().path)) for one in schema().get_all_operations()]
+    paths = description()["paths"]
+    assert without.keys() <= {path.removeprefix(API_PREFIX) for path in paths}
+    found = [(method.upper(), path) for path, methods in paths.items() for method in methods]
     return [item for item in found if item[1].removeprefix(API_PREFIX) not in without]
 
 
@@ -46,6 +58,8 @@ def ask_anything(socket_path: Path, operation: Operation, known: Mapping[str, st
     """Send `examples` requests for an operation. Path parameters are often those of `known`, so that the request goes
     beyond the question if there is such a thing. AssertionError for an answer with a status of 500 or more, or one that
     does not come."""
+    from schemathesis.generation import GenerationMode
+
     method, path = operation
     described = schema()[path][method]
     cases = st.one_of(described.as_strategy(generation_mode=mode) for mode in GenerationMode)
@@ -86,11 +100,6 @@ def _body(case: Any) -> tuple[bytes | None, str | None]:
     if isinstance(body, bytes):
         return body, kind
     return json.dumps(body).encode() + b"\n", kind
-
-
-@schemathesis.serializer("application/x-ndjson")  # type: ignore[untyped-decorator]
-def _one_line(_: Any, value: Any) -> bytes:
-    return json.dumps(value).encode() + b"\n"
 
 
 def _answer(socket_path: Path, method: str, target: str, body: tuple[bytes | None, str | None]) -> tuple[int, bytes]:

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,10 @@ from tests.unit.daemon import process
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 """Compiling is half of the time of a process that starts, and of loading the tests."""
-settings.register_profile("short", derandomize=True)
+gc.disable()
+"""Until the tests are collected, nearly everything that is made stays: each collection of garbage would look at all of
+it again."""
+settings.register_profile("short", derandomize=True, max_examples=50)
 settings.register_profile("long", print_blob=True)
 settings.load_profile("long" if long.LONG else "short")
 core.global_force_seed = long.SEED if long.LONG else None
@@ -98,8 +102,10 @@ def pytest_collection_finish() -> None:
     """Thousands of tests and all of their modules stay until the end: no collection of garbage looks at them again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
+@cache
 def _turn(path: Path) -> int:
     """Its place in `FIRST`; after those the other tests of whole parts, and the unit tests at the end."""
     name = f"{path.parent.name}/{path.name}"

@@ -359,7 +359,7 @@ def _holes(at: bytes) -> None:
         b"all hole": (3 << 20, []),
         b"hole first": (1 << 20, [((1 << 20) - 10, 10)]),
         b"hole last": (5_000_001, [(0, 10_000)]),
-        b"islands": (64 << 20, [(i * (6 << 20) + 4097, 70_000) for i in range(10)]),
+        b"islands": (16 << 20, [(i * (3 << 19) + 4097, 70_000) for i in range(10)]),
         b"one byte at the end": (8 << 20, [((8 << 20) - 1, 1)]),
         b"written zeros": (300_000, [(0, 100_000)]),
         b"large without holes": (3_000_000, [(0, 3_000_000)]),
@@ -369,11 +369,7 @@ def _holes(at: bytes) -> None:
             f.truncate(size)
             for offset, length in data:
                 f.seek(offset)
-                f.write(
-                    bytes(length)
-                    if b"zeros" in name
-                    else bytes((number * 31 + i * 7 + i // 251) & 255 for i in range(length))
-                )
+                f.write(bytes(length) if b"zeros" in name else _uneven(number * 31, length))
     with open(at + b"/many pieces", "xb") as f:
         for i in range(6000):
             f.seek(i * 8192 + 11)
@@ -389,6 +385,13 @@ def _holes(at: bytes) -> None:
         f.flush()
         os.posix_fallocate(f.fileno(), 0, 1 << 20)
         f.truncate(5)
+
+
+def _uneven(first: int, length: int) -> bytes:
+    """Bytes of which no long run repeats itself: (first + i * 7 + i // 251) & 255 for each i."""
+    sevens = bytes((i * 7) & 255 for i in range(256 + 251))
+    places = ((first + run * (251 * 7 + 1)) * 183 & 255 for run in range(length // 251 + 1))  # 7 * 183 is 1 modulo 256
+    return b"".join(sevens[at : at + 251] for at in places)[:length]
 
 
 def _nodes(at: bytes) -> None:

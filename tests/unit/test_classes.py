@@ -13,11 +13,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2] / "snapshotd"
+from tests.own_sources import no_collection, trees, walk
+
 MOST_FIELDS = 15
 RECORDS = frozenset({"NamedTuple", "TypedDict", "Protocol", "Enum", "IntEnum", "StrEnum", "IntFlag", "BaseModel"})
 
@@ -65,9 +65,9 @@ def plain(annotation: ast.expr | None) -> str:
     return ""
 
 
-def assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
+def assigned(nodes: list[ast.AST]) -> Iterator[ast.Attribute]:
     """Every `x.y` that is assigned or deleted."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
             yield node
 
@@ -81,9 +81,9 @@ def behaves(method: Function) -> bool:
     return not method.name.startswith("__") and not decorators & {"property", "classmethod", "staticmethod"}
 
 
-def bound(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What a function assigns: target and value, tuples taken apart."""
-    for node in ast.walk(function):
+def bound(nodes: list[ast.AST]) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a function with these nodes assigns: target and value, tuples taken apart."""
+    for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
                 yield from zip(targets, values, strict=False)
@@ -95,10 +95,10 @@ def bound(function: Function) -> Iterator[tuple[ast.expr, ast.expr]]:
                 yield from ((item.optional_vars, item.context_expr) for item in items if item.optional_vars)
 
 
-def parameters(function: Function) -> dict[str, str]:
+def parameters(function: Function, nodes: list[ast.AST]) -> dict[str, str]:
     arguments = function.args
     known = {one.arg: plain(one.annotation) for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             known[node.target.id] = plain(node.annotation)
     return known
@@ -116,28 +116,28 @@ def class_of(file: str, node: ast.ClassDef) -> Class:
         found.returns[method.name] = plain(method.returns)
         if "property" in {ast.unparse(one) for one in method.decorator_list}:
             continue
-        known = parameters(method)
-        for inner in ast.walk(method):
+        nodes = walk(method)
+        known = parameters(method, nodes)
+        for inner in nodes:
             match inner:
                 case ast.AnnAssign(target=ast.Attribute(attr=name) as target, annotation=kind) if is_own(target):
                     found.fields[name] = plain(kind)
-        for at, value in bound(method):
+        for at, value in bound(nodes):
             if isinstance(at, ast.Attribute) and is_own(at):
                 match value:
                     case ast.Name(id=name):
                         found.fields.setdefault(at.attr, known.get(name, ""))
                     case ast.Call(func=ast.Name(id=name)):
                         found.fields.setdefault(at.attr, name)
-        for own in filter(is_own, assigned(method)):
+        for own in filter(is_own, assigned(nodes)):
             found.fields.setdefault(own.attr, "")
     return found
 
 
-def modules(texts: dict[str, str]) -> dict[str, Module]:
+def modules(parsed: dict[str, ast.Module]) -> dict[str, Module]:
     found = {}
-    for file, text in texts.items():
-        tree = ast.parse(text)
-        nodes = list(ast.walk(tree))
+    for file, tree in parsed.items():
+        nodes = walk(tree)
         classes = {node.name: class_of(file, node) for node in nodes if isinstance(node, ast.ClassDef)}
         imports: dict[str, str] = {}
         for node in nodes:
@@ -206,12 +206,13 @@ def assigned_from_outside(of: dict[str, Module]) -> set[str]:
     found = set()
     for module in of.values():
         for function, around in functions(module.tree):
+            nodes = walk(function)
             known: dict[str, str | ast.expr] = {
-                target.id: value for target, value in bound(function) if isinstance(target, ast.Name)
+                target.id: value for target, value in bound(nodes) if isinstance(target, ast.Name)
             }
-            known |= {name: kind for name, kind in parameters(function).items() if kind}
+            known |= {name: kind for name, kind in parameters(function, nodes).items() if kind}
             known |= {"self": around, "cls": around}
-            for target in assigned(function):
+            for target in assigned(nodes):
                 if is_own(target):
                     continue
                 one = class_at(of, module, target.value, known)
@@ -223,7 +224,8 @@ def assigned_from_outside(of: dict[str, Module]) -> set[str]:
 
 @cache
 def product() -> dict[str, Module]:
-    return modules({path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))})
+    with no_collection():
+        return modules(trees())
 
 
 def test_no_class_is_large() -> None:
@@ -272,8 +274,8 @@ class User:
     ],
 )
 def test_an_assignment_from_outside_is_seen(line: str, found: set[str]) -> None:
-    assert assigned_from_outside(modules({"a.py": MADE, "b.py": USER + line})) == found
-    assert assigned_from_outside(modules({"a.py": MADE + USER + line})) == set()
+    assert assigned_from_outside(modules({"a.py": ast.parse(MADE), "b.py": ast.parse(USER + line)})) == found
+    assert assigned_from_outside(modules({"a.py": ast.parse(MADE + USER + line)})) == set()
 
 
 @pytest.mark.parametrize(
@@ -282,5 +284,5 @@ def test_an_assignment_from_outside_is_seen(line: str, found: set[str]) -> None:
 def test_fields_are_counted(bases: str, decorator: str, counted: bool) -> None:
     annotated = "".join(f"    a{number}: int\n" for number in range(8))
     methods = "    def move(self):\n" + "".join(f"        self.b{number} = 1\n" for number in range(8))
-    found = modules({"a.py": f"{decorator}class A({bases}):\n{annotated}{methods}"})
+    found = modules({"a.py": ast.parse(f"{decorator}class A({bases}):\n{annotated}{methods}")})
     assert large(found) == ({"a.py:A": 16} if counted else {})

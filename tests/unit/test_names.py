@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from functools import cache
-from pathlib import Path
 
-ROOT = Path(__file__).parents[2] / "snapshotd"
+from tests.own_sources import trees
+
 APART = ("agent/", "testing/")
 """Packages that the product does not import: the library in the sandbox has the user's words, the tests' provider is
 no part of the product."""
@@ -48,10 +48,9 @@ SHARED = {
 def public_classes() -> dict[str, list[str]]:
     """Name to the modules that define it."""
     found: dict[str, list[str]] = defaultdict(list)
-    for path in sorted(ROOT.rglob("*.py")):
-        module = path.relative_to(ROOT).as_posix()
+    for module, tree in trees().items():
         if not module.startswith(APART):
-            for node in ast.parse(path.read_text()).body:
+            for node in tree.body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     found[node.name].append(module)
     return found

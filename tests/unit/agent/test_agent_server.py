@@ -22,6 +22,7 @@ from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.errors import OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.types import Message
+from tests import long
 
 Connect = Callable[..., Any]
 CALL = "0123456789abcdef" * 2
@@ -402,7 +403,7 @@ LINES = st.one_of(
 HELLO = b'{"id":0,"op":"hello","version":2}'
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=long.size(60, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=8), greet=st.booleans(), cut=st.integers(0, 20))
 def test_garbage_never_harms_the_server_or_another(
     lines: list[bytes],

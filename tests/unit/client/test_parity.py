@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +11,7 @@ import pytest
 from snapshotd import client
 from snapshotd.cli.main import FOLDERS
 from snapshotd.client import AsyncSnapshotd, Snapshotd
-
-CLI = Path(__file__).parents[3] / "snapshotd" / "cli"
+from tests.own_sources import texts, walk
 
 OTHER_NAMES = {
     "approvals": "approvals",
@@ -69,8 +67,8 @@ def methods(cls: type) -> dict[str, Any]:
     return {name: value for name, value in inspect.getmembers(cls) if not name.startswith("_")}
 
 
-def called(path: Path) -> set[str]:
-    return {node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+def called(source: str) -> set[str]:
+    return {node.attr for node in walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
 
 
 def test_every_command_has_a_method_in_both_clients() -> None:
@@ -82,7 +80,7 @@ def test_every_command_has_a_method_in_both_clients() -> None:
 
 
 def test_every_method_has_a_command() -> None:
-    used = set().union(*map(called, CLI.rglob("*.py")))
+    used = set().union(*(called(text) for file, text in texts().items() if file.startswith("cli/")))
     left = methods(Snapshotd).keys() - used - ONLY_METHODS.keys()
     assert sorted(left) == [], "give it a command, or say in ONLY_METHODS why there is none"
     assert ONLY_METHODS.keys() <= methods(Snapshotd).keys()

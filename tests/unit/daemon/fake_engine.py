@@ -297,10 +297,11 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             return 0
         if word == "wait":
             sink("stdout", b"waiting\n")
-            deadline = time.monotonic() + 30
+            deadline, pause_s = time.monotonic() + 30, 0.005
             while not Path(rest[0]).exists():
                 assert time.monotonic() < deadline, "the test never created the file"
-                time.sleep(0.005)
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, 0.08)  # hundreds may wait at once
             return 0
         sink("stdout", " ".join(argv).encode() + b"\n")
         return 0

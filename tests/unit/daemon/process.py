@@ -7,6 +7,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,24 @@ from tests import forked
 FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
 
 
-def start_fakes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on commands start daemons over the fake engine, as root would real ones."""
+def start_fakes(monkeypatch: pytest.MonkeyPatch, *, forked_ones: bool = True) -> None:
+    """From now on commands start daemons over the fake engine, as root would real ones. `forked_ones=False`: in the
+    client's own way, with an interpreter of their own."""
 
     def argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
         return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
 
+    def spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> Any:
+        if not forked.can_be_forked(os.environ):
+            return ordinary(state_dir, socket_path, ready_fd)
+        args = [str(state_dir), str(socket_path), str(ready_fd)]
+        with autostart._open_log(state_dir) as log, open(os.devnull, "rb") as nothing:
+            fds = {0: nothing.fileno(), 1: log.fileno(), 2: log.fileno(), ready_fd: ready_fd}
+            return forked.start(args, fds, env=os.environ, cwd="/", module=forked.FAKE_DAEMON, new_session=True)
+
+    ordinary = autostart._spawn
+    if forked_ones:
+        monkeypatch.setattr(autostart, "_spawn", spawn)
     monkeypatch.setattr(autostart, "daemon_argv", argv)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,9 +312,10 @@ except SnapshotdError as e:
 
 
 @pytest.fixture
-def startable(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A state directory where the client starts fake daemons, as it would as root."""
-    start_fakes(monkeypatch)
+def startable(request: pytest.FixtureRequest, short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A state directory where the client starts fake daemons, as it would as root. With the parameter "spawned" it
+    does so in its own way."""
+    start_fakes(monkeypatch, forked_ones=getattr(request, "param", "") != "spawned")
     state_dir = short_dir / "state"
     yield state_dir
     pid = lock_holder(state_dir) if state_dir.exists() else None
@@ -323,6 +325,10 @@ def startable(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path
             os.sched_yield()
 
 
+SPAWNED = pytest.mark.parametrize("startable", ["spawned"], indirect=True)
+
+
+@SPAWNED
 def test_the_first_request_starts_a_daemon(startable: Path) -> None:
     client = Snapshotd(startable)
     assert client.trajectories() == []
@@ -332,6 +338,7 @@ def test_the_first_request_starts_a_daemon(startable: Path) -> None:
     assert os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
 
 
+@SPAWNED
 def test_a_client_with_many_descriptors_starts_a_daemon(startable: Path) -> None:
     """More than select(2) can wait for."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -346,13 +353,13 @@ def test_a_client_with_many_descriptors_starts_a_daemon(startable: Path) -> None
 def test_many_first_requests_start_one_daemon(startable: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pids: list[int] = []
     spawned: list[Path] = []
-    argv = autostart.daemon_argv
+    spawn = autostart._spawn
 
-    def counted(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+    def counted(state_dir: Path, socket_path: Path, ready_fd: int) -> Any:
         spawned.append(state_dir)
-        return argv(state_dir, socket_path, ready_fd)
+        return spawn(state_dir, socket_path, ready_fd)
 
-    monkeypatch.setattr(autostart, "daemon_argv", counted)
+    monkeypatch.setattr(autostart, "_spawn", counted)
     failures: list[Exception] = []
 
     def ask() -> None:

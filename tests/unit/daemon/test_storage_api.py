@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from snapshotd.daemon.http.api import openapi
 from snapshotd.daemon.http.peer import PEER_PID
 from snapshotd.daemon.http.routes.storage import _namespace_pid
 from snapshotd.daemon.http.streams import IDLE_MAX
@@ -304,6 +303,8 @@ def test_a_client_whose_mounts_are_out_of_reach_is_told_so() -> None:
 
 
 def test_the_description_covers_storage() -> None:
+    from snapshotd.daemon.http.api import openapi  # here: the import makes the whole application
+
     paths = openapi()["paths"]
     assert FRAMES in paths["/v1/snapshots/{ref}/export"]["get"]["responses"]["200"]["content"]
     assert "application/octet-stream" in paths["/v1/import"]["post"]["requestBody"]["content"]

@@ -1,4 +1,7 @@
-"""The providers' own clients, unmodified, against a provider process, through the gateway."""
+"""The providers' own clients, unmodified, against a provider process, through the gateway.
+
+Their import takes two seconds, so only a process that runs these tests does it, and not each one that collects them.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 
 from snapshotd.errors import Conflict, NotPermitted
 from snapshotd.gateway.base import Api, RecordedReply, TurnRequest
 from tests.unit.gateway.rig import AGENT_KEY, KEY, Memory, ask, gateway, port_of
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 STEPS: list[dict[str, Any]] = [
     {
@@ -64,6 +69,9 @@ class Provider:
 @contextmanager
 def rig(url: str) -> Iterator[tuple[Memory, Provider, openai.OpenAI, anthropic.Anthropic]]:
     """With clients that know an agent's key, which the provider would refuse."""
+    import anthropic
+    import openai
+
     memory = Memory()
     ask(port_of(url), "/control/reset", {})
     with (
@@ -128,6 +136,8 @@ def test_chat(provider_url: str, stream: bool) -> None:
 @pytest.mark.parametrize("chained", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_responses(provider_url: str, stream: bool, chained: bool) -> None:
+    import openai
+
     with rig(provider_url) as (memory, provider, gpt, _):
         items: list[Any] = [{"role": "user", "content": "go"}]
         previous: Any = openai.NOT_GIVEN
@@ -200,6 +210,9 @@ def test_a_clients_retries_are_recognised(provider_url: str) -> None:
 
 
 def test_errors_are_the_clients_own(provider_url: str) -> None:
+    import anthropic
+    import openai
+
     with rig(provider_url) as (_, _, gpt, claude):
         with pytest.raises(openai.RateLimitError, match="slow down") as limited:
             gpt.chat.completions.create(model="flaky", messages=[{"role": "user", "content": "go"}])
@@ -216,6 +229,9 @@ def test_errors_are_the_clients_own(provider_url: str) -> None:
 
 def test_a_refusal_is_told_once(provider_url: str) -> None:
     """The clients repeat a 409 unless they are told not to."""
+    import anthropic
+    import openai
+
     with rig(provider_url) as (memory, provider, gpt, claude):
 
         def differs(request: TurnRequest) -> RecordedReply | None:

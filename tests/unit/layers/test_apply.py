@@ -67,8 +67,23 @@ def copy(source: Path, target: Path) -> Path:
     return target
 
 
-def check(live: Path, expected: Path) -> None:
-    assert variety.difference(variety.manifest(expected), variety.manifest(live)) == ""
+def check(live: Path, expected: dict[bytes, variety.Fact]) -> None:
+    assert variety.difference(expected, variety.manifest(live)) == ""
+
+
+@pytest.fixture(scope="module")
+def shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tree without its deep part. Shared: do not change it."""
+    require("root")
+    root = tmp_path_factory.mktemp("shallow") / "tree"
+    variety.make(root, deep=False)
+    return root
+
+
+@pytest.fixture(scope="module")
+def facts(shallow: Path) -> dict[bytes, variety.Fact]:
+    """What is in it."""
+    return variety.manifest(shallow)
 
 
 def test_everything_comes_and_goes(place: Path) -> None:
@@ -77,18 +92,17 @@ def test_everything_comes_and_goes(place: Path) -> None:
     os.utime(empty, ns=(0, 5))
     report = bring(live, empty, place / "full")
     assert report.warnings == ()
-    check(live, place / "full")
+    check(live, variety.manifest(place / "full"))
     assert bring(live, place / "full", empty).warnings == ()
-    check(live, empty)
+    check(live, variety.manifest(empty))
 
 
-def test_two_oracles_of_others_agree(place: Path) -> None:
-    variety.make(place / "full", deep=False)
+def test_two_oracles_of_others_agree(place: Path, shallow: Path) -> None:
     live = tree(place / "live")
-    bring(live, tree(place / "empty"), place / "full")
-    assert oracles.rsync(place / "full", live) == set()
-    spec = oracles.mtree_spec(place / "full")
-    assert oracles.mtree(spec, live) == oracles.mtree(spec, place / "full")
+    bring(live, tree(place / "empty"), shallow)
+    assert oracles.rsync(shallow, live) == set()
+    spec = oracles.mtree_spec(shallow)
+    assert oracles.mtree(spec, live) == oracles.mtree(spec, shallow)
 
 
 def swap_kinds(root: Path) -> None:
@@ -140,25 +154,35 @@ def rename_a_directory(root: Path) -> None:
     (root / "holes").rename(root / "shapes/wide/holes")
 
 
+CHANGES = (
+    swap_kinds,
+    change_metadata,
+    work_in_a_directory_with_a_default_access_list,
+    change_link_groups,
+    rename_a_directory,
+)
+
+
 @pytest.mark.parametrize(
-    "change",
+    "changes",
     [
-        swap_kinds,
-        change_metadata,
-        work_in_a_directory_with_a_default_access_list,
-        change_link_groups,
-        rename_a_directory,
+        pytest.param(CHANGES, id="all at once"),
+        *(pytest.param((one,), id=one.__name__, marks=pytest.mark.long) for one in CHANGES),
     ],
 )
-def test_a_changed_tree(place: Path, change: Callable[[Path], None]) -> None:
-    variety.make(place / "before", deep=False)
-    after, live = copy(place / "before", place / "after"), copy(place / "before", place / "live")
-    change(after)
-    assert variety.manifest(after) != variety.manifest(live)
-    assert bring(live, place / "before", after).warnings == ()
-    check(live, after)
-    bring(live, after, place / "before")
-    check(live, place / "before")
+def test_a_changed_tree(
+    place: Path, shallow: Path, facts: dict[bytes, variety.Fact], changes: tuple[Callable[[Path], None], ...]
+) -> None:
+    """Each change has paths of its own, so that all of them at once show what each one shows."""
+    after, live = copy(shallow, place / "after"), copy(shallow, place / "live")
+    for change in changes:
+        change(after)
+    expected = variety.manifest(after)
+    assert expected != facts
+    assert bring(live, shallow, after).warnings == ()
+    check(live, expected)
+    bring(live, after, shallow)
+    check(live, facts)
 
 
 def test_what_did_not_change_is_left_alone(place: Path) -> None:
@@ -227,13 +251,12 @@ def test_what_is_mounted_in_the_live_tree_is_not_touched(place: Path) -> None:
             subprocess.run(["umount", spot], check=False, stderr=subprocess.DEVNULL)
 
 
-def test_ids_of_a_container(place: Path) -> None:
+def test_ids_of_a_container(place: Path, shallow: Path, facts: dict[bytes, variety.Fact]) -> None:
     """Owners and access lists are shifted on their way into a root that is seen from outside."""
-    variety.make(place / "full", deep=False)
     live = tree(place / "live")
-    bring(live, tree(place / "empty"), place / "full", shift=100_000)
-    expected, got = variety.manifest(place / "full"), variety.manifest(live)
-    assert {p: (f.uid + 100_000, f.gid + 100_000, f.mode) for p, f in expected.items() if p} == {
+    bring(live, tree(place / "empty"), shallow, shift=100_000)
+    got = variety.manifest(live)
+    assert {p: (f.uid + 100_000, f.gid + 100_000, f.mode) for p, f in facts.items() if p} == {
         p: (f.uid, f.gid, f.mode) for p, f in got.items() if p
     }
     acl = os.getxattr(live / "capabilities_and_acls/acl", "system.posix_acl_access")

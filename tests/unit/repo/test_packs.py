@@ -45,7 +45,7 @@ def sealed(data: bytes) -> bytes:
     return data + xxhash.xxh3_64_digest(data)[: pack.CHECKSUM_BYTES]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=long.size(100, 200), deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(list(ObjectKind)), st.sampled_from([None, b"b" * 32]), st.booleans())
 def test_frames_come_back(data: bytes, kind: ObjectKind, base: bytes | None, words: bool) -> None:
     zstd = words or base is not None
@@ -56,7 +56,7 @@ def test_frames_come_back(data: bytes, kind: ObjectKind, base: bytes | None, wor
     assert found.payload == data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=long.size(150, 300), deadline=None)
 @given(st.binary(max_size=100), st.integers(0, 1 << 20), st.integers(1, 255))
 def test_any_changed_byte_is_found(data: bytes, where: int, flip: int) -> None:
     whole = frame(data)
@@ -106,7 +106,7 @@ def test_a_bomb_is_not_unpacked() -> None:
             compress.decompress(bad, 5000)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=long.size(100, 200), deadline=None)
 @given(
     st.one_of(st.binary(max_size=400), st.integers(0, 1 << 20).map(bytes)),
     st.binary(max_size=400),
@@ -213,7 +213,7 @@ def test_cuts_do_not_depend_on_the_blocks_that_are_read() -> None:
     assert len(set(whole) & set(shifted)) >= len(whole) - 3
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=long.size(100, 200), deadline=None)
 @given(
     st.lists(
         st.tuples(st.binary(min_size=32, max_size=32), st.integers(1, chunks.MAX_CHUNK_BYTES)), min_size=1, max_size=20
@@ -367,7 +367,7 @@ def test_damage_is_named_and_spares_the_rest(
     reader.close()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=long.size(150, 300), deadline=None)
 @given(
     st.lists(
         st.one_of(st.binary(max_size=40), st.binary(min_size=16, max_size=33).map(lambda raw: raw.hex().encode())),
@@ -481,8 +481,8 @@ from pathlib import Path
 from snapshotd.errors import OutOfSpace
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
-root = Path(sys.argv[1])
-subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "none", root], check=True)
+root, disk = Path(sys.argv[1]), int(sys.argv[2])
+subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk}", "none", root], check=True)
 store = LocalStore(root / "store")
 repo = PackRepository(store, root / "index", bytes(range(32)))
 rng = random.Random(1)
@@ -494,12 +494,12 @@ def fill(size, piece):
         done[repo.save_bytes(data)] = data
     repo.flush()
     saved.update(done)
-fill(8 << 20, 1 << 20)
+fill(disk // 3, 1 << 20)
 full = 0
 for piece in (1 << 20, 100_000, 3000):
     for _ in range(3):
         try:
-            fill(30 << 20, piece)
+            fill(disk * 5 // 4, piece)
         except OutOfSpace as exc:
             assert "disk is full" in str(exc), exc
             full += 1
@@ -515,8 +515,8 @@ assert full == 30, full
 indexed = {entry.pack for entry in repo.index.objects()}
 for content, data in saved.items():
     assert b"".join(repo.load(content)) == data
-subprocess.run(["mount", "-o", "remount,size=64m", root], check=True)
-fill(20 << 20, 1 << 20)
+subprocess.run(["mount", "-o", f"remount,size={disk * 3}", root], check=True)
+fill(disk - (4 << 20), 1 << 20)
 repo.close()
 repo = PackRepository(store, root / "index", bytes(range(32)))
 for content, data in saved.items():
@@ -538,7 +538,7 @@ def test_a_full_disk_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
     if not can_mount():
         pytest.skip("mounts a small tmpfs in a mount namespace of its own, which needs root")
     done = subprocess.run(
-        ["unshare", "-m", sys.executable, "-c", FULL, tmp_path],
+        ["unshare", "-m", sys.executable, "-c", FULL, tmp_path, str(long.size(9 << 20, 24 << 20))],
         capture_output=True,
         text=True,
         timeout=120,
@@ -550,7 +550,7 @@ def test_a_full_disk_loses_nothing_that_was_flushed(tmp_path: Path) -> None:
 def test_what_lies_behind_several_bad_blocks_is_found() -> None:
     """Incompressible bytes, in which the heads of long frames are there by chance, do not end the search."""
     rng = random.Random(1)
-    contents = [rng.randbytes(1 << 20) for _ in range(8)]
+    contents = [rng.randbytes(1 << 20) for _ in range(long.size(4, 8))]
     data = bytearray(pack.encode_head(pack.new_pack_id()))
     for number, content in enumerate(contents):
         if number % 2 == 0:

@@ -83,7 +83,7 @@ def test_other_bytes_are_refused_or_are_another_tree(tree: Tree, where: int, how
     assert decoded != tree or bad == data
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=long.size(100, 300), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_are_a_tree(data: bytes) -> None:
     try:

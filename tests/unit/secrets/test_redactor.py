@@ -219,7 +219,7 @@ def cut(data: bytes, lengths: list[int]) -> list[bytes]:
 
 
 @given(text=TEXTS, raw=st.binary(max_size=8), lengths=st.lists(st.integers(0, 12)))
-@settings(SLOW, max_examples=200)
+@settings(SLOW, max_examples=long.size(100, 200))
 def test_a_stream_is_the_same_however_it_is_cut(funnel: Funnel, text: str, raw: bytes, lengths: list[int]) -> None:
     data = text.encode() + raw + text.encode()
     whole = streamed(funnel, [data])
@@ -369,15 +369,16 @@ HOSTILE = [
 @pytest.mark.parametrize("unit", HOSTILE)
 def test_hostile_text_takes_no_longer_than_its_length(funnel: Funnel, unit: str) -> None:
     """What begins tokens again and again. Backtracking would take hours; the suite's time limit is the bound."""
-    whole = streamed(funnel, [(unit * (1_000_000 // len(unit))).encode()])
-    assert len(whole) >= 30_000
+    length = long.size(200_000, 1_000_000)
+    whole = streamed(funnel, [(unit * (length // len(unit))).encode()])
+    assert len(whole) >= length * 0.03
 
 
 @pytest.mark.parametrize(
     "unit", ["-", "://", "[", "Authorization: ", "eyJ.", "-----BEGIN RSA PRIVATE KEY-----" + "-a" * 32_000]
 )
-def test_millions_of_hostile_bytes(funnel: Funnel, unit: str) -> None:
-    data = (unit * (long.size(2_000_000, 10_000_000) // len(unit))).encode()
+def test_many_hostile_bytes_in_one_piece(funnel: Funnel, unit: str) -> None:
+    data = (unit * (long.size(500_000, 10_000_000) // len(unit))).encode()
     whole = streamed(funnel, [data])
     assert whole == data
 

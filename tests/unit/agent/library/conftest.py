@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -72,6 +73,16 @@ def shell(library: Path, socket_path: Path, tmp_path: Path) -> Iterator[Shell]:
         time.sleep(0.02)
 
 
-@pytest.fixture(params=pythons(), ids=lambda path: path.parts[-3] if "versions" in path.parts else "this")
+PYTHONS = pythons()
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(path, marks=() if path in (PYTHONS[0], PYTHONS[-1], Path(sys.executable)) else pytest.mark.long)
+        for path in PYTHONS
+    ],
+    ids=lambda path: path.parts[-3] if "versions" in path.parts else "this",
+)
 def python(request: pytest.FixtureRequest) -> Path:
+    """Every version, in the short set the oldest, the newest, and the one that runs this."""
     return Path(request.param)

@@ -224,33 +224,47 @@ def test_an_encrypted_file_shows_no_text(path: Path, tmp_path: Path) -> None:
 
 # -- several at once, and cut off --------------------------------------------------------------------------------------
 
-WRITER = """
-import sys
+WRITERS = """
+import os, sys
 from snapshotd.integrations.langgraph import SnapshotdSaver
 from tests.langgraph_rig import checkpoint, config, messages
-path, thread, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
-said, at = messages(200), config(thread)
-with SnapshotdSaver(path) as saver:
-    for number in range(count):
-        state = checkpoint({"messages": said[: number + 1]}, {"messages": number + 1})
-        at = saver.put(at, state, {"source": "loop", "step": number}, {"messages": number + 1})
-        saver.put_writes(at, [("messages", said[number : number + 1])], "task")
-        print(at["configurable"]["checkpoint_id"], flush=True)
+path, count, *threads = sys.argv[1:]
+said = messages(200)
+
+def write(thread):
+    at = config(thread)
+    with SnapshotdSaver(path) as saver:
+        for number in range(int(count)):
+            state = checkpoint({"messages": said[: number + 1]}, {"messages": number + 1})
+            at = saver.put(at, state, {"source": "loop", "step": number}, {"messages": number + 1})
+            saver.put_writes(at, [("messages", said[number : number + 1])], "task")
+            print(thread, at["configurable"]["checkpoint_id"], flush=True)
+
+for thread in threads[1:]:
+    if os.fork() == 0:
+        write(thread)
+        sys.exit()
+write(threads[0])
+for _ in threads[1:]:
+    assert os.wait()[1] == 0
 """
+"""Each thread of the conversation is written by a process of its own; only the first one imports all of LangGraph."""
 
 
-def start(path: Path, thread: str, count: int) -> subprocess.Popen[str]:
-    words = [sys.executable, "-c", WRITER, str(path), thread, str(count)]
+def start(path: Path, count: int, *threads: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-c", WRITERS, str(path), str(count), *threads]
     return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_several_processes_make_and_write_one_file(path: Path) -> None:
     """They all begin at once: one of them makes the file. Two of them write to the same thread."""
-    running = [start(path, thread, 30) for thread in ("one", "shared", "shared")]
-    told = [process.communicate(timeout=120)[0].split() for process in running]
-    assert [process.returncode for process in running] == [0] * 3
+    running = start(path, 30, "one", "shared", "shared")
+    told = [line.split() for line in running.communicate(timeout=120)[0].splitlines()]
+    assert running.returncode == 0
+    assert len(told) == 90
     with SnapshotdSaver(path) as saver:
-        for thread, ids in (("one", told[0]), ("shared", told[1] + told[2])):
+        for thread in ("one", "shared"):
+            ids = [one for written, one in told if written == thread]
             found = list(saver.list(config(thread)))
             assert sorted(one.checkpoint["id"] for one in found) == sorted(ids)
             assert all(len(one.checkpoint["channel_values"]["messages"]) == one.metadata["step"] + 1 for one in found)
@@ -258,12 +272,13 @@ def test_several_processes_make_and_write_one_file(path: Path) -> None:
 
 def test_nothing_that_was_stored_is_lost_by_kill_9(path: Path) -> None:
     for number in range(long.size(1, 10)):
-        process = start(path, f"thread-{number}", 200)
+        process = start(path, 200, f"thread-{number}")
         assert process.stdout is not None
-        seen = [process.stdout.readline().strip() for _ in range(10 + 7 * number)]
+        lines = [process.stdout.readline() for _ in range(10 + 7 * number)]
         process.kill()
-        seen += process.stdout.read().split()  # what `readline` has buffered, too
+        lines += process.stdout.readlines()  # what `readline` has buffered, too
         process.stdout.close()
+        seen = [line.split()[1] for line in lines]
         process.wait(60)
         with SnapshotdSaver(path) as saver:
             found = [one.checkpoint["id"] for one in saver.list(config(f"thread-{number}"))]
