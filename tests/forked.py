@@ -8,7 +8,8 @@ would have.
 What Python or a module reads once, when it starts, cannot be given to a fork: `can_be_forked` says whether an
 environment has any of it. Tests of how a process starts, of its pipes and of its memory start it themselves.
 
-This file is also the program that forks; it imports nothing of the tests then, but for the daemon over the fake engine.
+This file is also the program that forks; it imports nothing of the tests then, but for the programs that it
+forks: the daemon over the fake engine, and what tests name.
 """
 
 from __future__ import annotations
@@ -431,7 +432,7 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
         _fork_children()
 
     server.enter_own_mount_namespace = enter_and_split
-    if module == FAKE_DAEMON:
+    if module.startswith("tests."):
         sys.argv = [module, *args]
         return int(importlib.import_module(module).main())
     sys.argv = ["snapshotd", *args]

@@ -24,7 +24,7 @@ from tests import long, mind_rig
 from tests.mind_rig import Agent
 
 pytestmark = pytest.mark.runc
-FEW, MANY = long.size(60, 100), long.size(300, 600)
+FEW, MANY = long.size(60, 100), long.size(240, 600)
 NEIGHBOURS = 16
 FOLDERS, FILES = 20, 200
 LISTED = 12
