@@ -44,12 +44,6 @@ class Bench:
         assert f"failpoint {name} reached" in said
         return self.engine
 
-    def clear(self) -> None:
-        """Remove all trajectories, forks before what they were forked from."""
-        self.engine.flush()  # what is not stored keeps what it was made from
-        for trajectory in sorted(self.engine.trajectories(), key=lambda one: one.created_at_ns, reverse=True):
-            self.engine.remove(trajectory.id, force=True)
-
 
 @pytest.fixture(scope="module")
 def only(small_root: Path) -> Iterator[Bench]:
@@ -62,7 +56,7 @@ def only(small_root: Path) -> Iterator[Bench]:
 @pytest.fixture
 def bench(only: Bench) -> Iterator[Bench]:
     yield only
-    only.clear()
+    mind_rig.clear(only.engine)
 
 
 @pytest.mark.parametrize("name", [n for n in failpoints.NAMES if n.startswith("engine.compensate.")])
