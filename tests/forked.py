@@ -215,10 +215,13 @@ def start(
     return _ask(_parent.address(), args, fds, env, cwd, module, new_session)
 
 
-def run(args: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> tuple[int, bytes, bytes]:
-    """A command's exit code and what it printed. TimeoutExpired, and it is killed."""
+def run(
+    args: Sequence[str], *, env: Mapping[str, str], timeout_s: float, module: str = "snapshotd"
+) -> tuple[int, bytes, bytes]:
+    """The exit code of a command, or of another program (`module`), and what it printed. TimeoutExpired, and it is
+    killed."""
     with _nothing() as nothing, _memory() as out, _memory() as err:
-        process = start(args, {0: nothing, 1: out, 2: err}, env=env, cwd=os.getcwd())
+        process = start(args, {0: nothing, 1: out, 2: err}, env=env, cwd=os.getcwd(), module=module)
         try:
             code = process.wait(timeout_s)
         except BaseException:

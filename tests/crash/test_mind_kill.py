@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,18 +29,12 @@ class Bench:
     def killed_at(self, name: str, what: str, trajectory: str) -> LocalEngine:
         """Do something in an engine of its own process, which dies at a failpoint. Returns the next engine."""
         self.engine.close()
-        with tempfile.TemporaryFile() as errors:
-            env = {**os.environ, "SNAPSHOTD_FAILPOINT": name}
-            args = [str(self.state_dir), what, trajectory]
-            child = forked.start(args, {2: errors.fileno()}, env=env, cwd="/", module=mind_kill_child.__name__)
-            try:
-                code = child.wait(CHILD_S)
-            finally:
-                child.kill()
-            said = os.pread(errors.fileno(), 1 << 20, 0).decode()
+        env = {**os.environ, "SNAPSHOTD_FAILPOINT": name}
+        words = [str(self.state_dir), what, trajectory]
+        code, _, said = forked.run(words, env=env, timeout_s=CHILD_S, module=mind_kill_child.__name__)
         self.engine = mind_rig.reopened(self.state_dir)
-        assert code == EXIT_CODE, (code, said[-3000:])
-        assert f"failpoint {name} reached" in said
+        assert code == EXIT_CODE, (code, said[-3000:].decode())
+        assert f"failpoint {name} reached" in said.decode()
         return self.engine
 
 
