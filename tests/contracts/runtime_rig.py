@@ -105,7 +105,7 @@ class Rig:
             self._used = self.runtime.create(self.spec())
         container = self._used
         try:
-            self.give_root(container)
+            self.give_root(container, new_id())
             yield container
             self._end_commands(container)
         except BaseException:
@@ -128,9 +128,9 @@ class Rig:
 
         eventually(ended, "what a check started does not end")
 
-    def give_root(self, container: Container) -> None:
-        """Pivot the container into a fresh overlay over the tree."""
-        layer = self.work / "layers" / new_id()
+    def give_root(self, container: Container, name: str = "") -> None:
+        """Pivot the container into a fresh overlay over the tree. `name`: of its layer; "" is the container's id."""
+        layer = self.work / "layers" / (name or container.id)
         for part in ("upper", "work"):
             (layer / part).mkdir(parents=True)
             (layer / part).chmod(0o755)
