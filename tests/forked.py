@@ -8,7 +8,8 @@ would have.
 What Python or a module reads once, when it starts, cannot be given to a fork: `can_be_forked` says whether an
 environment has any of it. Tests of how a process starts, of its pipes and of its memory start it themselves.
 
-This file is also the program that forks; it imports nothing of the tests then, but for the daemon over the fake engine.
+This file is also the program that forks; it imports nothing of the tests then, but for the programs that it
+forks: the daemon over the fake engine, and what tests name.
 """
 
 from __future__ import annotations
@@ -214,10 +215,13 @@ def start(
     return _ask(_parent.address(), args, fds, env, cwd, module, new_session)
 
 
-def run(args: Sequence[str], *, env: Mapping[str, str], timeout_s: float) -> tuple[int, bytes, bytes]:
-    """A command's exit code and what it printed. TimeoutExpired, and it is killed."""
+def run(
+    args: Sequence[str], *, env: Mapping[str, str], timeout_s: float, module: str = "snapshotd"
+) -> tuple[int, bytes, bytes]:
+    """The exit code of a command, or of another program (`module`), and what it printed. TimeoutExpired, and it is
+    killed."""
     with _nothing() as nothing, _memory() as out, _memory() as err:
-        process = start(args, {0: nothing, 1: out, 2: err}, env=env, cwd=os.getcwd())
+        process = start(args, {0: nothing, 1: out, 2: err}, env=env, cwd=os.getcwd(), module=module)
         try:
             code = process.wait(timeout_s)
         except BaseException:
@@ -431,7 +435,7 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
         _fork_children()
 
     server.enter_own_mount_namespace = enter_and_split
-    if module == FAKE_DAEMON:
+    if module.startswith("tests."):
         sys.argv = [module, *args]
         return int(importlib.import_module(module).main())
     sys.argv = ["snapshotd", *args]

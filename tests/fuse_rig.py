@@ -14,7 +14,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from tests import long
+
 CHILD = [sys.executable, str(Path(__file__).with_name("fuse_child.py"))]
+MANY = long.size(800, 3000)
+"""Files of one directory: more than one answer to the kernel has room for."""
 READ_ANY = struct.pack("<IIIII", 0x02000001, 1 << 2, 0, 0, 0)
 """security.capability of revision 2: cap_dac_read_search, effective and permitted."""
 
@@ -74,7 +78,7 @@ def make_variety(root: Path) -> None:
     os.setxattr(root / "a", "system.posix_acl_default", acl(1001, 6))
     os.setxattr(root / "a/b", "user.on a directory", b"yes")
     (root / "many").mkdir()
-    for number in range(3000):
+    for number in range(MANY):
         (root / f"many/{number}").touch()
     make_deep(root / "deep", 60)
     for number, name in enumerate(("plain", "large", "a/b", "fifo", "link", "null", "a", "empty")):

@@ -136,6 +136,13 @@ def engine(root: Path) -> Iterator[LocalEngine]:
         shutil.rmtree(state_dir)
 
 
+def clear(opened: LocalEngine) -> None:
+    """Remove all trajectories, forks before what they were forked from, for the next test with the same engine."""
+    opened.flush()  # what is not stored keeps what it was made from
+    for trajectory in sorted(opened.trajectories(), key=lambda one: one.created_at_ns, reverse=True):
+        opened.remove(trajectory.id, force=True)
+
+
 def reopened(state_dir: Path) -> LocalEngine:
     found = open_engine(replace(read(), state_dir=str(state_dir)))
     assert isinstance(found, LocalEngine)

@@ -31,6 +31,7 @@ def rig(request: pytest.FixtureRequest, small_root: Path) -> Iterator[Rig]:
         else:
             rig = rigs.runc(instance, directory, small_root, rigs.ID_MAP if request.param == "runc-userns" else None)
         yield rig
+        rig.destroy_used()
         assert rig.keeper.keys() == set()
         rig.keeper.close()
         assert not (directory / "keeper/keeper.sock").exists()

@@ -28,29 +28,49 @@ from tests import s3_service
 from tests.contracts.store import CHECKS
 from tests.faulty_store import APPLIES, Fault, FaultyStore, Script, Seeded
 
+over_each = pytest.mark.parametrize(
+    "bare", ["local", "memory", pytest.param("s3", marks=pytest.mark.long)], indirect=True
+)
+"""The wrapper of the tests does the same over each store: the long set has it over S3 too, which costs most."""
+
 
 @pytest.fixture(scope="module")
-def s3_endpoint() -> Iterator[str]:
+def s3_bucket() -> Iterator[tuple[str, str]]:
+    """The address of a service, and a bucket in it."""
     with s3_service.running() as endpoint:
-        yield endpoint
+        yield endpoint, s3_service.make_bucket(endpoint)
 
 
-@pytest.fixture(params=["local", "memory", "s3"])
+@pytest.fixture
 def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """An empty store. Those in S3 have one bucket, and each a prefix of its own."""
     store: Store
     if request.param == "local":
         store = LocalStore(tmp_path / "store")
     elif request.param == "memory":
         store = MemoryStore()
     else:
-        endpoint = request.getfixturevalue("s3_endpoint")
-        store = S3Store(s3_service.make_bucket(endpoint), "some/Prefix", endpoint=endpoint, page_keys=7)
+        endpoint, bucket = request.getfixturevalue("s3_bucket")
+        store = S3Store(bucket, f"some/Prefix{os.urandom(6).hex()}", endpoint=endpoint, page_keys=7)
     yield store
     store.close()
     store.close()
 
 
-@pytest.mark.parametrize("wrapped", [False, True], ids=["bare", "wrapped"])
+@pytest.mark.parametrize(
+    ("bare", "wrapped"),
+    [
+        pytest.param(
+            store,
+            wrapped,
+            id=f"{store}-{'wrapped' if wrapped else 'bare'}",
+            marks=[pytest.mark.long] if wrapped and store == "s3" else [],
+        )
+        for store in ("local", "memory", "s3")
+        for wrapped in (False, True)
+    ],
+    indirect=["bare"],
+)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_contract(check: Callable[[Store], None], bare: Store, wrapped: bool) -> None:
     before = len(os.listdir("/proc/self/fd"))
@@ -63,6 +83,7 @@ def test_contract(check: Callable[[Store], None], bare: Store, wrapped: bool) ->
 # --- the wrapper ---
 
 
+@over_each
 @pytest.mark.parametrize("operation", APPLIES)
 def test_each_fault_does_what_it_says(operation: str, bare: Store) -> None:
     value = random.Random(1).randbytes(1000)
@@ -110,6 +131,7 @@ def test_a_stale_list_is_from_before_the_last_change() -> None:
     assert list(store.keys("b")) == ["b"]
 
 
+@over_each
 def test_the_same_seed_gives_the_same_faults(bare: Store) -> None:
     def play(seed: int) -> list[tuple[str, str, Fault]]:
         store = FaultyStore(bare, Seeded(seed, dict.fromkeys(Fault, 0.1)))
@@ -137,6 +159,7 @@ def test_a_script_refuses_what_cannot_happen() -> None:
         Script([("size_bytes", 1, Fault.FLIPPED)])
 
 
+@over_each
 def test_a_lost_answer_is_made_good_by_trying_again(bare: Store) -> None:
     store = FaultyStore(bare, Script([("put", 1, Fault.ERROR_AFTER)]))
     with pytest.raises(OSError, match="lost"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import socket
 import sys
 import time
@@ -32,9 +33,15 @@ def new_bucket(s3_endpoint: str) -> Callable[[], str]:
     return lambda: s3_service.make_bucket(s3_endpoint)
 
 
+@pytest.fixture(scope="module")
+def bucket(s3_endpoint: str) -> str:
+    """Where each test has a prefix of its own."""
+    return s3_service.make_bucket(s3_endpoint)
+
+
 @pytest.fixture
-def store(s3_endpoint: str) -> Iterator[S3Store]:
-    opened = S3Store(s3_service.make_bucket(s3_endpoint), "packs-here", endpoint=s3_endpoint, attempts=2, timeout_s=10)
+def store(s3_endpoint: str, bucket: str) -> Iterator[S3Store]:
+    opened = S3Store(bucket, f"packs-here-{os.urandom(6).hex()}", endpoint=s3_endpoint, attempts=2, timeout_s=10)
     yield opened
     opened.close()
 

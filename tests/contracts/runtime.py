@@ -2,7 +2,7 @@
 
 A `Rig` makes containers for one driver and gives each a real root, the way the engine does (an overlay over a shared
 tree, pivoted in from outside). A check is a function `check_*(rig)` that raises AssertionError; `CHECKS` lists them
-all. Every check uses containers of its own, so they run in any order.
+all. A check has containers of its own, or one that is as new to it, so they run in any order.
 """
 
 from __future__ import annotations

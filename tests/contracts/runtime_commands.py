@@ -27,7 +27,7 @@ from tests.contracts.runtime_rig import (
 
 
 def check_exit_codes(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         for code in (0, 1, 77, 126, 127, 255):
             assert rig.run(container, "sh", "-c", f"exit {code}").code == code
         for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGSEGV):
@@ -36,7 +36,7 @@ def check_exit_codes(rig: Rig) -> None:
 
 def check_streams(rig: Rig) -> None:
     """Separate, and byte for byte; standard input is empty."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         script = (
             "binmode STDOUT; print STDOUT map { chr } 0..255; binmode STDERR; print STDERR map { chr } reverse 0..255;"
         )
@@ -49,7 +49,7 @@ def check_standard_input(rig: Rig) -> None:
     """A pipe for whoever asks for one, to its end, also under its name and for another user; nobody else has it
     open."""
     data = bytes(range(256)) * 200
-    with rig.container() as container:
+    with rig.used_container() as container:
         for user, argv in ((0, ["cat"]), (1000, ["cat", "/dev/stdin"])):
             process = rig.start(container, *argv, stdin=True, user=user, group=user)
             assert process.stdin_fd is not None
@@ -74,7 +74,7 @@ def check_standard_input(rig: Rig) -> None:
 
 def check_big_output(rig: Rig) -> None:
     size = 10 << 20
-    with rig.container() as container:
+    with rig.used_container() as container:
         script = f"my $b = 'o' x {size}; my $e = 'e' x {size}; print STDOUT $b; print STDERR $e; exit 3"
         output = rig.run(container, "perl", "-e", script)
     assert (output.code, len(output.stdout), len(output.stderr)) == (3, size, size)
@@ -83,20 +83,20 @@ def check_big_output(rig: Rig) -> None:
 
 def check_environment_is_complete(rig: Rig) -> None:
     env = {"PATH": DEFAULT_PATH, "HOME": "/x y", "EMPTY": "", "ODD": "a=b\n'\"$x ä", "LANG": "C.UTF-8"}
-    with rig.container() as container:
+    with rig.used_container() as container:
         output = rig.run(container, "env", "-0", env=env)
     assert dict(item.split("=", 1) for item in output.stdout.decode().split("\0") if item) == env
 
 
 def check_arguments_arrive(rig: Rig) -> None:
     arguments = ["", " ", "a b", "'\"\\$x", "ä\n", "-x", "x" * 100_000]
-    with rig.container() as container:
+    with rig.used_container() as container:
         output = rig.run(container, "perl", "-e", 'print map { "$_\\0" } @ARGV', "--", *arguments)
     assert output.stdout.decode().split("\0")[:-1] == arguments
 
 
 def check_directory_and_user(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         rig.shell(container, "mkdir -p /workspace/sub && chmod 755 /workspace")
         for user, group in ((0, 0), (1000, 1001)):
             text = rig.shell(container, "pwd; id -u; id -g", cwd="/workspace/sub", user=user, group=group)
@@ -107,7 +107,7 @@ def check_directory_and_user(rig: Rig) -> None:
 
 def check_output_devices_open(rig: Rig) -> None:
     """/dev/stdout and /dev/stderr can be opened again by the command's user, as scripts do."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         for user in (0, 1000):
             output = rig.run(
                 container, "sh", "-c", "echo out > /dev/stdout; echo err > /dev/stderr", user=user, group=user
@@ -116,7 +116,7 @@ def check_output_devices_open(rig: Rig) -> None:
 
 
 def check_commands_that_cannot_start(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         script = """mkdir -p /t/locked /t/dir; echo x > /t/file; printf '#!/no/such/interpreter\\n' > /t/script; chmod 755 /t/script;
             printf '\\177ELF broken' > /t/broken; chmod 755 /t/broken; chmod 700 /t/locked; chmod 755 /t;
             cp /bin/true /t/locked/x; : > /t/empty; chmod 755 /t/empty"""
@@ -151,7 +151,7 @@ def check_commands_that_cannot_start(rig: Rig) -> None:
 
 def check_background_child(rig: Rig) -> None:
     """A child that keeps the output open neither delays the exit code nor dies; what it writes later still arrives."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         script = "(while ! test -e /go; do sleep 0.02; done; echo late; echo late >&2; touch /done; exec sleep 1000) & echo early; exit 5"
         process = rig.start(container, "sh", "-c", script)
         try:
@@ -168,7 +168,7 @@ def check_background_child(rig: Rig) -> None:
 
 def check_background_child_outlives_reader(rig: Rig) -> None:
     """Output that is written after the caller closed its end kills nobody who handles the error."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         script = (
             "(trap '' PIPE; while ! test -e /go; do sleep 0.02; done; echo late; touch /done; exec sleep 1000) & exit 0"
         )
@@ -180,7 +180,7 @@ def check_background_child_outlives_reader(rig: Rig) -> None:
 
 
 def check_wait_and_kill(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         process = rig.start(container, "sleep", "1000")
         try:
             assert process.wait(0) is None
@@ -198,7 +198,7 @@ def check_wait_and_kill(rig: Rig) -> None:
 
 
 def check_parallel_commands(rig: Rig) -> None:
-    with rig.container() as container, ThreadPoolExecutor(8) as pool:
+    with rig.used_container() as container, ThreadPoolExecutor(8) as pool:
         outputs = list(
             pool.map(lambda i: rig.run(container, "sh", "-c", f"echo {i}; echo e{i} >&2; exit {i}"), range(24))
         )
@@ -206,14 +206,14 @@ def check_parallel_commands(rig: Rig) -> None:
 
 
 def check_orphans_are_reaped(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         rig.shell(container, "for i in 1 2 3 4 5; do (sleep 0.01 &) ; done")
         eventually(lambda: len(members(container)) == 1, "orphans that ended are still there")
 
 
 def check_command_enters_frozen_container(rig: Rig) -> None:
     """A command that is started while the container is frozen runs once it is thawed."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         frozen = cgroup.of_process(container.pid)
         rig.shell(container, "true")
         frozen.freeze()
@@ -226,7 +226,7 @@ def check_command_enters_frozen_container(rig: Rig) -> None:
 
 
 def check_no_descriptor_leaks(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
 
         def work() -> None:
             rig.run(container, "true")

@@ -28,7 +28,7 @@ _CAPABILITY_NUMBERS = {
 
 
 def check_namespaces(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         for kind in ("pid", "mnt", "uts", "ipc", "net", "cgroup"):
             assert namespace(container.pid, kind) != namespace("self", kind), kind
         assert (namespace(container.pid, "user") != namespace("self", "user")) == (container.id_map is not None)
@@ -74,7 +74,7 @@ def _keys_of(user: int) -> int:
 
 
 def check_limits_are_set(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         values = _cgroup_values(container.pid)
     assert values["memory"] == 256 << 20, values
     assert values["pids"] == 64, values
@@ -114,7 +114,7 @@ def _cgroup_values(pid: int) -> dict[str, float | None]:
 
 def check_pids_limit_holds(rig: Rig) -> None:
     """A fork bomb ends at the limit; the container stays usable."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         script = 'for my $i (1..200) { my $p = fork(); if (!defined $p) { print "stopped at $i\\n"; last } if (!$p) { sleep 1000; exit } } '
         output = rig.run(container, "perl", "-e", script + "kill 9, -$$;")
         assert b"stopped at" in output.stdout or output.code == 137, output
@@ -131,7 +131,7 @@ def check_memory_limit_holds(rig: Rig) -> None:
 def check_privileges(rig: Rig) -> None:
     """Exactly the listed capabilities, for root; none effective for others; no new privileges; a seccomp filter."""
     wanted = sum(1 << _CAPABILITY_NUMBERS[name] for name in CAPABILITIES)
-    with rig.container() as container:
+    with rig.used_container() as container:
         root = _status(rig, container, 0)
         other = _status(rig, container, 1000)
     for status in (root, other):
@@ -189,7 +189,7 @@ through."""
 
 
 def check_a_process_knows_its_parent(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         first, second = rig.shell(container, "echo $$; sh -c 'echo $PPID'; true").split()
         assert rig.shell(container, "echo $PPID") == "0\n"  # a command's parent is outside of the sandbox
     assert first == second
@@ -202,7 +202,7 @@ def check_dangerous_calls_are_refused(rig: Rig) -> None:
     script = call + "".join(lines)
     if os.uname().machine != "x86_64":
         return
-    with rig.container() as container:
+    with rig.used_container() as container:
         answers = rig.shell(container, f"exec perl -e '{script}'").splitlines()
     assert len(answers) == len(denied), answers
     for answer in answers:
@@ -214,7 +214,7 @@ def check_dangerous_calls_are_refused(rig: Rig) -> None:
 def check_kernel_files_are_protected(rig: Rig) -> None:
     """Masked files are empty or unreadable, and kernel settings, devices and the stub's own directories cannot be
     written."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         assert rig.run(container, "sh", "-c", "cat /proc/kcore | head -c 1").stdout == b""
         for path in (
             "/proc/sys/kernel/hostname",
@@ -234,7 +234,7 @@ def check_kernel_files_are_protected(rig: Rig) -> None:
 
 def check_shared_directories(rig: Rig) -> None:
     """The run directory and the share appear, the socket in it can be connected to by any user."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         run_dir = rig.work / "run" / container.id
         address = run_dir / "agent.sock"
         with socket.socket(socket.AF_UNIX) as server:
@@ -254,7 +254,7 @@ def check_shared_directories(rig: Rig) -> None:
 
 
 def check_no_network(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         devices = rig.shell(container, "cat /proc/net/dev").splitlines()[2:]
         assert [line.split(":")[0].strip() for line in devices] == ["lo"]
         assert rig.shell(container, "cat /proc/net/route").count("\n") <= 1

@@ -32,7 +32,7 @@ def _parent_of(pid: int) -> int:
 def check_kept_command(rig: Rig) -> None:
     """It is somebody else's child; output, exit code and the command itself can be had again under its key, before and
     after its end."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         script = "echo out; echo err >&2; while ! test -e /go; do sleep 0.02; done; echo more; exit 7"
         process = rig.start_kept(container, "one", "sh", "-c", script)
         assert _parent_of(process.pid) != os.getpid()
@@ -59,7 +59,7 @@ def check_kept_command(rig: Rig) -> None:
 
 def check_kept_input(rig: Rig) -> None:
     """The end of its input to write to is held under its key, and can be had again; its end is when all are closed."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         process = rig.start_kept(container, "fed", "sh", "-c", "cat; echo end; exit 3", stdin=True)
         assert process.stdin_fd is None
         assert rig.keeper.keys() == {"fed", "fed" + STDIN}
@@ -88,7 +88,7 @@ def check_kept_exit_codes(rig: Rig) -> None:
     wanted = {f"exit {code}": code for code in (0, 1, 127, 255)} | {
         f"kill -{n} $$": 128 + n for n in (signal.SIGKILL, signal.SIGTERM)
     }
-    with rig.container() as container, ThreadPoolExecutor(4) as pool:
+    with rig.used_container() as container, ThreadPoolExecutor(4) as pool:
         processes = list(pool.map(lambda script: rig.start_kept(container, script, "sh", "-c", script), wanted))
         assert [process.wait(DEADLINE_S) for process in processes] == list(wanted.values())
         for key in wanted:
@@ -100,7 +100,7 @@ def check_kept_exit_codes(rig: Rig) -> None:
 
 def check_kept_commands_that_cannot_start(rig: Rig) -> None:
     """The same errors as for any command, and nothing is kept."""
-    with rig.container() as container:
+    with rig.used_container() as container:
         rig.shell(container, "echo x > /file; printf '#!/no/such/interpreter\\n' > /script; chmod 755 /script")
         for argv, options, error in (
             (["no-such-program"], {}, CommandNotFound),
@@ -117,7 +117,7 @@ def check_kept_commands_that_cannot_start(rig: Rig) -> None:
 
 
 def check_one_command_per_key(rig: Rig) -> None:
-    with rig.container() as container:
+    with rig.used_container() as container:
         first = rig.start_kept(container, "key", "sleep", "1000")
         expect(SandboxFailed, lambda: rig.start_kept(container, "key", "true"), "a second command under the key")
         first.kill()

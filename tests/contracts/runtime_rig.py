@@ -8,6 +8,7 @@ import fcntl
 import os
 import selectors
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,6 +56,7 @@ class Rig:
         """`keeper` and `starter` are the driver's. `with_user_namespaces`: its containers have their own."""
         self.with_user_namespaces = with_user_namespaces
         self._starter = starter
+        self._used: Container | None = None
         self.runtime = runtime
         self.keeper = keeper
         self.places = tuple(os.fsencode(place) + b"/" for place in (work, *places))
@@ -95,9 +97,40 @@ class Rig:
         finally:
             self.runtime.destroy(spec.id)
 
-    def give_root(self, container: Container) -> None:
-        """Pivot the container into a fresh overlay over the tree."""
-        layer = self.work / "layers" / container.id
+    @contextlib.contextmanager
+    def used_container(self) -> Iterator[Container]:
+        """The container that other checks run commands in too: with a fresh root, and no process but its init. For
+        checks that leave it as it was."""
+        if self._used is None:
+            self._used = self.runtime.create(self.spec())
+        container = self._used
+        try:
+            self.give_root(container, new_id())
+            yield container
+            self._end_commands(container)
+        except BaseException:
+            self.destroy_used()
+            raise
+
+    def destroy_used(self) -> None:
+        """Destroy the container that checks shared, if there is one."""
+        if self._used is not None:
+            self.runtime.destroy(self._used.id)
+            self._used = None
+
+    def _end_commands(self, container: Container) -> None:
+        def ended() -> bool:
+            others = [pid for pid in members(container) if pid != container.pid]
+            for pid in others:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not others
+
+        eventually(ended, "what a check started does not end")
+
+    def give_root(self, container: Container, name: str = "") -> None:
+        """Pivot the container into a fresh overlay over the tree. `name`: of its layer; "" is the container's id."""
+        layer = self.work / "layers" / (name or container.id)
         for part in ("upper", "work"):
             (layer / part).mkdir(parents=True)
             (layer / part).chmod(0o755)

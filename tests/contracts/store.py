@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.store.base import Store
+from tests import long
 from tests.contracts.refusal import refuses
 
 BAD_KEYS = (
@@ -181,13 +182,14 @@ def many_keys_are_all_listed(store: Store) -> None:
 
 def threads_put_the_same_and_different_values(store: Store) -> None:
     """Six threads race for the same keys: exactly one value wins each, and everybody else is told."""
+    rounds = long.size(6, 12)
     failures: list[BaseException] = []
     won: list[str] = []
     start = threading.Barrier(6)
 
     def work(number: int) -> None:
         try:
-            for n in range(12):
+            for n in range(rounds):
                 start.wait(60)
                 store.put(f"same/{n}", [b"%d" % n * 50_000])
                 store.put(f"own/{number}/{n}", [b"%d %d" % (number, n)])
@@ -207,10 +209,10 @@ def threads_put_the_same_and_different_values(store: Store) -> None:
     for worker in workers:
         worker.join()
     assert not failures, failures
-    assert len(won) == len({one.split()[0] for one in won}) == 12
+    assert len(won) == len({one.split()[0] for one in won}) == rounds
     for n, number in (one.split() for one in won):
         assert store.get(f"contested/{n}") == number.encode() * 20_000
-    assert len(list(store.keys())) == 12 + 12 + 6 * 12
+    assert len(list(store.keys())) == rounds + rounds + 6 * rounds
 
 
 CHECKS: tuple[Callable[[Store], None], ...] = (

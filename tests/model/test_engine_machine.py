@@ -21,7 +21,7 @@ from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
 from tests.model.engine_machine import SLOW_S, Machine
 
-STEPS = long.size(60, 1000)
+STEPS = long.size(40, 1000)
 SEEDS = long.seeds(1, 2)
 
 
@@ -86,7 +86,7 @@ def test_prune_while_snapshots_are_stored(snap: Snap) -> None:
     thread = threading.Thread(target=prune)
     thread.start()
     try:
-        for number in range(80):
+        for number in range(long.size(40, 80)):
             assert client.exec(line, ["sh", "-c", f"echo {number % 3} > /workspace/f"]).exit_code == 0
             if number % 8 == 7:
                 client.flush()

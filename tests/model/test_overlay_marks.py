@@ -9,13 +9,14 @@ import os
 import random
 import shutil
 import stat
+import subprocess
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from overlay_checks import new_layer, open_view, random_layer, whiteout
-from overlay_world import World, difference, view_manifest
+from overlay_world import World, difference, need_root, view_manifest
 
 from snapshotd.formats.ingest import ingest_tar
 from snapshotd.kernel import syscalls as sc
@@ -23,8 +24,11 @@ from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.merge import merge
 from snapshotd.trees.diff import diff
 from tests import long
+from tests.loop_disk import loop_disk
 
 SEEDS = long.seeds(4, 300)
+EXT4_NAMES = 65_000
+"""So many names a file can have."""
 
 
 @pytest.fixture
@@ -162,18 +166,38 @@ def test_marks_of_the_lowest_layer_do_not_count(world: World) -> None:
         assert view_manifest(view) == expected
 
 
-def test_merge_of_a_file_that_can_have_no_more_names(world: World) -> None:
-    """ext4 allows 65,000 names for a file; the merged layer gets copies that share what they can."""
+@pytest.fixture
+def full() -> Iterator[World]:
+    """A world on a file system of its own, which has the folder `full`: all names of one file, which can have no more.
+    In the short set they are few, and the inode says that it has all that ext4 allows."""
+    need_root()
+    with loop_disk("ext4", 64 << 20) as disk:
+        folder = disk.mount_point / "full"
+        folder.mkdir()
+        file = folder / "f0"
+        file.write_text("content")
+        os.setxattr(file, "user.kept", b"1")
+        os.chown(file, 7, 8)
+        file.chmod(0o4755)
+        for i in range(1, long.size(20, EXT4_NAMES)):
+            (folder / f"f{i}").hardlink_to(file)
+        request = f"set_inode_field <{file.stat().st_ino}> links_count {EXT4_NAMES}"
+        disk.unmount()
+        subprocess.run(["debugfs", "-w", "-R", request, disk.image], check=True, capture_output=True, timeout=60)
+        disk.mount()
+        world = World(disk.mount_point, 0)
+        yield world
+        world.close()
+
+
+def test_merge_of_a_file_that_can_have_no_more_names(full: World) -> None:
+    """The merged layer gets copies that share what they can."""
+    world = full
     low, image = new_layer(world), new_layer(world)
-    (low / "f0").write_text("content")
-    os.setxattr(low / "f0", "user.kept", b"1")
-    os.chown(low / "f0", 7, 8)
-    os.chmod(low / "f0", 0o4755)
-    most = os.pathconf(low, "PC_LINK_MAX")
-    if most > 100_000:
-        pytest.skip("this file system allows more names than the test can make")
-    for i in range(1, most):
-        os.link(low / "f0", low / f"f{i}")
+    for path in (world.base / "full").iterdir():
+        path.rename(low / path.name)
+    with pytest.raises(OSError, match="Too many links"):
+        os.link(low / "f0", low / "one more")
     with open_view(world, merged(world, [low, image], 0, 1)) as view:
         entries = view.list(b"")
         assert len(entries) == len(os.listdir(low))

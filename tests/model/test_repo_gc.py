@@ -4,9 +4,9 @@ any crash."""
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,8 +25,9 @@ from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.store.local import LocalStore
 from snapshotd.store.memory import MemoryStore
 from snapshotd.types import BlobID
-from tests import long
+from tests import forked, long
 from tests.faulty_store import Fault, FaultyStore, Script
+from tests.model import repo_crash_child
 from tests.model.repo_world import KEY, Author, Opened, Saved, is_as_saved, load, open_reader, roots_of, save, silent
 
 NOTHING = Roots({}, {}, {})
@@ -430,7 +431,7 @@ def test_an_index_is_made_anew_whole_or_not_at_all(disk: Path) -> None:
     rng = random.Random(2)
     maintenance = PackMaintenance(MemoryStore(), disk / "index.db", KEY)
     writer = maintenance.writer()
-    ids = [writer.save_bytes(rng.randbytes(100)) for _ in range(10_000)]
+    ids = [writer.save_bytes(rng.randbytes(100)) for _ in range(long.size(4_000, 10_000))]
     writer.flush()
     writer.close()
     whole = (disk / "index.db").stat().st_size
@@ -480,30 +481,15 @@ def test_faults_of_the_store_harm_nothing(tmp_path: Path, seed: int) -> None:
     assert_is(tmp_path / "repo", kept)
 
 
-CRASH = """
-import pickle, sys, time
-from pathlib import Path
-from tests.model.repo_world import Opened, roots_of, silent
-opened = Opened(Path(sys.argv[1]))
-kept = pickle.loads(Path(sys.argv[2]).read_bytes())
-if sys.argv[3] == "collect":
-    opened.collect(roots_of(kept.items()), grace_s=0, now=time.time() + 10, dry_run=False, progress=silent)
-else:
-    opened.repair(silent)
-"""
-
-
 def crash(directory: Path, kept: Kept, point: str, count: int, what: str) -> bool:
     """Run in a process that dies at the failpoint; False when it came through."""
-    import pickle
-
     oracle = directory.with_name("kept")
     oracle.write_bytes(pickle.dumps(kept))
-    command = [sys.executable, "-c", CRASH, str(directory), str(oracle), what]
-    environment = {**os.environ, "SNAPSHOTD_FAILPOINT": f"{point}:{count}", "PYTHONPATH": os.getcwd()}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert result.returncode in (0, failpoints.EXIT_CODE), result.stderr
-    return result.returncode == failpoints.EXIT_CODE
+    env = {**os.environ, "SNAPSHOTD_FAILPOINT": f"{point}:{count}"}
+    words = [str(directory), str(oracle), what]
+    code, _, said = forked.run(words, env=env, timeout_s=120, module=repo_crash_child.__name__)
+    assert code in (0, failpoints.EXIT_CODE), said
+    return code == failpoints.EXIT_CODE
 
 
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(5, marks=pytest.mark.long)])

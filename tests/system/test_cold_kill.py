@@ -29,18 +29,29 @@ SOON_S = 60.0
 FILES, FILE_BYTES = 24, 1 << 20
 
 
-@pytest.fixture
-def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
+@contextlib.contextmanager
+def _opened(small_root: Path) -> Iterator[LocalEngine]:
     """One that keeps no layer it need not keep."""
     require("root", "fuse")
-    monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
-    with mind_rig.engine(small_root) as opened:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evict, "budget_bytes", lambda _: 0)
+        with mind_rig.engine(small_root) as opened:
+            yield opened
+
+
+@pytest.fixture(scope="module")
+def engine(small_root: Path) -> Iterator[LocalEngine]:
+    with _opened(small_root) as opened:
         yield opened
 
 
-@pytest.fixture
-def cold(engine: LocalEngine) -> Snapshot:
-    """A stored snapshot with `FILES` files of a megabyte, whose layers are gone."""
+@pytest.fixture(scope="module")
+def stored(engine: LocalEngine) -> Snapshot:
+    return _stored(engine)
+
+
+def _stored(engine: LocalEngine) -> Snapshot:
+    """A stored snapshot with `FILES` files of a megabyte."""
     agent = mind_rig.agent(engine)
     call, _ = agent.begin("fill", {})
     data = Path(f"/proc/{agent.sandbox.container.pid}/root/workspace/data")
@@ -50,10 +61,26 @@ def cold(engine: LocalEngine) -> Snapshot:
     snapshot = agent.end(call)
     engine.flush()
     engine.stop(agent.id)
+    return snapshot
+
+
+def _evict(engine: LocalEngine, snapshot: Snapshot) -> None:
     wait_until(
         lambda: engine._parts.disposal.evict() == 0 and not engine._cold.is_hot(snapshot), "its layers are evicted"
     )
-    return snapshot
+
+
+@pytest.fixture
+def cold(engine: LocalEngine, stored: Snapshot) -> Iterator[Snapshot]:
+    """The snapshot without its layers, and no other trajectory."""
+    _evict(engine, stored)
+    with engine._cold._lock:
+        engine._cold._forget_evicted()
+    yield stored
+    engine.flush()
+    for trajectory in engine.trajectories():
+        if trajectory.id != stored.trajectory:
+            engine.remove(trajectory.id, force=True)
 
 
 def _content(number: int) -> bytes:
@@ -185,25 +212,6 @@ def test_a_fuse_process_that_is_killed_while_it_starts_is_started_again(
         assert _read(engine, _fork(engine, cold), 1) == _content(1)
 
 
-def test_where_fuse_fails_for_good_a_start_waits_for_the_layer_that_was_served(
-    engine: LocalEngine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    _fork(engine, cold)
-    seen: list[bytes | None] = []
-    with _held_back(engine):
-        _kill_lazy(engine)
-        monkeypatch.setattr(engine._cold._lazy, "_command", ["false"])
-        engine._cold.prepare()
-        assert "start only when their files are written" in caplog.text
-        (rebuilt,) = engine._cold._rebuilt.values()
-        waits = threading.Event()
-        monkeypatch.setattr(rebuilt.written, "result", lambda: (waits.set(), Future.result(rebuilt.written)))
-        starting = _in_thread(lambda: seen.append(_read(engine, _fork(engine, cold), 1)))
-        assert waits.wait(60)
-    starting.join(SOON_S)
-    assert seen == [_content(1)]
-
-
 def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: Snapshot) -> None:
     pid = _lazy_pid(engine)
     for _ in range(2):
@@ -272,3 +280,32 @@ def test_a_restore_whose_own_process_is_killed(engine: LocalEngine, cold: Snapsh
     assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {
         str(n): _content(n) for n in range(FILES)
     }
+
+
+def test_where_fuse_fails_for_good_a_start_waits_for_the_layer_that_was_served(
+    small_root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine is this test's own, since it does not try FUSE again."""
+    with _opened(small_root) as engine:
+        cold = _stored(engine)
+        _evict(engine, cold)
+        _fail_for_good(engine, cold, monkeypatch, caplog)
+
+
+def _fail_for_good(
+    engine: LocalEngine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    _fork(engine, cold)
+    seen: list[bytes | None] = []
+    with _held_back(engine):
+        _kill_lazy(engine)
+        monkeypatch.setattr(engine._cold._lazy, "_command", ["false"])
+        engine._cold.prepare()
+        assert "start only when their files are written" in caplog.text
+        (rebuilt,) = engine._cold._rebuilt.values()
+        waits = threading.Event()
+        monkeypatch.setattr(rebuilt.written, "result", lambda: (waits.set(), Future.result(rebuilt.written)))
+        starting = _in_thread(lambda: seen.append(_read(engine, _fork(engine, cold), 1)))
+        assert waits.wait(60)
+    starting.join(SOON_S)
+    assert seen == [_content(1)]

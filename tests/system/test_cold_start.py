@@ -17,11 +17,18 @@ from tests.mind_rig import Agent
 pytestmark = pytest.mark.runc
 
 
+@pytest.fixture(scope="module")
+def only(small_root: Path) -> Iterator[LocalEngine]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evict, "budget_bytes", lambda _: 0)
+        with mind_rig.engine(small_root) as opened:
+            yield opened
+
+
 @pytest.fixture
-def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
-    monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
-    with mind_rig.engine(small_root) as opened:
-        yield opened
+def engine(only: LocalEngine) -> Iterator[LocalEngine]:
+    yield only
+    mind_rig.clear(only)
 
 
 def make_cold(agent: Agent) -> None:

@@ -61,7 +61,7 @@ class Rig:
         assert self.cold is not None
         self.client.tag(self.cold.id, "cold")
         self.world.disk_may_be_full = True
-        self.grow(4)
+        self.grow(1)
         self.client.stop(self.line.id, wait="stored")
         self.world.note_stored()
 

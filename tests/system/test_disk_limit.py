@@ -16,6 +16,7 @@ import pytest
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.layers.store import READY_LAYERS
+from tests import long
 from tests.capabilities import require
 from tests.leftovers import nothing_left
 from tests.storage_rig import Daemon, wait_until
@@ -53,11 +54,15 @@ def limited(client: Snapshotd, disk: int = LIMIT_BYTES) -> str:
     return trajectory.id
 
 
-@pytest.mark.parametrize("script", [WRITE_ON, MAKE_FILES])
-def test_a_sandbox_at_its_limit_is_stopped_and_the_rest_goes_on(daemon: Daemon, script: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "disk"),
+    [(WRITE_ON, LIMIT_BYTES), (MAKE_FILES, long.size(20 << 20, LIMIT_BYTES))],
+    ids=["bytes", "files"],
+)
+def test_a_sandbox_at_its_limit_is_stopped_and_the_rest_goes_on(daemon: Daemon, script: str, disk: int) -> None:
     client = daemon.client
     before = taken_bytes(daemon)
-    other, greedy = client.create(image="small", runtime="runc")[0].id, limited(client)
+    other, greedy = client.create(image="small", runtime="runc")[0].id, limited(client, disk)
     said: list[bytes] = []
     done = client.exec(greedy, ["sh", "-c", script], on_output=lambda stream, data: said.append(data))
     assert done.exit_code == 3 or (done.exit_code == 137 and b"disk limit" in b"".join(said)), (done, said)

@@ -34,10 +34,10 @@ from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.trees.archive import apply
 from snapshotd.types import IdMap, RecordID, Snapshot, TreeID
-from tests import records
+from tests import long, records
 from tests.capabilities import require
 from tests.e2e.support import alive
-from tests.fuse_rig import CHILD, READ_ANY, acl, in_user_namespace, make_variety, manifest
+from tests.fuse_rig import CHILD, MANY, READ_ANY, acl, in_user_namespace, make_variety, manifest
 from tests.memory_repository import MemoryRepository
 
 SHIFT = 1_700_000_000
@@ -148,7 +148,7 @@ def changed_copy(variety: Path) -> Path:
     (image / "large/below").touch()
     (image / "only below").mkdir()
     (image / "only below/x").touch()
-    for number in range(0, 3000, 2):
+    for number in range(0, MANY, 2):
         (image / f"many/{number}").unlink()
         (image / f"many/only below {number}").touch()
     (image / "attributes").unlink()
@@ -287,7 +287,7 @@ def test_a_layer_that_nobody_uses_is_forgotten(
     for _ in range(2):
         fd = lazy.open_layer(tree, below, 0)
         merged = rig.overlay(fd, tmp_path / "image")
-        assert len(os.listdir(merged / "many")) == 3000
+        assert len(os.listdir(merged / "many")) == MANY
         assert "has forgotten" not in capfd.readouterr().err
         rig.leave(merged)
         os.close(fd)
@@ -477,7 +477,7 @@ def test_a_browsed_snapshot_equals_the_original(browsed: Browsed, variety: Path)
 def test_it_equals_the_original_out_of_packs_read_by_many_at_once(browsed: Browsed, variety: Path) -> None:
     """The real repository, and readers in parallel: requests overlap, large reads go through threads."""
     (variety / "big").mkdir()
-    for number in range(12):
+    for number in range(long.size(4, 12)):
         (variety / f"big/{number}").write_bytes(hashlib.shake_128(b"%d" % number).digest((number + 1) << 20))
     folder = browsed.rig.base / "repository"
     folder.mkdir()
@@ -491,8 +491,9 @@ def test_it_equals_the_original_out_of_packs_read_by_many_at_once(browsed: Brows
     browsed.mount()
     shown = browsed.point / "snapshots" / browsed.first.id
     expected = manifest(variety)
-    with ThreadPoolExecutor(6) as pool:
-        for found in pool.map(manifest, [shown] * 6):
+    readers = long.size(3, 6)
+    with ThreadPoolExecutor(readers) as pool:
+        for found in pool.map(manifest, [shown] * readers):
             assert found == expected
 
 

@@ -19,7 +19,7 @@ from tests import long, mind_rig
 from tests.mind_rig import Agent
 
 pytestmark = pytest.mark.runc
-MESSAGES, PART, WINDOW, EACH = long.size(4_000, 10_000), 1_000, 100, 20
+MESSAGES, PART, WINDOW, EACH = long.size(2_500, 10_000), 1_000, 100, 20
 """All; those that are measured at both ends; in so many at once; those before each step."""
 
 

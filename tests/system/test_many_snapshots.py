@@ -20,11 +20,11 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.storing import merging
 from snapshotd.types import Snapshot
-from tests import mind_rig
+from tests import long, mind_rig
 from tests.mind_rig import Agent
 
 pytestmark = pytest.mark.runc
-FEW, MANY = 100, 600
+FEW, MANY = long.size(60, 100), long.size(240, 600)
 NEIGHBOURS = 16
 FOLDERS, FILES = 20, 200
 LISTED = 12

@@ -21,10 +21,16 @@ from tests.e2e.support import wait_until
 pytestmark = pytest.mark.runc
 
 
-@pytest.fixture
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+@pytest.fixture(scope="module")
+def only(small_root: Path) -> Iterator[LocalEngine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
+
+
+@pytest.fixture
+def engine(only: LocalEngine) -> Iterator[LocalEngine]:
+    yield only
+    mind_rig.clear(only)
 
 
 def test_nothing_is_stored_again_on_a_damaged_tree(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:

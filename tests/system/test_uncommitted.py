@@ -24,10 +24,16 @@ COPIED = "sleep 600 < /dev/null > /dev/null 2>&1 & echo {0} > file{0}"
 SEALED = "echo {0} > file{0}"
 
 
-@pytest.fixture
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+@pytest.fixture(scope="module")
+def only(small_root: Path) -> Iterator[LocalEngine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
+
+
+@pytest.fixture
+def engine(only: LocalEngine) -> Iterator[LocalEngine]:
+    yield only
+    mind_rig.clear(only)
 
 
 def refuse(*_: object, **__: object) -> None:
