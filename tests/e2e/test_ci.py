@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import xml.etree.ElementTree as Xml
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e import forked_command
 from tests.e2e.clean_container import CleanContainer
 from tests.e2e.support import Snap, daemon_with
 from tests.leftovers import nothing_left
@@ -57,8 +57,7 @@ class Runner:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "snapshotd").write_text(f'#!/bin/sh\nexec {sys.executable} -m snapshotd "$@"\n')
-    (folder / "snapshotd").chmod(0o755)
+    forked_command.install(folder)
     return folder
 
 
