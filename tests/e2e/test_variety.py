@@ -166,7 +166,7 @@ def original(
     kept = {path: fact for path, fact in manifest.items() if path.split(b"/")[0] == b"tree" and path not in sockets}
     assert variety.difference(kept, copied) == ""
     cold("stop", trajectory, "--wait", "stored")
-    wait_until(lambda: cold.json("df")["layer_bytes"] == 0, "all layers are evicted")
+    wait_until(lambda: cold.json("df")["layer_bytes"] == 0, "all layers are evicted", pause_s=0.2)
     spec = oracles.mtree_spec(place / "copy")
     return Original(snapshot, manifest, place / "copy", spec, oracles.mtree(spec, place / "copy"), archive)
 
