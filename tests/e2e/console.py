@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.e2e import forked_command
 from tests.e2e.support import Snap
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -155,9 +156,10 @@ class Shell:
 def environment(snap: Snap, folder: Path) -> dict[str, str]:
     """Variables for a shell that finds this checkout's `snapshotd` and its Python first. `folder` is made for them."""
     folder.mkdir()
-    for name, options in (("snapshotd", "-m snapshotd"), ("python3", "")):
-        (folder / name).write_text(f'#!/bin/sh\nexec {sys.executable} {options} "$@"\n')
-        (folder / name).chmod(0o755)
+    forked_command.install(folder)
+    python = folder / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
     root = str(Path(__file__).resolve().parents[2])
     return {**snap.env, "PATH": f"{folder}:{os.environ['PATH']}", "PYTHONPATH": root, "COLUMNS": "200"}
 

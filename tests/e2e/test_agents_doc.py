@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import long
 from tests.e2e.console import Shell, environment, follow, transcript
 from tests.e2e.prepared import daemon_on
 from tests.e2e.support import Snap
@@ -21,10 +22,11 @@ INDEX = ROOT / "docs" / "agents.md"
 
 
 @pytest.fixture(scope="module")
-def doc_snap(default_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's."""
+def doc_snap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's. In the long
+    set it has the image that a user's has."""
     with daemon_on(
-        default_state,
+        request.getfixturevalue("default_state" if long.LONG else "minimal_state"),
         tmp_path_factory.mktemp("d") / "state",
         {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"},
     ) as snap:

@@ -5,31 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.prepared import daemon_on
+from tests.e2e.demo_project import EXAMPLES, prepare
 from tests.e2e.support import Snap
-
-EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
-
-
-@pytest.fixture(scope="module")
-def full(default_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str]) -> Iterator[Snap]:
-    """A daemon whose default image has pytest, as a user's has."""
-    with daemon_on(default_state, tmp_path_factory.mktemp("f") / "state", engine_env) as snap:
-        yield snap
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A git folder with the planted bug."""
     target = tmp_path / f"p{os.getpid()}-{tmp_path.name[-20:]}"
-    subprocess.run(
-        [sys.executable, str(EXAMPLES / "prepare.py"), str(target)], check=True, stdout=subprocess.DEVNULL, timeout=300
-    )
+    prepare(target)
     for words in (("init", "-q"), ("add", "-A"), ("commit", "-q", "-m", "As found")):
         git(target, *words)
     return target
@@ -61,8 +49,8 @@ def played(snap: Snap, script: str, project: Path) -> str:
 
 @pytest.mark.runc
 @pytest.mark.parametrize("script", ["eight_ways.py", pytest.param("experiment.py", marks=pytest.mark.long)])
-def test_the_best_of_eight_repairs_is_committed(full: Snap, project: Path, script: str) -> None:
-    out = played(full, script, project)
+def test_the_best_of_eight_repairs_is_committed(snap: Snap, project: Path, script: str) -> None:
+    out = played(snap, script, project)
     ranks = [line.split(". ")[0] for line in out.splitlines() if line[:1].isdigit()]
     assert len(ranks) == 8
     assert ranks[:4] == ["1"] * 4, "four repairs pass all hidden tests"

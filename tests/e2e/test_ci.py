@@ -7,9 +7,9 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import xml.etree.ElementTree as Xml
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.e2e import forked_command
 from tests.e2e.clean_container import CleanContainer
 from tests.e2e.support import Snap, daemon_with
 from tests.leftovers import nothing_left
@@ -57,8 +58,7 @@ class Runner:
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bin")
-    (folder / "snapshotd").write_text(f'#!/bin/sh\nexec {sys.executable} -m snapshotd "$@"\n')
-    (folder / "snapshotd").chmod(0o755)
+    forked_command.install(folder)
     return folder
 
 
@@ -82,16 +82,30 @@ def _fill(snap: Snap, cache: Path) -> None:
     assert "has an entry" in again.stderr
 
 
-@pytest.fixture
-def runner(programs: Path, cache: Path, tmp_path: Path) -> Iterator[Runner]:
-    (tmp_path / "checkout").mkdir()
-    subprocess.run(["cp", "-al", cache, tmp_path / "cache"], check=True)  # files of a cache never change
-    snap = Snap(tmp_path / "state")
+@contextmanager
+def machine(programs: Path, cache: Path, folder: Path) -> Iterator[Runner]:
+    (folder / "checkout").mkdir()
+    subprocess.run(["cp", "-al", cache, folder / "cache"], check=True)  # files of a cache never change
+    snap = Snap(folder / "state")
     env = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-    yield Runner(snap, tmp_path / "cache", tmp_path / "checkout", env)
+    yield Runner(snap, folder / "cache", folder / "checkout", env)
     if snap.state_dir.exists():  # a miss needs no daemon
         snap.stop_daemon()
         nothing_left(snap.state_dir, running=False)
+
+
+@pytest.fixture
+def runner(programs: Path, cache: Path, tmp_path: Path) -> Iterator[Runner]:
+    with machine(programs, cache, tmp_path) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def imported(programs: Path, cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    """One that has the entry `linux-1`, for tests that change nothing of it."""
+    with machine(programs, cache, tmp_path_factory.mktemp("imported")) as runner:
+        runner.snap("import", "--cache", runner.cache, "--key", "linux-1")
+        yield runner
 
 
 def as_it_should(runner: Runner, key: str, *, restored: Path) -> None:
@@ -214,10 +228,10 @@ def test_github(runner: Runner, tmp_path: Path) -> None:
     as_it_should(runner, "linux-5", restored=tmp_path / "work")
 
 
-def test_github_is_told_of_failures(runner: Runner) -> None:
+def test_github_is_told_of_failures(imported: Runner) -> None:
+    runner = imported
     report = '<testsuite><testcase classname="t" name="a" file="t.py" line="7"><failure message="1 &lt; 2"/></testcase></testsuite>'
     fails = f"printf '{report}' > $SNAPSHOTD_JUNIT; exit 3"
-    runner.snap("import", "--cache", runner.cache, "--key", "linux-1")
     steps = Steps(runner, {})
     command = f"snapshotd exec --github --snapshot known-good --junit junit.xml -- sh -c {json.dumps(fails)}"
     steps.run([{"run": command.replace("$", "\\$").replace("`", "\\`")}], code=3)
@@ -321,10 +335,9 @@ def test_damage_behind_the_import_leaves_nothing_in_the_folder(runner: Runner) -
     assert list(runner.folder.iterdir()) == []
 
 
-def test_encrypted_on_its_way(runner: Runner, tmp_path: Path) -> None:
-    snap, key = runner.snap, tmp_path / "ci.key"
+def test_encrypted_on_its_way(imported: Runner, tmp_path: Path) -> None:
+    snap, key = imported.snap, tmp_path / "ci.key"
     key.write_text("a key of at least sixteen bytes")
-    snap("import", "--cache", runner.cache, "--key", "linux-1")
     snap("export", "known-good", "--encrypt", key, "-o", tmp_path / "sealed")
     snap("export", "known-good", "--encrypt", key, "--cache", tmp_path / "sealed cache", "--key", "k")
     files = [path for path in (tmp_path / "sealed cache").rglob("*") if path.is_file()]
@@ -338,9 +351,8 @@ def test_encrypted_on_its_way(runner: Runner, tmp_path: Path) -> None:
         assert "here already" in snap("import", *source, "--decrypt", key).stderr
 
 
-def test_a_report_is_there_whatever_the_command_does(runner: Runner) -> None:
-    snap, report = runner.snap, runner.folder / "report.xml"
-    snap("import", "--cache", runner.cache, "--key", "linux-1")
+def test_a_report_is_there_whatever_the_command_does(imported: Runner) -> None:
+    snap, report = imported.snap, imported.folder / "report.xml"
 
     def run(script: str, code: int) -> tuple[str, Xml.Element]:
         done = snap("exec", "--snapshot", "known-good", "--junit", report, "--", "sh", "-c", script, code=code)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,9 @@ import pytest
 from snapshotd.client import Snapshotd
 from snapshotd.types import new_id
 from tests import long
+from tests.e2e.demo_project import files_of_tests, prepare
 from tests.e2e.support import Snap
 
-ROOT = Path(__file__).resolve().parents[2]
 PYTEST = ("python3", "-m", "pytest", "-q", "-rA", "--tb=no", "--color=no")
 OUTCOMES = ("PASSED ", "FAILED ", "ERROR ", "SKIPPED ", "XFAIL ", "XPASS ")
 ENVIRONMENT = (
@@ -30,15 +29,8 @@ ENVIRONMENT = (
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's project with its planted bug, so that failures are compared too."""
     target = tmp_path_factory.mktemp("project") / "sqlparse"
-    command = [sys.executable, str(ROOT / "docs/examples/prepare.py"), str(target)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    prepare(target)
     return target
-
-
-def files_of_tests(project: Path) -> list[str]:
-    """In the short set a third of them; those that the planted bug fails are among these."""
-    found = sorted(f"tests/{path.name}" for path in (project / "tests").glob("test_*.py"))
-    return found[:: long.size(3, 1)]
 
 
 def outcomes(output: str) -> list[str]:
@@ -47,11 +39,11 @@ def outcomes(output: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def expected(snap: Snap, full_image: str, project: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def expected(snap: Snap, project: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The outcomes in a plain `runc run` on an ordinary directory: no overlay, no pivot, no daemon."""
     directory = tmp_path_factory.mktemp("plain")
     root = directory / "root"
-    trajectory, snapshot = snap.create("--runtime", "runc", "--image", full_image, "--workspace", project)
+    trajectory, snapshot = snap.create("--runtime", "runc", "--workspace", project)
     snap("restore", snapshot, "--to", root)
     snap("rm", "--force", trajectory)
     root.chmod(0o755)
@@ -72,10 +64,10 @@ def expected(snap: Snap, full_image: str, project: Path, tmp_path_factory: pytes
 
 
 def test_the_suite_has_the_same_outcomes_with_a_snapshot_after_each_file(
-    snap: Snap, runtime: str, full_image: str, project: Path, expected: list[str]
+    snap: Snap, runtime: str, project: Path, expected: list[str]
 ) -> None:
     """Every test file is a tool call. They leave bytecode and pytest's cache behind, so each snapshot has changes."""
-    trajectory, _ = snap.create("--runtime", runtime, "--image", full_image, "--workspace", project)
+    trajectory, _ = snap.create("--runtime", runtime, "--workspace", project)
     files = files_of_tests(project)
     output = ""
     for file in files:

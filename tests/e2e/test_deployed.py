@@ -264,7 +264,7 @@ def test_a_clean_stop_keeps_what_came_after_the_last_tool_call(deployed: Deploym
         "-c",
         "ls /proc/[0-9]*/root/workspace/late",
     ]  # from the daemon's side: a tool call would take a snapshot
-    wait_until(lambda: deployed.container.exec_run(look).output.startswith(b"/proc"), "it was written")
+    wait_until(lambda: deployed.container.exec_run(look).output.startswith(b"/proc"), "it was written", pause_s=0.3)
 
     deployed.container.stop(timeout=120)
     assert deployed.container.attrs["State"]["ExitCode"] == 0

@@ -184,19 +184,19 @@ def test_the_daemon_is_killed(own_snap: Snap, tmp_path: Path) -> None:
     assert agents.files(trajectory) == {"waited": "x\nx\n", "count": "x\n"}
 
 
-def test_what_failed_for_good_fails_again(agents: Agents, tmp_path: Path) -> None:
+def test_what_failed_for_good_fails_again(plain: Agents, tmp_path: Path) -> None:
     """The agent went on with something else after an error: so it does in a fork, without asking anybody."""
     with provider(tmp_path, {**LOOK, "failures": [{"status": 400, "message": "too long"}]}, COUNT, END) as at:
-        trajectory = agents.run(at, PLAIN, "repair it")
+        trajectory = plain.run(at, PLAIN, "repair it")
         assert at.asked() == [0, 0, 0, 1, 2], "the first wish failed, and the second until it was repeated"
         failed = ("model", "failed")
-        assert agents.journal(trajectory)[:4] == [failed, failed, ("model", "done"), ("tool", "done")]
+        assert plain.journal(trajectory)[:4] == [failed, failed, ("model", "done"), ("tool", "done")]
         at.forget()
-        (fork,) = agents.snap.json("fork", "--resume", agents.steps(trajectory)[2]["id"])["trajectories"]
-        agents.snap("attach", fork)
+        (fork,) = plain.snap.json("fork", "--resume", plain.steps(trajectory)[2]["id"])["trajectories"]
+        plain.snap("attach", fork)
         assert at.asked() == [2]
-    assert agents.names(fork) == ["exit"]
-    assert agents.files(fork) == agents.files(trajectory)
+    assert plain.names(fork) == ["exit"]
+    assert plain.files(fork) == plain.files(trajectory)
 
 
 REFUSED = """

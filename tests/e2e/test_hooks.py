@@ -41,6 +41,7 @@ class Claude:
         self.number, self.last = 0, None
         self.run_as: int | None = None
         self.program = [sys.executable, "-I", "-S", str(SEND)]
+        self._found: dict[Path, str] = {}
 
     def send(self, *words: str, data: str = "", code: int = 0) -> str:
         """What the program prints that agents run."""
@@ -115,12 +116,14 @@ class Claude:
 
     @property
     def trajectory(self) -> str:
-        (found,) = [
-            line["id"]
-            for line in self.snap.json("ls")
-            if self.snap.json("log", "--all", line["id"])[0]["tool"]["arguments"].get("folder") == str(self.folder)
-        ]
-        return str(found)
+        """The folder's only one. It is looked for once."""
+        if self.folder not in self._found:
+            (self._found[self.folder],) = [
+                str(line["id"])
+                for line in self.snap.json("ls")
+                if self.snap.json("log", "--all", line["id"])[0]["tool"]["arguments"].get("folder") == str(self.folder)
+            ]
+        return self._found[self.folder]
 
     def steps(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.snap.json("log", "--all", self.trajectory)
@@ -141,13 +144,15 @@ class Claude:
 
 
 @pytest.fixture
-def claude(hook_snap: Snap, tmp_path: Path) -> Claude:
+def claude(hook_snap: Snap, tmp_path: Path) -> Iterator[Claude]:
     folder = tmp_path / "project"
     (folder / "src").mkdir(parents=True)
     (folder / "src" / "main.py").write_text("print(1)\n")
     (folder / "notes").write_text("mine\n")
     (folder / ".gitignore").write_text("*.log\nbuild/\n!keep.log\n")
-    return Claude(hook_snap, folder)
+    yield Claude(hook_snap, folder)
+    for line in hook_snap.json("ls"):  # the next test looks through all that there are
+        hook_snap("rm", "--force", line["id"])
 
 
 def test_each_call_has_a_snapshot_with_what_its_command_changed(claude: Claude) -> None:
@@ -388,6 +393,8 @@ def user(hook_snap: Snap) -> Iterator[Claude]:
         shutil.copy(SEND, place)
         found.program = ["/usr/bin/python3", "-I", "-S", f"{place}/send.py"]
         yield found
+    for line in hook_snap.json("ls"):
+        hook_snap("rm", "--force", line["id"])
 
 
 def _as_user(claude: Claude, command: str) -> None:

@@ -24,6 +24,12 @@ print(json.dumps([one.stdout or one.stderr for one in done]))
 """
 
 
+@pytest.fixture(scope="module")
+def snap(own_snap: Snap) -> Snap:
+    """One daemon for all tests here, which may be killed: they share an image with an /etc/machine-id."""
+    return own_snap
+
+
 class Row(NamedTuple):
     thing: str
     shared: bool
@@ -54,20 +60,14 @@ def _imported(snap: Snap, source: Path, name: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def root_with_id(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default image with an /etc/machine-id, as an archive."""
+def with_id(snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The default image with an /etc/machine-id."""
     file = tmp_path_factory.mktemp("image") / "root.tar"
     maker, _ = snap.create("--runtime", "runc")
     made = snap.sh(maker, f"echo {IN_THE_IMAGE} > /etc/machine-id")["snapshot"]
     snap("export", "--format", "tar", made, "-o", file)
     snap("rm", "--force", maker)
-    return file
-
-
-@pytest.fixture(scope="module")
-def with_id(snap: Snap, root_with_id: Path) -> Iterator[str]:
-    """The same as an image."""
-    yield from _imported(snap, root_with_id, "with-machine-id")
+    yield from _imported(snap, file, "with-machine-id")
 
 
 @pytest.mark.each_runtime
@@ -171,11 +171,8 @@ def test_a_sandbox_that_moves_its_etc_away_goes_on(snap: Snap, with_id: str) -> 
 
 
 @pytest.mark.runc
-def test_a_sandbox_that_outlives_its_daemon_keeps_its_identity(
-    own_snap: Snap, root_with_id: Path, tmp_path: Path
-) -> None:
-    snap, client = own_snap, Snapshotd(state_dir=own_snap.state_dir)
-    snap("image", "import", root_with_id, "--name", "with-machine-id")
+def test_a_sandbox_that_outlives_its_daemon_keeps_its_identity(snap: Snap, with_id: str, tmp_path: Path) -> None:
+    client = Snapshotd(state_dir=snap.state_dir)
     program = """
 import time
 for number in range(3):
@@ -184,7 +181,7 @@ for number in range(3):
         time.sleep(0.05)
 """
     (tmp_path / "agent.py").write_text(AGENT + program)
-    options = ("--image", "with-machine-id", "--runtime", "runc", "--name", "lasting")
+    options = ("--image", with_id, "--runtime", "runc", "--name", "lasting")
     snap("run", "--detach", *options, tmp_path / "agent.py")
 
     def calls() -> int:

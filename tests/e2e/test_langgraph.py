@@ -9,8 +9,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -28,12 +26,14 @@ from snapshotd.errors import DaemonUnavailable, Denied, NotFound, Undecided, Usa
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.integrations.langgraph import SnapshotdSaver, file
 from tests import long
+from tests.e2e.forked_programs import Forks, forks_with
 from tests.e2e.programs.langgraph_agent import CONFIG, STEPS, agent
 from tests.e2e.support import Snap, daemon_with, processes_with, wait_until
 
 pytestmark = [pytest.mark.runc, pytest.mark.filterwarnings("ignore:create_react_agent has been moved")]
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "integrations" / "langgraph.md"
+EXAMPLES = ROOT / "docs" / "examples" / "integrations"
 PROGRAM = Path(__file__).with_name("programs") / "langgraph_agent.py"
 
 
@@ -44,6 +44,13 @@ def small_snap(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         small_root, tmp_path_factory.mktemp("g") / "state", {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"}
     ) as snap:
         yield snap
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Forks `PROGRAM` and the programs of the page, which import LangGraph."""
+    with forks_with(["tests.e2e.programs.langgraph_agent"]) as forks:
+        yield forks
 
 
 @pytest.fixture
@@ -188,11 +195,11 @@ def test_the_state_of_a_pruned_snapshot_is_there_and_its_files_are_said_to_be_go
     ("point", "step"), [("in", 3), *([("before", 1), ("after", 4), ("after", 6), ("in", 6)] if long.LONG else [])]
 )
 def test_no_call_is_made_twice_after_kill_9(
-    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, point: str, step: int
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, forks: Forks, point: str, step: int
 ) -> None:
     for number, kill in enumerate((point, "never")):
-        words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, kill, str(step)]
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=small_snap.env, cwd=ROOT)
+        words = [tmp_path / "agent.db", small_snap.state_dir, sandbox.id, kill, step]
+        done = forks.run(PROGRAM, *words, env=small_snap.env)
         assert done.returncode == (0 if number else -9), done.stderr
     assert done.stdout == "done"
     assert log_of(sandbox) == "123456"
@@ -200,13 +207,12 @@ def test_no_call_is_made_twice_after_kill_9(
 
 
 def test_a_thread_goes_on_after_a_week_a_new_daemon_and_a_new_format_of_the_file(
-    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, forks: Forks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next release's format is made up: the present one and another column. Its release migrates a file that the
     present one wrote, with a thread in the middle of its work, and the present one refuses the file from then on."""
     path = tmp_path / "agent.db"
-    words = [sys.executable, PROGRAM, path, small_snap.state_dir, sandbox.id, "after", "3"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=small_snap.env, cwd=ROOT)
+    done = forks.run(PROGRAM, path, small_snap.state_dir, sandbox.id, "after", 3, env=small_snap.env)
     assert done.returncode == -9, done.stderr
     small_snap.stop_daemon()
     with monkeypatch.context() as newer:
@@ -259,13 +265,12 @@ checkpoints belong to a call: before it, and before the model is asked again."""
 
 
 def test_a_checkpoint_names_its_files_or_is_not_there_whenever_the_graphs_program_dies(
-    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, saver: SnapshotdSaver
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, saver: SnapshotdSaver, forks: Forks
 ) -> None:
     graph = agent(saver)
-    words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "never", "0"]
+    words = [tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "never", 0]
     for point in (*BETWEEN, ""):
-        env = {**small_snap.env, "SNAPSHOTD_FAILPOINT": point}
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, cwd=ROOT)
+        done = forks.run(PROGRAM, *words, env={**small_snap.env, "SNAPSHOTD_FAILPOINT": point})
         assert done.returncode == (EXIT_CODE if point else 0), done.stderr
         check_history(graph, client)
     assert done.stdout == "done"
@@ -346,17 +351,12 @@ def test_a_daemon_that_is_gone_when_a_checkpoint_is_put(
 
 
 def test_two_processes_on_one_thread_find_the_files_of_their_own_checkpoints(
-    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, saver: SnapshotdSaver
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, saver: SnapshotdSaver, forks: Forks
 ) -> None:
-    words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "never", "0"]
-    running = [
-        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=small_snap.env, cwd=ROOT)
-        for _ in range(2)
-    ]
-    told = [process.communicate(timeout=120) for process in running]
-    assert [(process.returncode, out) for process, (out, _) in zip(running, told, strict=True)] == [(0, "done")] * 2, (
-        told
-    )
+    words = [tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "never", 0]
+    running = [forks.start(PROGRAM, *words, env=small_snap.env) for _ in range(2)]
+    told = [process.wait() for process in running]
+    assert [(done.returncode, done.stdout) for done in told] == [(0, "done")] * 2, told
     check_history(agent(saver), client)
 
 
@@ -504,13 +504,12 @@ def test_a_call_that_the_policy_gates_is_an_interrupt(
 
 @pytest.mark.long
 def test_a_question_is_asked_although_the_graphs_program_died_before_it(
-    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd
+    tmp_path: Path, small_snap: Snap, sandbox: Sandbox, client: Snapshotd, forks: Forks
 ) -> None:
-    words = [sys.executable, PROGRAM, tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "ask", "0"]
+    words = [tmp_path / "agent.db", small_snap.state_dir, sandbox.id, "ask", 0]
 
     def run(point: str, code: int) -> str:
-        env = {**small_snap.env, "SNAPSHOTD_FAILPOINT": point}
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, cwd=ROOT)
+        done = forks.run(PROGRAM, *words, env={**small_snap.env, "SNAPSHOTD_FAILPOINT": point})
         assert done.returncode == code, done.stderr
         return done.stdout
 
@@ -556,35 +555,28 @@ def test_a_recorded_failure_is_a_failure_again(saver: SnapshotdSaver) -> None:
     assert (seen[0][0].stdout, seen[0][0].stderr, seen[0][1]) == ("out\n", "err\n", "x\n")
 
 
-def test_the_program_of_the_page_prints_what_it_shows(tmp_path: Path, small_snap: Snap) -> None:
+def test_the_program_of_the_page_prints_what_it_shows(tmp_path: Path, small_snap: Snap, forks: Forks) -> None:
     shown = re.search(r"\$ python3 coder\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     assert shown is not None
-    words = [sys.executable, ROOT / "docs" / "examples" / "integrations" / "coder.py"]
-    env = {**small_snap.env, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=env, cwd=tmp_path)
+    done = forks.run(EXAMPLES / "coder.py", env=small_snap.env, cwd=tmp_path)
     assert (done.stdout, done.stderr) == (shown[1], "")
     for one in reversed(Snapshotd(small_snap.state_dir).trajectories()):
         small_snap("rm", "--force", one.id)
 
 
-def test_the_program_of_the_page_waits_for_a_person(tmp_path: Path, small_snap: Snap) -> None:
+def test_the_program_of_the_page_waits_for_a_person(tmp_path: Path, small_snap: Snap, forks: Forks) -> None:
     shown = re.search(
         r"\$ python3 release\.py &\n(.*?)\$ snapshotd approvals\n.*?approve .*?\n.*?\n(.*?)```",
         PAGE.read_text(),
         re.DOTALL,
     )
     assert shown is not None
-    words = [sys.executable, ROOT / "docs" / "examples" / "integrations" / "release.py"]
-    env = {**small_snap.env, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env, cwd=tmp_path) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == shown[1]
-        (one,) = small_snap.json("approvals")
-        assert small_snap("approve", one["id"], "--by", "ann").stdout.startswith(
-            f"{one['id'][:12]}  approved by ann at "
-        )
-        assert program.stdout.read() == shown[2]
-    assert program.returncode == 0
+    program = forks.start(EXAMPLES / "release.py", env=small_snap.env, cwd=tmp_path)
+    assert program.stdout.readline() == shown[1]
+    (one,) = small_snap.json("approvals")
+    assert small_snap("approve", one["id"], "--by", "ann").stdout.startswith(f"{one['id'][:12]}  approved by ann at ")
+    done = program.wait()
+    assert (done.returncode, done.stdout) == (0, shown[2]), done
     for box in reversed(Snapshotd(small_snap.state_dir).trajectories()):
         small_snap("rm", "--force", box.id)
 

@@ -14,12 +14,18 @@ from typing import Any
 
 import pytest
 
+from tests import long
 from tests.e2e.support import Snap, processes_with, wait_until
 from tests.leftovers import nothing_left
 
 
-def test_all_of_a_long_output_is_followed(snap: Snap) -> None:
-    line, count = b"0123456789" * 100, 300_000  # more than the events of a run hold
+def test_all_of_a_long_output_is_followed(own_snap: Snap) -> None:
+    """It is more than the events of a run hold: 1 MiB in the short set, and as much as without a setting in the long
+    one."""
+    limit, line = long.size(1 << 20, 256 << 20), b"0123456789" * 100
+    count = limit // len(line)  # with each line's number, and in base64
+    own_snap.stop_daemon()
+    snap = Snap(own_snap.state_dir, {**own_snap.env, "SNAPSHOTD_FOLLOW_LIMIT": str(limit)})
     script = f"import sys\nfor n in range({count}): sys.stdout.write('%06d' % n + {line.decode()!r})\nprint('end', file=sys.stderr)"
     trajectory = snap("run", "--detach", "--runtime", "runc", "--", "python3", "-c", script).stdout.strip()
     wanted = hashlib.sha256()
@@ -31,6 +37,9 @@ def test_all_of_a_long_output_is_followed(snap: Snap) -> None:
     assert found.hexdigest() == wanted.hexdigest()
     assert attached.communicate()[1] == "end\n"
     assert attached.returncode == 0
+    (events,) = (snap.state_dir / "runs").glob(f"{trajectory}*")
+    assert limit <= events.stat().st_size < limit * 1.1, "the rest came from the record"
+    snap.stop_daemon()
 
 
 @pytest.fixture
@@ -49,7 +58,7 @@ def _shell(snap: Snap, line: str, **options: Any) -> subprocess.CompletedProcess
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_a_throw_away_fork_ends_with_its_client(snap: Snap, box: str, number: signal.Signals) -> None:
     silent = f"1001.{os.getpid()}{number}"
-    client = snap.start("exec", "--snapshot", box, "--", "sleep", silent)
+    client = snap.follow("exec", "--snapshot", box, "--", "sleep", silent)
     wait_until(lambda: any("snapshotd" not in line for _, line in processes_with(f"sleep {silent}")), "it runs")
     client.send_signal(number)
     client.communicate()

@@ -141,11 +141,11 @@ def _run(snap: Snap, planted: Planted, provider: ScriptedProvider, program: Path
         snap.state_dir,
         {**snap.env, "CONFIGURED": planted.configured, "SHAPED": planted.shaped, "UPSTREAM": planted.provider_key},
     )
-    running = told.start(*command)
+    running = told.follow(*command)
     shown = [_decide(snap, "slips", running, planted)]
     snap.crash()
     shown += running.communicate(timeout=240)
-    running = snap.start("resume", "slips")
+    running = snap.follow("resume", "slips")
     shown.append(_decide(snap, "slips", running, planted))
     out, errors = running.communicate(timeout=240)
     assert running.returncode == 0, errors
@@ -222,7 +222,9 @@ def _shown(snap: Snap, folder: Path) -> Iterator[tuple[str, bytes]]:
             yield out("show", snapshot["id"])
             yield out("show", "--json", snapshot["id"])
         yield out("show", "--conversation", snapshot["id"])
-        snap("export", "--trajectory", trajectory, "-o", folder / trajectory)
+        before = snap.json("log", trajectory)[0]["parent"]  # in the bundle of the line that it was forked from
+        since = () if before is None else ("--since", before)
+        snap("export", "--trajectory", trajectory, *since, "-o", folder / trajectory)
         yield f"the bundle of {trajectory}", zlib.decompressobj(47).decompress((folder / trajectory).read_bytes())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.prepared import daemon_on
-from tests.e2e.support import Snap, wait_until
+from tests.e2e.support import Snap, daemon_with, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def small(minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_
 
 def wait_until_cold(snap: Snap) -> None:
     """Until nothing that is stored has layers (empty ones, made ahead for the next step, are always there)."""
-    wait_until(lambda: snap.json("df")["layer_bytes"] == 0, "all layers are evicted")
+    wait_until(lambda: snap.json("df")["layer_bytes"] == 0, "all layers are evicted", pause_s=0.2)
 
 
 def spooled(snap: Snap) -> set[str]:
@@ -110,10 +110,15 @@ def _children(pid: int, role: str) -> list[int]:
     return found
 
 
-def test_prune_says_what_goes_and_does_it(small: Snap) -> None:
-    small(
-        "prune", "--force", "--grace", "0"
-    )  # what other tests left must not be rewritten together with what this one stores
+@pytest.fixture
+def smaller(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """A daemon with an image of a few files, for what reads or writes all that is stored."""
+    with daemon_with(small_root, tmp_path_factory.mktemp("smaller") / "state") as snap:
+        yield snap
+
+
+def test_prune_says_what_goes_and_does_it(smaller: Snap) -> None:
+    small = smaller
     trajectory, first = small.create("--runtime", "runc", "--wait", "stored")
     scripts = [f"head -c 300000 /dev/urandom > big; echo {n} > n" for n in range(6)]
     # Stored one by one: in a pack with the image, which stays, three steps would not be worth rewriting it.
@@ -150,8 +155,8 @@ def test_prune_says_what_goes_and_does_it(small: Snap) -> None:
     small("check", "--read-data")
 
 
-def test_damage_is_found_named_and_repaired_from_layers(own_snap: Snap) -> None:
-    snap = own_snap
+def test_damage_is_found_named_and_repaired_from_layers(smaller: Snap) -> None:
+    snap = smaller
     trajectory, _ = snap.create("--runtime", "runc")
     kept = snap.json("exec", "--wait", "stored", trajectory, "--", "sh", "-c", "head -c 200000 /dev/urandom > data")[
         "snapshot"

@@ -12,8 +12,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from tests.e2e.model_rig import PROGRAMS, Agents, bash, provider
-from tests.e2e.prepared import daemon_on
-from tests.e2e.support import AGENT, Snap, wait_until
+from tests.e2e.support import AGENT, Snap, daemon_with, wait_until
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "branching.md"
 SECRET = "a-token-that-only-one-child-has-0123456789"
@@ -235,10 +234,10 @@ def test_a_change_that_cannot_be_made_leaves_no_child(snap: Snap, tmp_path: Path
 
 @pytest.mark.runc
 def test_the_source_may_be_running_stopped_cold_or_imported(
-    minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str], tmp_path: Path
+    small_root: Path, tmp_path_factory: pytest.TempPathFactory, engine_env: dict[str, str], tmp_path: Path
 ) -> None:
     env = {**engine_env, "SNAPSHOTD_LAYER_BUDGET": "0"}
-    with daemon_on(minimal_state, tmp_path_factory.mktemp("cold") / "state", env) as snap:
+    with daemon_with(small_root, tmp_path_factory.mktemp("cold") / "state", env) as snap:
         _each_kind_of_source(snap, tmp_path)
 
 
@@ -257,7 +256,7 @@ def _each_kind_of_source(snap: Snap, tmp_path: Path) -> None:
     check(trajectory)
     check(snapshot)
     snap("stop", "--wait", "stored", trajectory)
-    wait_until(lambda: snap.json("df")["layer_bytes"] == 0, "all layers are evicted")
+    wait_until(lambda: snap.json("df")["layer_bytes"] == 0, "all layers are evicted", pause_s=0.2)
     check(snapshot)
     bundle = tmp_path / "line.snap"
     snap("export", snapshot, "-o", bundle)

@@ -155,10 +155,9 @@ def original(
         snapshot = made["snapshot"]
         manifest = _inside(cold, trajectory)
         pack = ["tar", "-C", "/workspace/tree", "--format=posix", "--xattrs", "--acls", "--sparse", "-cf", "-", "."]
-        packed = cold.json("exec", trajectory, "--", *pack)["snapshot"]
         with archive.open("wb") as f:
-            command = [sys.executable, "-m", "snapshotd", "show", "--output", "stdout", packed]
-            subprocess.run(command, env=cold.env, stdout=f, check=True, timeout=60)
+            command = [sys.executable, "-m", "snapshotd", "exec", "-q", trajectory, "--", *pack]
+            subprocess.run(command, env=cold.env, stdin=subprocess.DEVNULL, stdout=f, check=True, timeout=60)
         _restore(cold, snapshot, "--path", "/workspace/tree", "--to", disks["xfs"].theirs / runtime / "copy")
         os.chmod(place / "copy", manifest[b"tree"].mode)
     copied = _below(variety.manifest(place / "copy"), b"tree")
@@ -166,7 +165,7 @@ def original(
     kept = {path: fact for path, fact in manifest.items() if path.split(b"/")[0] == b"tree" and path not in sockets}
     assert variety.difference(kept, copied) == ""
     cold("stop", trajectory, "--wait", "stored")
-    wait_until(lambda: cold.json("df")["layer_bytes"] == 0, "all layers are evicted")
+    wait_until(lambda: cold.json("df")["layer_bytes"] == 0, "all layers are evicted", pause_s=0.2)
     spec = oracles.mtree_spec(place / "copy")
     return Original(snapshot, manifest, place / "copy", spec, oracles.mtree(spec, place / "copy"), archive)
 
