@@ -9,6 +9,7 @@ import signal
 import struct
 from collections.abc import Iterable
 
+_PF_EXITING = 0x4
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since."""
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
@@ -48,6 +49,11 @@ def start_time(pid: int) -> int:
         return int(stat_fields(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def is_ending(fields: list[bytes]) -> bool:
+    """True if a process is on its way out (the kernel's mark PF_EXITING), although it may not have ended yet."""
+    return bool(int(fields[6]) & _PF_EXITING)
 
 
 def wait_status(pid: int, pidfd: int) -> int | None:

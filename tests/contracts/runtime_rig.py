@@ -77,6 +77,10 @@ class Rig:
         finally:
             self._starter.used = True
 
+    def forget(self, container: Container) -> None:
+        """Its next command gets a new resident."""
+        self._starter.forget(container.id)
+
     def spec(self, *, limits: Limits = _LIMITS, network: Network = Network.NONE) -> ContainerSpec:
         """A spec with a fresh id and run directory."""
         container_id = ContainerID(new_id())

@@ -11,13 +11,16 @@ import signal
 import socket
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
+
+import pytest
 
 from snapshotd.engine.sandbox.quiesce import is_zombie
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed
 from snapshotd.kernel import cgroup
-from snapshotd.kernel.processes import in_own_namespace
+from snapshotd.kernel.processes import in_own_namespace, is_ending, stat_fields
 from snapshotd.runtime import starter
 from snapshotd.runtime._pattern import Pattern
 from snapshotd.runtime.base import Container
@@ -437,7 +440,24 @@ def _residents(container: Container) -> set[int]:
     return {pid for pid in group.members() if in_own_namespace(pid) and not is_zombie(pid)}
 
 
+def check_a_sandbox_that_is_ending_takes_no_command(rig: Rig) -> None:
+    """Its init ends when the last of its processes is reaped, which nobody does while a start is under way: that may
+    not wait for the init."""
+    with rig.container() as container, ThreadPoolExecutor(1) as pool:
+        last = rig.start(container, "true")
+        os.close(last.stdout_fd)
+        os.close(last.stderr_fd)
+        eventually(lambda: stat_fields(last.pid)[0] == b"Z", "the command has not ended")
+        rig.forget(container)
+        os.kill(container.pid, signal.SIGKILL)
+        eventually(lambda: is_ending(stat_fields(container.pid)), "the init lives")
+        assert stat_fields(container.pid)[0] != b"Z", "the command was reaped"
+        with pytest.raises(SandboxFailed):
+            pool.submit(rig.start, container, "true").result(DEADLINE_S)
+
+
 CHECKS = (
+    check_a_sandbox_that_is_ending_takes_no_command,
     check_a_sandbox_looks_as_by_runc,
     check_a_sandbox_that_the_starter_cannot_make_is_made_by_runc,
     check_a_sandbox_cannot_reach_its_resident,

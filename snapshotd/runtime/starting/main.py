@@ -42,6 +42,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -50,6 +51,7 @@ if __name__ == "__main__":  # -I and -S leave nothing but the standard library t
 
 from snapshotd.kernel import passing
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.processes import is_ending, stat_fields
 from snapshotd.runtime.starting import sandbox
 from snapshotd.runtime.starting.command import (
     CLONE_NEWUSER,
@@ -220,6 +222,7 @@ def _check(pid: int, pidfd: int, name: str) -> None:
 _PTRACE_SEIZE, _PTRACE_INTERRUPT, _PTRACE_DETACH = 0x4206, 0x4207, 17
 _PTRACE_GET_FILTER, _PTRACE_GET_METADATA = 0x420C, 0x420D
 _ANSWER_FILTERS_MAX = 16
+_WALL = 0x40000000
 
 
 def _tell_filters(request: dict[str, Any], answer_fd: int) -> None:
@@ -250,7 +253,7 @@ def _filters(pid: int) -> list[tuple[bytes, int]]:
 
     traced(_PTRACE_SEIZE)
     traced(_PTRACE_INTERRUPT)
-    os.waitpid(pid, 0x40000000)  # __WALL
+    _wait_for_stop(pid)
     found = []
     try:
         for number in range(_ANSWER_FILTERS_MAX):
@@ -268,6 +271,20 @@ def _filters(pid: int) -> list[tuple[bytes, int]]:
     if not found:
         raise ValueError("the sandbox has no system call filter")
     return found
+
+
+def _wait_for_stop(pid: int) -> None:
+    """Wait until a traced init has stopped. ProcessLookupError: it is ending.
+
+    An init that ends tells its tracer only when all processes of its sandbox are reaped. The daemon may wait for this
+    process before it reaps the last of them.
+    """
+    delay = 0.0001
+    while os.waitpid(pid, _WALL | os.WNOHANG)[0] == 0:
+        if is_ending(stat_fields(pid)):
+            raise ProcessLookupError(f"process {pid} is ending")
+        time.sleep(delay)
+        delay = min(delay * 2, 0.01)
 
 
 if __name__ == "__main__":
