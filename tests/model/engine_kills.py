@@ -97,13 +97,12 @@ class Kills:
         self.left_rubbish = True
         if pid is None:
             return
-        children = [
-            child for child in _children(pid) if b"snapshotd" in _command(child)
-        ]  # containers go when the next one starts
+        children = [child for child in _children(pid) if b"snapshotd" in _command(child)]
         if alive(pid):
             os.kill(pid, signal.SIGKILL)
         self._has_ended(pid)
-        _poll(lambda: not any(map(alive, children)), "its children died with it")
+        # inits go when the next daemon starts
+        _poll(lambda: not any(alive(child) and not _is_init(child) for child in children), "its children died with it")
 
     def _has_ended(self, pid: int) -> None:
         _poll(lambda: not alive(pid), "the daemon ended")
@@ -352,10 +351,14 @@ def _children(pid: int) -> list[int]:
 
 def _command(pid: int) -> bytes:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
-    return b"" if words.startswith(b"/run/snapshotd/share/init") else words
+
+
+def _is_init(pid: int) -> bool:
+    """Whether it is a sandbox's init. Until its execve it has the starter's command line."""
+    return _command(pid).startswith(b"/run/snapshotd/share/init")
 
 
 def _kill_children(pid: int, role: str) -> bool:
