@@ -217,7 +217,12 @@ def row_group(names: Sequence[str], checkpoints: int, threads: int, limit_s: flo
     for row in rows:
         for verb, times in found[row["saver"]].items() if "none" not in row else ():
             times.sort()
-            row[verb] = {"p50": times[len(times) // 2] * 1e3, "p99": times[int(len(times) * 0.99)] * 1e3}
+            seconds = {
+                "p50": times[len(times) // 2],
+                "p99": times[int(len(times) * 0.99)],
+                "mean": sum(times) / len(times),
+            }
+            row[verb] = {name: each * 1e3 for name, each in seconds.items()}
     yield from rows
 
 
@@ -249,7 +254,7 @@ def main() -> None:
         "--quick", action="store_true", help="10 and 100 checkpoints, for a look at whether all of it runs"
     )
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="also write the table here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here, with means")
     parser.add_argument(
         "--onto", action="store_true", help="keep the other rows of an earlier run that are in the file of --json"
     )
