@@ -33,6 +33,11 @@ def never_executed(fields: list[bytes]) -> bool:
     return bool(int(fields[6]) & _PF_FORKNOEXEC)
 
 
+def is_ending(fields: list[bytes]) -> bool:
+    """True if a process is on its way out (the kernel's mark PF_EXITING), although it may not have ended yet."""
+    return bool(int(fields[6]) & _PF_EXITING)
+
+
 def in_own_namespace(pid: int) -> bool:
     """True if a process is in this process's own pid namespace; False for one of another, and for one that is gone. No
     process of a container can get out of the container's."""
@@ -49,11 +54,6 @@ def start_time(pid: int) -> int:
         return int(stat_fields(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
         return 0
-
-
-def is_ending(fields: list[bytes]) -> bool:
-    """True if a process is on its way out (the kernel's mark PF_EXITING), although it may not have ended yet."""
-    return bool(int(fields[6]) & _PF_EXITING)
 
 
 def wait_status(pid: int, pidfd: int) -> int | None:

@@ -111,6 +111,11 @@ class Snap:
         result: dict[str, Any] = self.json("exec", trajectory, "--", "sh", "-c", script, code=code)
         return result
 
+    def programs(self, trajectory: str) -> str:
+        """The names of a sandbox's processes, a line each. One that ends meanwhile may be missing."""
+        names: str = self.sh(trajectory, "cat /proc/[0-9]*/comm 2>/dev/null || true")["stdout"]
+        return names
+
     def manifest(self, trajectory: str, root: str = "/workspace") -> dict[str, Any]:
         """What the sandbox itself sees."""
         result = self.json("exec", trajectory, "--", "python3", "-c", MANIFEST, root)
