@@ -31,14 +31,15 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.kernel import files, loop, quota
+from snapshotd.kernel import abilities, files, loop, mounts, namespaces, quota
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.abilities import Abilities
 from snapshotd.layers.limits import DiskLimits
 from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.trim import Trimmer
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
-from snapshotd.types import ImageID, LayerID, Stack, new_id
+from snapshotd.types import IdMap, ImageID, LayerID, Stack, new_id
 
 MAX_IMAGE_BYTES, MIN_IMAGE_BYTES = 1 << 40, 1 << 30
 IMAGE_SHARE = 0.9
@@ -58,9 +59,11 @@ PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 class LayerStore:
     """See the module's text. `root` must exist; `kind`: its file system: `reflink`, `loop-xfs` or `plain`."""
 
-    def __init__(self, root: Path, kind: str, *, trims: bool = False) -> None:
-        """`trims`: the space of layers that go is given back to the disk on which the image lies."""
+    def __init__(self, root: Path, kind: str, host: Abilities | None = None, *, trims: bool = False) -> None:
+        """`host`: None where no layer is mounted. `trims`: the space of layers that go is given back to the disk on which
+        the image lies."""
         self.root = root
+        self._host = host
         self.kind = kind
         self.failed = False
         """The file system below reported an error: unsynced data may be gone when it is mounted again."""
@@ -79,6 +82,7 @@ class LayerStore:
         self._lock = threading.Lock()
         self._limits = DiskLimits(self._fd)
         self._trimmer = Trimmer(self._fd) if trims else None
+        self._mapped: dict[IdMap, int] = {}
 
     def close(self) -> None:
         """Remove the layers made ahead and release the descriptor. Idempotent."""
@@ -88,6 +92,10 @@ class LayerStore:
             self._ready.clear()
             if self._trimmer is not None:
                 self._trimmer.close()
+            for id_map, fd in self._mapped.items():
+                mounts.detach(os.fsencode(self._mapped_place(id_map)))
+                os.close(fd)
+            self._mapped.clear()
             os.close(self._fd)
             self._fd = -1
 
@@ -122,18 +130,61 @@ class LayerStore:
             raise _space(exc, "create a layer") from exc
         return layer
 
-    def open_layer(self, layer: LayerID) -> int:
-        """O_PATH descriptor of the layer's directory (holding upper and work). NotFound."""
-        return self._open(layer)
+    @property
+    def host(self) -> Abilities:
+        """The abilities with which layers are mounted here."""
+        if self._host is None:
+            self._host = abilities.probe(self.root)
+        return self._host
 
-    def open_upper(self, layer: LayerID) -> int:
-        """O_PATH descriptor of the layer's content. NotFound."""
+    def open_layer(self, layer: LayerID, id_map: IdMap | None = None) -> int:
+        """O_PATH descriptor of the layer's directory (holding upper and work). `id_map`: through a mount that shifts the
+        ids of what is below. NotFound."""
+        return self._open(layer, base=self._base(id_map))
+
+    def open_upper(self, layer: LayerID, id_map: IdMap | None = None) -> int:
+        """O_PATH descriptor of the layer's content, as `open_layer`; a lazy layer is served with its ids as they are
+        shown. NotFound."""
         lazy = self._lazy.get(layer)
-        return self._open(f"{layer}/upper") if lazy is None else lazy(0)
+        if lazy is not None:
+            return lazy(id_map.base if id_map else 0)
+        return self._open(f"{layer}/upper", base=self._base(id_map))
 
-    def open_image(self, image: ImageID) -> int:
-        """O_PATH descriptor of an image's root. NotFound."""
-        return self._open(f"images/{image}/root")
+    def open_image(self, image: ImageID, id_map: IdMap | None = None) -> int:
+        """O_PATH descriptor of an image's root, as `open_layer`. NotFound."""
+        return self._open(f"images/{image}/root", base=self._base(id_map))
+
+    def _base(self, id_map: IdMap | None) -> int:
+        """The descriptor of the layer directory: itself, or its mount with these ids, which is made at its first use.
+
+        One mount for all layers, attached beside the directory: before Linux 6.15 overlayfs takes no layer of a mount
+        that is attached nowhere. It is seen in this process's mount namespace, and ends with it.
+        """
+        if id_map is None:
+            return self._fd
+        with self._lock:
+            if id_map not in self._mapped:
+                place = self._mapped_place(id_map)
+                place.mkdir(mode=0o700, exist_ok=True)
+                userns = namespaces.user_namespace(id_map)
+                try:
+                    fd = mounts.id_mapped_clone(self._fd, userns)
+                finally:
+                    os.close(userns)
+                try:
+                    spot = os.open(place, PATH_FLAGS)
+                    try:
+                        mounts.attach(fd, spot)
+                    finally:
+                        os.close(spot)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                self._mapped[id_map] = fd
+            return self._mapped[id_map]
+
+    def _mapped_place(self, id_map: IdMap) -> Path:
+        return self.root.with_name(f"{self.root.name}.as-{id_map.base}")
 
     def read_upper(self, layer: LayerID) -> int:
         """Descriptor for listing the layer's content. NotFound."""
@@ -149,9 +200,9 @@ class LayerStore:
         """Descriptor for listing an image's root. NotFound."""
         return self._open(f"images/{image}/root", files.DIR_FLAGS)
 
-    def _open(self, relative: str, flags: int = PATH_FLAGS) -> int:
+    def _open(self, relative: str, flags: int = PATH_FLAGS, base: int = -1) -> int:
         try:
-            return os.open(relative, flags, dir_fd=self._fd)
+            return os.open(relative, flags, dir_fd=self._fd if base < 0 else base)
         except FileNotFoundError as exc:
             message = f"{relative} is missing in {self.root}: its snapshots cannot be read; restore the state directory from a backup"
             raise NotFound(message) from exc
@@ -451,15 +502,18 @@ def prepare(state_dir: Path) -> LayerStore:
     """
     directory, image = state_dir / "layers", state_dir / "layers.img"
     directory.mkdir(mode=0o700, exist_ok=True)
+    kind = "plain"
     if image.exists():
+        kind = "loop-xfs"
+    elif can_reflink(directory):
+        kind = "reflink"
+    elif not any(directory.iterdir()) and abilities.loop_devices() is None and _make_image(image):
+        kind = "loop-xfs"
+    if kind == "loop-xfs":
         _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs", trims=True)
-    if can_reflink(directory):
-        return LayerStore(directory, "reflink")
-    if not any(directory.iterdir()) and _make_image(image):
-        _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs", trims=True)
-    return LayerStore(directory, "plain")
+    return LayerStore(
+        directory, kind, abilities.find(directory, state_dir / abilities.FILE_NAME), trims=kind == "loop-xfs"
+    )
 
 
 def can_reflink(directory: Path) -> bool:
