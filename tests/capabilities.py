@@ -64,6 +64,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "oracles": lambda: _program("rsync", "mtree", "bsdtar"),
     "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,
+    "qemu": lambda: _program("qemu-system-x86_64", "busybox", "mke2fs", "bsdtar", "apt-get"),
 }
 """Name to a check: None if it is there, else why not."""
 

@@ -108,7 +108,7 @@ def _image() -> Path:
             for library in Path("/usr/lib/x86_64-linux-gnu").glob("libfuse3.so.3*"):
                 shutil.copy2(library, root / "usr/lib/x86_64-linux-gnu" / library.name, follow_symlinks=False)
             command = root / "usr/local/bin/snapshotd"
-            command.write_text("#!/bin/sh\nexec python3 -m snapshotd.cli.main \"$@\"\n")
+            command.write_text("#!/usr/bin/python3\nfrom snapshotd.cli.main import main\n\nraise SystemExit(main())\n")
             command.chmod(0o755)
             with open(image, "wb") as file:
                 os.truncate(file.fileno(), _ROOM_BYTES)
@@ -127,7 +127,9 @@ def _distributions() -> list[metadata.Distribution]:
         found[one.name] = one
         for text in one.requires or ():
             needed = Requirement(text)
-            if any(needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)):
+            if any(
+                needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)
+            ):
                 add(needed)
 
     for text in _NEEDED:
