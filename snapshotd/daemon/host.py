@@ -12,7 +12,7 @@ _left: int | None = None
 
 
 def check_root() -> None:
-    """NotPermitted when not root. What the kernel offers is found out later, with the state directory (`choose_mode`)."""
+    """NotPermitted when not root. `choose_mode` looks at the rest later, when the state directory is there."""
     if os.geteuid() != 0:
         raise NotPermitted(
             f"the daemon needs root (mounts, namespaces, cgroups), but runs as user {os.geteuid()}; start it with sudo, or as the service"

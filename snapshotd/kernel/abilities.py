@@ -5,7 +5,7 @@ Nothing else in snapshotd asks for a kernel's version, for root, or for the layo
 call, in a child process with mounts of its own (`python -m snapshotd.kernel.abilities DIRECTORY`), and leaves nothing
 behind. `find` keeps the answer in a file of the state directory until the machine boots again.
 
-What needs which kernel (measured on 6.1, 6.12 and 6.18, else from the sources): layers by descriptor 6.15, times finer
+Kernels that have them (measured on 6.1, 6.12 and 6.18, else from the sources): layers by descriptor 6.15, times finer
 than a tick 6.13, one path for each layer 6.8, an overlay of id-mapped layers 5.19, mount_setattr 5.12.
 """
 
@@ -53,7 +53,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Abilities:
-    """What this process may do on this host, with a state directory at this place."""
+    """The abilities of this process on this host, with layers at one place."""
 
     mounts: bool
     """Mounts of its own: CAP_SYS_ADMIN, and no filter that refuses."""
@@ -217,7 +217,7 @@ def _probe_here(place: Path) -> Abilities:
     mounts_ = tried("mounts", _own_mounts)
     naming = next((one for one in LayerNaming if tried("overlays", functools.partial(_overlay, naming=one))), None)
     if naming is not None:
-        reasons.pop("overlays", None)  # of a way that this kernel does not have
+        reasons.pop("overlays", None)  # an earlier way, which this kernel does not have
     user_namespaces = tried("user_namespaces", _user_namespace)
     redirects = mapped = False
     if naming is not None:
