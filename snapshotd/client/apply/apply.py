@@ -9,13 +9,14 @@ git.py           merge texts, make a commit
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapshotd.client.apply.git import Worktree
 from snapshotd.client.apply.host_change import HostChange, left_over, repair
-from snapshotd.client.apply.host_tree import HostTree
+from snapshotd.client.apply.host_tree import HostEntry, HostTree
 from snapshotd.client.apply.plan import ApplyPlan, Item, Side, TreeSource
 from snapshotd.client.results import AppliedInfo, ApplyInfo, ChangeInfo, SnapshotInfo
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, UsageError
@@ -111,6 +112,10 @@ def _write(source: TreeSource, tree: HostTree, plan: ApplyPlan) -> None:
             if item.host is not None and (item.change == "deleted" or (item.put and item.host.kind == "directory")):
                 change.take(item.path, item.host.stamp)
         for item in plan.items:
+            if item.change == "changed" and not item.put and item.host is not None and _has_names(item.host):
+                change.take(item.path, item.host.stamp)
+                special = stat.S_IMODE(item.host.stamp.mode) & ~0o777
+                change.put_file(item.path, tree.read(item.path), special | item.permissions, item.host.owner)
             if not item.put:
                 continue
             if item.host is not None and item.host.kind != "directory":
@@ -125,11 +130,16 @@ def _write(source: TreeSource, tree: HostTree, plan: ApplyPlan) -> None:
             else:
                 change.put_file(item.path, _whole(source, item), item.permissions, own)
         for item in plan.items:
-            if item.change != "deleted" and not item.put and item.host is not None:
+            if item.change != "deleted" and not item.put and item.host is not None and not _has_names(item.host):
                 change.change_mode(
                     item.path, item.host.stamp, item.permissions
                 )  # last: a directory may become read-only
         change.run()
+
+
+def _has_names(host: HostEntry) -> bool:
+    """True for a file with more names, which keep their permissions: this one gets a copy."""
+    return host.kind == "file" and host.links > 1
 
 
 def _whole(source: TreeSource, item: Item) -> Iterator[bytes]:

@@ -169,6 +169,17 @@ def test_what_is_never_brought_is_said(rig: Rig, case: str) -> None:
     assert warning in "".join(done.warnings)
 
 
+def test_permissions_do_not_reach_a_files_other_names(rig: Rig) -> None:
+    """They may lie outside of the folder, or be none of the snapshot's."""
+    rig.prepare({"a": b"x"}, {"a": (b"x", 0o755)}, {"a": (b"x", 0o644)})
+    os.link(rig.here / "a", rig.directory / "outside")
+    os.link(rig.here / "a", rig.here / "mine")
+    assert [item.path for item in rig.apply().changes] == [b"a"]
+    assert rig.result() == {"a": (b"x", 0o755), "mine": b"x"}
+    assert (rig.directory / "outside").stat().st_mode & 0o777 == 0o644
+    assert (rig.directory / "outside").samefile(rig.here / "mine")
+
+
 def test_paths_that_lead_out_are_refused(rig: Rig) -> None:
     """A daemon would never name one; the client does not rely on that."""
     rig.prepare({}, {"a": b"x"}, {})
