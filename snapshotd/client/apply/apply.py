@@ -3,6 +3,7 @@
 apply_plan.py    what is to be done for each path: the rules
 host_tree.py     look into the folder
 host_change.py   change it as a whole or not at all
+journal.py       the record by which a change that was cut off is undone
 git.py           merge texts, make a commit
 """
 
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapshotd.client.apply.git import Worktree
-from snapshotd.client.apply.host_change import HostChange, left_over, repair
+from snapshotd.client.apply.host_change import HostChange, LeftOver
 from snapshotd.client.apply.host_tree import HostEntry, HostTree
 from snapshotd.client.apply.plan import ApplyPlan, Item, Side, TreeSource
 from snapshotd.client.results import AppliedInfo, ApplyInfo, ChangeInfo, SnapshotInfo
@@ -78,22 +79,23 @@ def commit_message(message: str, snapshot: SnapshotInfo) -> str:
     return f"{text}\n\nSnapshotd-Trajectory: {snapshot.trajectory}\nSnapshotd-Snapshot: {snapshot.id}\n"
 
 
-def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = None) -> ApplyInfo:
-    """Everything but the ids in the answer. With `message`, a git commit is made of it. Errors leave the folder as it
-    was."""
+def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = None, hooks: bool = False) -> ApplyInfo:
+    """Everything but the ids in the answer. With `message`, a git commit is made of it, and with `hooks` the programs
+    that the repository names run for it. Errors leave the folder as it was."""
     with HostTree(to) as tree:
-        if dry_run and left_over(tree):
+        left_over = LeftOver(tree)
+        if not dry_run:
+            left_over.repair()
+        elif left_over.cut_off:
             raise Conflict(
                 f"an earlier apply to {to} was cut off in the middle; apply without a dry run to undo it first"
             )
-        undone = None if dry_run else repair(tree)
-        worktree = None if message is None else Worktree(to)
+        worktree = None if message is None else Worktree(to, hooks=hooks)
         try:
             plan = ApplyPlan(source, tree)
         except OSError as exc:
             raise UsageError(f"{to} cannot be compared with a snapshot: {exc.strerror}; nothing was changed") from exc
-        if undone is not None:
-            plan.warnings.insert(0, undone)
+        plan.warnings[:0] = left_over.warnings
         changes = tuple(AppliedInfo(item.change, item.path, item.kind, item.merged is not None) for item in plan.items)
         commit = None
         if plan.items and not plan.conflicts and not dry_run:

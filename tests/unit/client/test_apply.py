@@ -148,6 +148,13 @@ WARNED: dict[str, tuple[Tree, Tree, Tree, Tree, str]] = {
     "file to a link that leads out": ({"a": b"x"}, {"a": "/x"}, {"a": b"x"}, {"a": b"x"}, "a: a link that leads out"),
     "set-user-id": ({}, {"s": (b"x", 0o4755)}, {}, {"s": (b"x", 0o755)}, "s: its set-user-id"),
     "git's own": ({}, {".git/config": b"x", "d/.GIT/hooks/h": b"x"}, {}, {"d": None}, "5 changes in .git"),
+    "apply's own names": (
+        {},
+        {"pkg/.snapshotd-apply-1/journal": b"x", ".Snapshotd-Apply-2": b"x"},
+        {},
+        {"pkg": None},
+        "3 changes in .snapshotd-apply-",
+    ),
     "unknown in a directory that goes": (
         {"d/a": b"x"},
         {},
