@@ -391,10 +391,10 @@ class _Archiver:
                 return None
             xattrs = self._xattrs(directory, fd, xattr_names, name) if xattr_names != [] else ()
             before = directory.known.get(name)
-            if before is None or before.kind is not Kind.FILE:
-                previous, holes = None, ()
-            else:
-                previous, holes = before.content, holes_of(before.extents, before.size)
+            if before is not None and before.kind is not Kind.FILE:
+                before = None
+            previous = before.content if before is not None else None
+            holes = holes_of(before.extents, before.size) if before is not None else ()
             extents, zeros = find_extents(fd, size, holes, self._progress)
             if zeros:
                 self._spend_zeros(zeros, name)

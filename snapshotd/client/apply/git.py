@@ -50,8 +50,8 @@ class Worktree:
     """The git worktree that a folder lies in. UsageError when it lies in none, or when git could make no commit there
     as things stand.
 
-    Whoever wrote the folder may have written the repository's settings and hooks. Git runs none of the programs that
-    they name, unless `hooks`; where a commit would be another one without them (filters, signatures), UsageError."""
+    The repository's settings and hooks may be an attacker's, as the folder may. Git runs none of the programs that they
+    name, unless `hooks`; where a commit would be another one without them (filters, signatures), UsageError."""
 
     def __init__(self, folder: Path, *, hooks: bool) -> None:
         self._folder, self._hooks = os.fsencode(os.path.realpath(folder)), hooks

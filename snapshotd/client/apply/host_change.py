@@ -140,8 +140,8 @@ class HostChange:
 
 
 class LeftOver:
-    """What killed changes have left in the folder. `warnings`: sentences about directories that look like it, and of
-    which this user has no record: they may have come with the folder. NotPermitted: they belong to another user, whose
+    """The remains of killed changes in the folder. `warnings`: sentences about directories that look like them and are
+    in no record of this user; they may have come with the folder. NotPermitted: they belong to another user, whose
     change may have been cut off in the middle."""
 
     def __init__(self, tree: HostTree) -> None:

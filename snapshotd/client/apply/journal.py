@@ -98,8 +98,8 @@ class ApplyRecord:
 
 
 def new_record(folder: Path, inode: int) -> ApplyRecord:
-    """A record without steps of an apply to `folder`. Those that earlier ones to it have left, whose files are gone, are
-    removed."""
+    """A record without steps of an apply to `folder`. Removes the records of earlier ones to it, whose staging
+    directories are gone."""
     with _opened() as place:
         for name in os.listdir(place):
             token, _, kind = name.partition(".")

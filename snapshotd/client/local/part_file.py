@@ -1,5 +1,5 @@
-"""A file that is there whole or not at all: written beside its place, then renamed to it. What is no regular file is never
-replaced."""
+"""A file that is there whole or not at all: written beside its place, then renamed to it. It replaces a regular
+file and nothing else."""
 
 from __future__ import annotations
 
