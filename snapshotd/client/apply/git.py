@@ -26,7 +26,8 @@ _WITHOUT_PROGRAMS = {
 _NO_FETCH = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
 """A missing object is not fetched: the repository names the program that would."""
 _MAKES_COMMITS = re.compile(
-    r"filter\..*\.(?:clean|process)|gpg\.(?:.*\.)?program|gpg\.ssh\.defaultkeycommand|hook\..*\.command", re.DOTALL
+    r"filter\..*\.(?:clean|process)|gpg\.(?:.*\.)?program|gpg\.ssh\.defaultkeycommand|hook\..*\.command|lfs\.extension\..*\.clean",
+    re.DOTALL,
 )
 _OWN_SCOPES = ("local", "worktree")
 _MERGE_FAILED = 128

@@ -243,6 +243,23 @@ def test_a_hook_that_refuses_is_told(rig: Rig) -> None:
     assert (rig.here / "a").read_bytes() == b"A"
 
 
+def test_settings_of_a_filter_that_the_user_has_may_name_no_program_either(rig: Rig) -> None:
+    """`git lfs` runs the extensions that a repository names."""
+    git(rig.here, "config", "lfs.extension.x.clean", "true")
+    with pytest.raises(UsageError, match=r"lfs\.extension\.x\.clean"):
+        rig.apply(message=MESSAGE)
+
+
+def test_a_folder_that_only_looks_like_a_repository_is_none(rig: Rig) -> None:
+    """Git takes it for a bare one, with settings from an agent."""
+    sub = rig.here / "sub"
+    subprocess.run(["cp", "-r", rig.here / ".git", sub], check=True)
+    git(rig.here, "-C", str(sub), "config", "core.worktree", ".")
+    rig.here = sub
+    with pytest.raises(UsageError, match="cannot use bare repository"):
+        rig.apply(message=MESSAGE)
+
+
 def test_without_git_nothing_is_applied(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(rig.directory))
     with pytest.raises(Unsupported, match="git is not installed"):
