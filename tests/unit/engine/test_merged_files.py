@@ -226,7 +226,7 @@ def merged_by_git(where: Path, base: Files, theirs: Files, mine: Files) -> dict[
     git(where, "fast-import", "--quiet", "--force", data=stream.encode())
     git(where, "checkout", "--quiet", "--force", "--detach", "mine")
     git(where, "clean", "-dfqx")
-    merge = ("-c", "merge.renames=false", "merge", "--quiet", "--no-commit", "--no-ff", "theirs")
+    merge = ("merge", "--quiet", "--no-commit", "--no-ff", "--strategy-option=no-renames", "theirs")
     if git(where, *merge, fine=(0, 1))[0] == 1:
         return None
     found = {}
