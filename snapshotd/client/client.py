@@ -609,13 +609,16 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         dry_run: bool = False,
         *,
         commit: str | bool = False,
+        hooks: bool = False,
     ) -> ApplyInfo:
         """Bring what changed from `base` to `snapshot` below the directory `path` (/workspace) to the local folder
         `to`, all or nothing; with `dry_run`, only say what that would be. `base` is the snapshot from right after the
-        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it.
+        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it; hooks of the
+        folder's repository, and programs that its settings name, run only with `hooks`.
 
         Three-way: the folder's own changes are kept. Where both exclude each other, nothing is written and the answer
-        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there), Conflict
+        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there, or none
+        without a program of its repository), Conflict
         (the folder changed meanwhile; another apply is at work; git refused the commit of what is applied), OutOfSpace,
         Unsupported (there is no git, and it is needed)."""
         from snapshotd.client.apply import apply
@@ -624,7 +627,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         start = apply.first_of(self, info) if base is None else self.snapshot(base).id
         source = apply.SnapshotReader(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
-        done = apply.apply(source, local_path(to), dry_run=dry_run, message=message)
+        done = apply.apply(source, local_path(to), dry_run=dry_run, message=message, hooks=hooks)
         return dataclasses.replace(done, base=start, snapshot=info.id)
 
     @on_this_machine

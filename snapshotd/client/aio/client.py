@@ -641,17 +641,20 @@ class AsyncSnapshotd(
         dry_run: bool = False,
         *,
         commit: str | bool = False,
+        hooks: bool = False,
     ) -> ApplyInfo:
         """Bring what changed from `base` to `snapshot` below the directory `path` (/workspace) to the local folder
         `to`, all or nothing; with `dry_run`, only say what that would be. `base` is the snapshot from right after the
-        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it.
+        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it; hooks of the
+        folder's repository, and programs that its settings name, run only with `hooks`.
 
         Three-way: the folder's own changes are kept. Where both exclude each other, nothing is written and the answer
-        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there), Conflict
+        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there, or none
+        without a program of its repository), Conflict
         (the folder changed meanwhile; another apply is at work; git refused the commit of what is applied), OutOfSpace,
         Unsupported (there is no git, and it is needed)."""
         return await whole_verb(
-            self._transport, SnapshotdOfThreads.apply, snapshot, to, base, path, dry_run, commit=commit
+            self._transport, SnapshotdOfThreads.apply, snapshot, to, base, path, dry_run, commit=commit, hooks=hooks
         )
 
     async def merge(

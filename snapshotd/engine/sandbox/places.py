@@ -109,6 +109,6 @@ class Places:
                 ):
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
                     changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
-                    apply.apply(root, changes, wanted, shift=shift)
+                    apply.apply(root, changes, wanted, shift=shift, whole_groups=True)
             finally:
                 os.close(root)
