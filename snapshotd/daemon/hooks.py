@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.engine.base import Engine, RewindMode
-from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError, UsageError
+from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.kernel import passing
 from snapshotd.kernel.identity import HostUser, peer
 from snapshotd.types import Snapshot, Trajectory, short
@@ -142,18 +142,16 @@ class HookServer:
         if verb == "undo" and not arguments:
             return _done(self._engine.undo(trajectory.id))
         if verb == "log" and not arguments:
-            return self._listed(trajectory)
+            return self._listed(trajectory, user)
         if verb == "rewind":
             options = [word for word in arguments if word.startswith("--")]
             refs = [word for word in arguments if not word.startswith("--")]
             if len(refs) < 2 and all(word in _MODES or word == "--dry-run" for word in options):
-                return self._rewind(trajectory, refs, options) if refs else self._listed(trajectory)
+                target = self._engine.folder_snapshot(user, folder, refs[0]) if refs else None
+                return self._listed(trajectory, user) if target is None else self._rewind(trajectory, target, options)
         raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")
 
-    def _rewind(self, trajectory: Trajectory, refs: list[str], options: list[str]) -> str:
-        target = self._engine.snapshot(refs[0])
-        if target.trajectory != trajectory.id:
-            raise NotPermitted(f"{refs[0]} is no snapshot of this folder")
+    def _rewind(self, trajectory: Trajectory, target: Snapshot, options: list[str]) -> str:
         mode: RewindMode = next((_MODES[word] for word in options if word in _MODES), "both")
         if "--dry-run" not in options:
             return _done(self._engine.rewind(trajectory.id, target.id, mode=mode))
@@ -162,9 +160,9 @@ class HookServer:
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
         return "\n".join([*lines, *more, f"{len(preview.messages)} messages go", ""])
 
-    def _listed(self, trajectory: Trajectory) -> str:
+    def _listed(self, trajectory: Trajectory, user: HostUser) -> str:
         rows = [
-            "  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *one.tags))
+            "  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *(tag.removesuffix(f"@{user.uid}") for tag in one.tags)))
             for one in self._engine.log(trajectory.id, _LISTED)
         ]
         return "\n".join([*rows, ""])

@@ -893,6 +893,11 @@ class Engine(ABC):
     def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
         """The user's trajectory of the folder. NotFound: no hook has told of it."""
 
+    @abstractmethod
+    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> Snapshot:
+        """A snapshot of the user's folder. NotFound, also for a snapshot of another: neither the answer nor its time
+        tells of any."""
+
     # -- durable storage -----------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -28,6 +28,9 @@ class FolderVerbs(MindVerbs):
     def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
         return self._mind.folders.trajectory(user, folder)
 
+    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> Snapshot:
+        return self._mind.folders.snapshot(user, folder, ref)
+
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:

@@ -446,7 +446,7 @@ def test_a_user_reaches_only_the_own_trajectory(user: Claude, claude: Claude) ->
     claude.hook("SessionStart")
     user.hook("SessionStart")
     theirs = claude.steps()[-1]["id"]
-    assert "no snapshot of this folder" in user.send("rewind", theirs, code=8)
+    assert "of this folder" in user.send("rewind", theirs, code=4)
     assert "no request" in user.send("cat", theirs, code=2)
     user.folder = claude.folder
     claude.folder.chmod(0o755)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
 import threading
 import time
@@ -30,6 +29,7 @@ from snapshotd.engine.folders import transcripts
 from snapshotd.engine.folders.capture import TOP, Capture
 from snapshotd.engine.folders.comparing import compare
 from snapshotd.engine.folders.events import HookEvent
+from snapshotd.engine.folders.places import Place, Places, open_folder, own_name, place_of
 from snapshotd.engine.folders.putting_back import put_back, relative
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
@@ -37,15 +37,16 @@ from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
 from snapshotd.engine.storing import look, retention
 from snapshotd.engine.storing.cold import Cold, gone
-from snapshotd.errors import Conflict, NotFound, NotPermitted, UsageError
+from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.kernel import files, turns
+from snapshotd.kernel import turns
 from snapshotd.kernel.identity import HostUser, acting_as
 from snapshotd.layers.amend import amend
 from snapshotd.trees import diff
 from snapshotd.trees.base import Change, ChangeKind
 from snapshotd.types import (
     FOLDER,
+    MIN_PREFIX_CHARS,
     CallStatus,
     EntryKind,
     JournalEntry,
@@ -67,7 +68,6 @@ MOST_PATHS = 5000
 """Paths that are recorded with a call; of one that changed more, every difference counts as its own."""
 MOST_RESULT_CHARS = 1 << 20
 _UNDOABLE = ("rewind", "undo")
-_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
 @dataclass(slots=True)
@@ -75,7 +75,6 @@ class _Folder:
     """One folder of one user. `open_calls`: calls that have begun, by their ids, each with its session."""
 
     user: HostUser
-    path: str
     trajectory: TrajectoryID
     fence: int
     index: FolderIndex = field(default_factory=FolderIndex)
@@ -90,6 +89,7 @@ class Folders:
 
     def __init__(self, context: Context, cold: Cold, listener: StepListener) -> None:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
+        self._places = Places(self._catalog)
         self._folders: dict[tuple[int, str], _Folder] = {}
         self._watches = Watches()
         self._lock = threading.Lock()
@@ -128,18 +128,34 @@ class Folders:
 
     def checkpoint(self, user: HostUser, root: int, name: str) -> Snapshot:
         """A snapshot of the folder as it is, with a tag, which every prune keeps. Conflict, UsageError: the name."""
+        known_as = own_name(user, name)
         with self._held(user, root) as folder:
             snapshot = self._commit(folder, root, self._scan(folder, root), marker("checkpoint", {"name": name}))
-            self._catalog.tag(snapshot.id, name)
+            self._catalog.tag(snapshot.id, known_as)
             return snapshot
 
     def trajectory(self, user: HostUser, root: int) -> Trajectory:
         """The trajectory of a folder. NotFound: no hook has told of it yet."""
-        path = _path_of(root)
-        found = self._known(user, path)
+        place = place_of(root, user)
+        found = self._places.find(user, place)
         if found is None:
-            raise NotFound(f"no snapshot was taken of {path} yet; `snapshotd hooks install` in it begins")
+            raise NotFound(f"no snapshot was taken of {place.path} yet; `snapshotd hooks install` in it begins")
+        self._places.moved(place, found)
         return self._catalog.get_trajectory(found)
+
+    def snapshot(self, user: HostUser, root: int, ref: str) -> Snapshot:
+        """A snapshot of the user's folder, by its id, the beginning of that, or the name of a checkpoint. NotFound. No
+        other snapshot is looked at: neither the answer nor the time that it takes tells of any."""
+        trajectory = self.trajectory(user, root)
+        all_of_it = self._catalog.snapshots(trajectory.id)
+        names = {ref, f"{ref}@{user.uid}"}
+        found = [one for one in all_of_it if one.id == ref] or [one for one in all_of_it if names & {*one.tags}]
+        if not found and len(ref) >= MIN_PREFIX_CHARS:
+            found = [one for one in all_of_it if one.id.startswith(ref)]
+        if len(found) != 1:
+            what = f"there is no snapshot {ref[:80]!r}" if not found else f"{ref} fits {len(found)} snapshots"
+            raise NotFound(f"{what} of this folder; its log lists them")
+        return found[0]
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
@@ -461,16 +477,16 @@ class Folders:
     @contextlib.contextmanager
     def _held(self, user: HostUser, root: int) -> Iterator[_Folder]:
         """The folder, which no other thread has meanwhile. It begins here if it is new."""
-        path = _path_of(root)
-        _refuse(path)
+        place = place_of(root, user)
         with self._lock:
-            folder = self._folders.get((user.uid, path))
-            if folder is None or self._known(user, path) != folder.trajectory:
-                known = self._known(user, path)
+            known = self._places.find(user, place)
+            folder = self._folders.get((user.uid, place.identity))
+            if folder is None or known != folder.trajectory:
                 if known is None:
-                    known = self._begin(user, path)
-                folder = _Folder(user, path, known, self._catalog.draw_fence(known))
-                self._folders[user.uid, path] = folder
+                    known = self._begin(user, place)
+                folder = _Folder(user, known, self._catalog.draw_fence(known))
+                self._folders[user.uid, place.identity] = folder
+            self._places.moved(place, known)
         with folder.lock:
             folder.user = user
             yield folder
@@ -479,40 +495,33 @@ class Folders:
     def _reopened(self, trajectory: Trajectory) -> Iterator[tuple[_Folder, int]]:
         """The folder of a trajectory, and its descriptor."""
         facts = self._catalog.snapshots(trajectory.id)[0].call.arguments
-        path = facts["folder"]
+        path = self._places.path_of(trajectory.id) or facts["folder"]
         try:
             user = HostUser.of(facts["uid"])
         except KeyError:
             user = HostUser(facts["uid"], facts["gid"])
         try:
-            with acting_as(user):
-                root = os.open(path, files.DIR_FLAGS)
+            root = open_folder(path, user)
         except OSError as exc:
             raise NotFound(
                 f"the folder {path} cannot be opened: {exc.strerror}; restore the snapshot elsewhere"
             ) from exc
         try:
+            if self._places.find(user, place_of(root, user)) != trajectory.id:
+                raise Conflict(
+                    f"{path} is another folder by now than the one of {short(trajectory.id)}, and stays as it is; restore the "
+                    "snapshot elsewhere"
+                )
             with self._held(user, root) as folder:
-                if folder.trajectory != trajectory.id:
-                    raise Conflict(
-                        f"{path} is by now the folder of trajectory {short(folder.trajectory)}; name that one"
-                    )
                 yield folder, root
         finally:
             os.close(root)
 
-    def _known(self, user: HostUser, path: str) -> TrajectoryID | None:
-        found = self._catalog.get_meta(_key(user, path))
-        if found:
-            with contextlib.suppress(NotFound):
-                return self._catalog.get_trajectory(TrajectoryID(found)).id
-        return None
-
-    def _begin(self, user: HostUser, path: str) -> TrajectoryID:
+    def _begin(self, user: HostUser, place: Place) -> TrajectoryID:
         """A new trajectory with an empty first snapshot, so that it exists before the first scan."""
         image = next((one for one in self._context.images.list() if one.name == "default"), None)
         image = image or self._context.images.empty((), "/workspace")
-        facts = {"folder": path, "uid": user.uid, "gid": user.gid}
+        facts = {"folder": place.path, "uid": user.uid, "gid": user.gid}
         now = time.time_ns()
         snapshot = Snapshot(
             id=SnapshotID(new_id()),
@@ -527,11 +536,9 @@ class Folders:
             created_at_ns=now,
             method="build",
         )
-        taken = {one.name for one in self._catalog.trajectories()} | self._catalog.tags().keys()
-        name = _NAME.sub("-", os.path.basename(path)).strip("-._")[:48]
         trajectory = Trajectory(
             id=snapshot.trajectory,
-            name=None if not name or name in taken else name,
+            name=self._places.free_name(user, place.path),
             spec=SandboxSpec(image.id, FOLDER),
             agent=None,
             head=snapshot.id,
@@ -543,30 +550,14 @@ class Folders:
         config = self._context.config  # named snapshots stay in any case
         kept = RetentionPolicy(keep_last=config.folder_keep_last, keep_within_s=config.folder_keep_s)
         retention.set_policy(self._catalog, trajectory.id, kept)
-        self._catalog.set_meta(_key(user, path), trajectory.id)
+        self._places.remember(user, place, trajectory.id)
         self._submit(snapshot)
         return trajectory.id
-
-
-def _key(user: HostUser, path: str) -> str:
-    return f"folder/{user.uid}/{path}"
 
 
 def _rewind_key(folder: _Folder) -> str:
     """Names the head at which the last rewind began to put files back."""
     return f"folder-rewind/{folder.trajectory}"
-
-
-def _path_of(root: int) -> str:
-    return os.readlink(f"/proc/self/fd/{root}")
-
-
-def _refuse(path: str) -> None:
-    """NotPermitted for a folder that holds more than a project."""
-    if path in ("/", "/root", "/home", "/etc", "/usr", "/var", "/tmp") or os.path.dirname(path) == "/home":
-        raise NotPermitted(f"no snapshots are taken of {path}, which holds more than a project; work in a folder in it")
-    if path.endswith(" (deleted)") or not path.startswith("/"):
-        raise NotFound(f"the folder {path} does not exist any more; begin in another one")
 
 
 def _bounded(result: Any) -> Any:

@@ -490,6 +490,9 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
     def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> t.Snapshot:
         raise NotFound("this engine has no folders")
 
+    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> t.Snapshot:
+        raise NotFound("this engine has no folders")
+
     def folder_trajectory(self, user: HostUser, folder: int) -> t.Trajectory:
         raise NotFound("this engine has no folders")
 
