@@ -191,10 +191,10 @@ def test_a_call_that_began_before_the_daemon_takes_nothing_of_the_time_between(a
 
 def test_what_an_editor_writes_during_a_call_is_no_change_of_the_call(agent: Agent) -> None:
     target = head(agent)
+    agent.do("mkdir d")
     agent.before("long")
     (agent.folder / "by-hand").write_text("a person's\n")
-    agent.run(["bash", "-c", "mkdir d; echo made > d/made"])
-    wait_until((agent.folder / "d").exists, "it is there")
+    agent.run(["bash", "-c", "echo made > d/made"])
     (agent.folder / "d" / "beside").write_text("a person's\n")
     agent.after("long")
     assert agent.names()[-2:] == ["edits", "Bash"]

@@ -31,7 +31,7 @@ from typing import Any
 
 from snapshotd.engine.base import RetentionPolicy, RewindMode, RewindPreview
 from snapshotd.engine.context import Context
-from snapshotd.engine.folders import transcripts
+from snapshotd.engine.folders import databases, transcripts
 from snapshotd.engine.folders.calls import OpenCall, Part, end_of, parts_of, session_of
 from snapshotd.engine.folders.capture import Capture
 from snapshotd.engine.folders.comparing import compare, listing
@@ -486,6 +486,7 @@ class Folders:
         messages: list[Message] = []
         if event is not None:
             follows, session, messages = self._conversation(folder, head, event)
+        scan.warnings += databases.without_log(scan.changed, folder.index.passed())
         capture = Capture(root, folder.user, scan)
         below, own = self._cold.take(head) if scan else head.stack, int(bool(scan))
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -17,8 +18,9 @@ from typing import Any
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders.capture import TOP
+from snapshotd.engine.folders.databases import groups, log_in
 from snapshotd.engine.folders.names import name_of
-from snapshotd.engine.folders.putting_back import database_groups, relative
+from snapshotd.engine.folders.putting_back import relative
 from snapshotd.engine.storing import look
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
 from snapshotd.trees import diff
@@ -219,11 +221,10 @@ def _others(owners: set[str]) -> str | None:
 def _keep_databases_whole(found: Plan, ignored: set[str]) -> None:
     """A database and its log are taken back together or not at all: with the log of another moment it is damaged."""
     paths = [relative(change) for change in found.changes]
-    for base, group in database_groups([*paths, *found.left]).items():
-        log = next((part for part in ("-wal", "-journal") if name_of(base) + part in ignored), None)
-        reason = None
+    for base, group in groups([*paths, *found.left]).items():
+        log, reason = log_in(os.fsdecode(base), ignored), None
         if log is not None:
-            reason = f"the database has a log, {name_of(base)}{log}, which no snapshot holds"
+            reason = f"the database has a log, {name_of(os.fsencode(log))}, which is ignored, so no snapshot has it"
         elif len(group) > 1 and any(path in found.left for path in group):
             reason = "another file of the same database stays"
         if reason is not None:

@@ -21,11 +21,12 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from snapshotd.engine.folders.capture import TOP
+from snapshotd.engine.folders.databases import groups
 from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.scan import open_file
 from snapshotd.failpoints import hit
@@ -128,7 +129,7 @@ class PuttingBack:
 
     def _pass_open_databases(self, changes: Sequence[Change]) -> None:
         """The files of a database that a program has open stay all."""
-        for group in database_groups(map(relative, changes)).values():
+        for group in groups(map(relative, changes)).values():
             if len(group) > 1 and any(self._has_writer(path) for path in group):
                 self.left |= dict.fromkeys(group, "a program has the database open; end it, and rewind again")
 
@@ -432,18 +433,6 @@ class PuttingBack:
 
 def _out(number: int) -> bytes:
     return b"n%d" % number
-
-
-_DATABASE_PARTS = (b"-wal", b"-shm", b"-journal")
-
-
-def database_groups(paths: Iterable[bytes]) -> dict[bytes, list[bytes]]:
-    """The paths by the SQLite database that they may belong to, as itself, or as its log (sqlite.org/tempfiles.html)."""
-    groups: dict[bytes, list[bytes]] = {}
-    for path in paths:
-        suffix = next((one for one in _DATABASE_PARTS if path.endswith(one)), b"")
-        groups.setdefault(path[: len(path) - len(suffix)], []).append(path)
-    return groups
 
 
 def _other_kind(change: Change) -> bool:
