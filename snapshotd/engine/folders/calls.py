@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from snapshotd.engine.folders.events import HookEvent
+from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.plan import PERSON, Changes
 from snapshotd.engine.folders.scan import FolderScan
 from snapshotd.engine.folders.writers import UNKNOWN, Process, Witness
@@ -78,6 +79,10 @@ def parts_of(scan: FolderScan, witness: Witness, calls: Sequence[OpenCall], clos
         part = found.setdefault(id(call), Part(call))
         part.paths.add(path)
         part.changes.add(owners, os.fsencode(path))
+    for old, new in scan.moved:
+        for part in found.values():
+            if {old, new} & part.paths:
+                part.changes.moved.add((name_of(os.fsencode(old)), name_of(os.fsencode(new))))
     parts = sorted(found.values(), key=lambda part: (part.call is not None, part.call is closing))
     taken: set[str] = set()
     for part in parts:

@@ -146,8 +146,11 @@ class Folders:
         for part in self._parts(folder, root, call):
             if part.call is call and call is not None:
                 mine = part
-            else:
-                self._save(folder, root, part)
+                continue
+            if call is None and part.call is None:
+                for path in part.paths:  # it may be the call's, so a rewind names it
+                    part.changes.add({session_of(event)}, os.fsencode(path))
+            self._save(folder, root, part)
         if call is not None:
             folder.calls.remove(call)
         return self._call(folder, root, mine, event)

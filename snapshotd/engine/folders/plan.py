@@ -41,10 +41,12 @@ KEY = "changes"
 
 @dataclass(slots=True)
 class Changes:
-    """The changes of one snapshot, by names (`name_of`). A path may have several owners."""
+    """The changes of one snapshot, by names (`name_of`). A path may have several owners. `moved`: the old and the new
+    name of each file that was renamed."""
 
     made: dict[str, set[str]] = field(default_factory=dict)
     edited: set[str] = field(default_factory=set)
+    moved: set[tuple[str, str]] = field(default_factory=set)
 
     def add(self, owners: Iterable[str], path: bytes) -> None:
         """Note owners of a path."""
@@ -65,7 +67,11 @@ class Changes:
 
     def record(self, seq: int) -> dict[str, Any]:
         """For the state of the snapshot with this number."""
-        content = {"made": {key: sorted(names) for key, names in self.made.items()}, "edited": sorted(self.edited)}
+        content: dict[str, Any] = {
+            "made": {key: sorted(names) for key, names in self.made.items()},
+            "edited": sorted(self.edited),
+            "moved": sorted(self.moved),
+        }
         if sum(map(len, (*self.made.values(), self.edited))) <= _MOST_PLAIN:
             return {"seq": seq, **content}
         return {"seq": seq, "packed": base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()}
@@ -74,7 +80,8 @@ class Changes:
     def of(record: dict[str, Any]) -> Changes:
         if "packed" in record:
             record = {**record, **json.loads(zlib.decompress(base64.b64decode(record["packed"])))}
-        return Changes({key: set(names) for key, names in record["made"].items()}, set(record["edited"]))
+        made = {key: set(names) for key, names in record["made"].items()}
+        return Changes(made, set(record["edited"]), {(old, new) for old, new in record["moved"]})
 
 
 def changes_of(context: Context, snapshot: Snapshot) -> Changes | None:
@@ -114,6 +121,7 @@ class History:
 
     owners: dict[str, set[str]] = field(default_factory=dict)
     whole: bool = True
+    moved: list[tuple[str, str]] = field(default_factory=list)
     _before: dict[str, str] = field(default_factory=dict)
     """Each session that continues another one, to that one."""
 
@@ -136,6 +144,7 @@ class History:
 
     def add(self, changes: Changes) -> None:
         """Count these, too."""
+        self.moved += changes.moved
         for owner, names in ((PERSON, changes.edited), *changes.made.items()):
             for name in names:
                 self.owners.setdefault(name, set()).add(owner)
@@ -208,6 +217,7 @@ def plan(before: View, after: View, history: History, chosen: set[str], ignored:
         else:
             found.left[path] = reason
     _keep_databases_whole(found, set(ignored))
+    _keep_moved_files(found, history, chosen)
     return found
 
 
@@ -229,6 +239,23 @@ def _keep_databases_whole(found: Plan, ignored: set[str]) -> None:
             reason = "another file of the same database stays"
         if reason is not None:
             found.left |= {path: reason for path in group if path not in found.left}
+    found.changes = [change for change in found.changes if relative(change) not in found.left]
+
+
+def _keep_moved_files(found: Plan, history: History, chosen: set[str]) -> None:
+    """A file that was renamed stays where it is, if what it was called before, or is called since, is not the chosen
+    owners' alone: taking one name back and not the other would make its content vanish."""
+    groups: dict[str, set[str]] = {}
+    for pair in history.moved:
+        group = groups.get(pair[0], {pair[0]}) | groups.get(pair[1], {pair[1]})
+        groups |= dict.fromkeys(group, group)
+    stays = {name_of(path) for path in found.left}
+    for change in list(found.changes):
+        path = relative(change)
+        others = groups.get(name_of(path), set()) - {name_of(path)}
+        reason = next((one for one in sorted(others) if one in stays or history.owners.get(one, set()) - chosen), None)
+        if reason is not None:
+            found.left[path] = f"a file had this name and {reason}, which somebody else has changed since, too"
     found.changes = [change for change in found.changes if relative(change) not in found.left]
 
 

@@ -77,6 +77,9 @@ class FolderScan:
     revealed: set[str] = field(default_factory=set)
     """Changed paths that the rules ignored so far: nothing is known of their past."""
 
+    moved: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs of the old and the new path of a file that was renamed."""
+
     def part(self, paths: set[str]) -> FolderScan:
         """The difference at some paths."""
         changed = {path: mark for path, mark in self.changed.items() if path in paths}
@@ -151,7 +154,22 @@ class FolderIndex:
         found.deleted = sorted(gone)
         found.changed = dict(sorted(found.changed.items()))
         found.revealed = self._revealed & found.changed.keys()
+        found.moved = self._moved(found)
         return found
+
+    def _moved(self, found: FolderScan) -> list[tuple[str, str]]:
+        """Files that have another name now: the same number, size and time."""
+        was = {}
+        for path in (*found.deleted, *found.changed):
+            mark = self.known.get(path, ())
+            if len(mark) > 1:
+                was[mark[1], mark[2], mark[4]] = path
+        pairs = []
+        for path, mark in found.changed.items() if was else ():
+            old = was.get((mark[1], mark[2], mark[4]), path) if len(mark) > 1 else path
+            if old != path:
+                pairs.append((old, path))
+        return pairs
 
     def took(self, path: str, mark: Mark | None, digest: bytes | None = None) -> None:
         """The last snapshot has the file as the mark says. None: it has none. `digest`: see `settled`."""
