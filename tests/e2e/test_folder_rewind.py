@@ -374,3 +374,32 @@ def test_no_edit_is_lost_that_is_made_while_the_rewind_runs(agent: Agent, way: s
                 there.get(name),
                 *(text for key, text in there.items() if key.startswith(f"{name}.")),
             ), name
+
+
+@pytest.mark.parametrize("point", ["engine.folders.put:2", "engine.folders.exchanged", "engine.folders.put_back"])
+def test_what_a_person_writes_after_a_rewind_was_cut_off_stays(agent: Agent, point: str) -> None:
+    """The daemon died in the middle: what it had moved out of the way comes back, or is the agent's and goes."""
+    agent.do("echo 1 > one; echo 2 > two; echo 3 > three")
+    target, trajectory = head(agent), agent.trajectory
+    agent.do("echo 4 > one; echo 5 > two; rm three; echo 6 > made")
+    agent.snap.stop_daemon()
+    dies = Snap(agent.snap.state_dir, {**agent.snap.env, "SNAPSHOTD_FAILPOINT": point})
+    dies("rewind", "--files", trajectory, target, code=None)
+    name = point.partition(":")[0]
+    log = agent.snap.state_dir / "daemon.log"
+    wait_until(lambda: f"failpoint {name} reached" in log.read_text(), "the daemon died")
+    (agent.folder / "two").write_text("a person's\n")
+    (agent.folder / "made").write_text("a person's\n")
+    agent.snap("ls")
+    agent.do("true")
+    agent.rewind(target)
+    assert agent.files() == {
+        ".gitignore": "*.log\n",
+        "notes": "mine\n",
+        "one": "1\n",
+        "two": "a person's\n",
+        "three": "3\n",
+        "made": "a person's\n",
+    }
+    agent.snap("undo", trajectory)
+    assert agent.files()["two"] == agent.files()["made"] == "a person's\n"
