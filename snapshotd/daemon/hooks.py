@@ -161,10 +161,10 @@ class HookServer:
         return "\n".join([*lines, *more, f"{len(preview.messages)} messages go", ""])
 
     def _listed(self, trajectory: Trajectory, user: HostUser) -> str:
-        rows = [
-            "  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *(tag.removesuffix(f"@{user.uid}") for tag in one.tags)))
-            for one in self._engine.log(trajectory.id, _LISTED)
-        ]
+        rows = []
+        for one in self._engine.log(trajectory.id, _LISTED):
+            names = [tag.removesuffix(f"@{user.uid}") for tag in one.tags]
+            rows.append("  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *names)))
         return "\n".join([*rows, ""])
 
 

@@ -129,7 +129,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
     "httpx2": ("gateway/forward.py",),
-    "pathspec": ("engine/folders/ignore.py", "engine/folders/scan.py"),
+    "re2": ("engine/folders/ignore.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
