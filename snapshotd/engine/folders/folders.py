@@ -33,6 +33,7 @@ from snapshotd.engine.folders.places import Place, Places, open_folder, own_name
 from snapshotd.engine.folders.putting_back import put_back, relative
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
+from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
 from snapshotd.engine.storing import look, retention
@@ -40,7 +41,7 @@ from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import turns
-from snapshotd.kernel.identity import HostUser, acting_as
+from snapshotd.kernel.identity import HostUser
 from snapshotd.layers.amend import amend
 from snapshotd.trees import diff
 from snapshotd.trees.base import Change, ChangeKind
@@ -91,12 +92,13 @@ class Folders:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
         self._places = Places(self._catalog)
         self._folders: dict[tuple[int, str], _Folder] = {}
-        self._watches = Watches()
+        self._watches, self._user_files = Watches(), UserFiles()
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Give the kernel's marks back. Idempotent."""
+        """Give the kernel's marks back, and end the process that opens users' files. Idempotent."""
         self._watches.close()
+        self._user_files.close()
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
@@ -239,8 +241,8 @@ class Folders:
                 f"the sessions of {session['agent']} cannot be cut at a snapshot; rewind the files alone, and go back in the "
                 "conversation with the agent's own command"
             )
-        with acting_as(folder.user):
-            new = transcripts.cut(session["transcript"], session.get("last"), session.get("call"))
+        own = self._user_files.of(folder.user)
+        new = transcripts.cut(own, session["transcript"], session.get("last"), session.get("call"))
         if new is None:
             return {"agent": session["agent"]}
         return {**session, **asdict(new)}
@@ -431,8 +433,7 @@ class Folders:
             place = {} if last is None else self._session(last)
             recorded = () if last is None else self._catalog.conversation(last.id)
             reader = folder.readers[event.session] = transcripts.TranscriptReader.at(place, recorded)
-        with acting_as(folder.user):
-            messages = reader.read(event)
+        messages = reader.read(event, self._user_files.of(folder.user))
         conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
         session = {
             "agent": event.agent,
