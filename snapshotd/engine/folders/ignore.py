@@ -86,7 +86,7 @@ class RuleFile:
 
 
 def read_rules(data: bytes) -> RuleFile:
-    """The rules in the first bytes of a file, of which there are more if it is longer than `MOST_FILE_BYTES`."""
+    """The rules of a file's content, or of its beginning: one byte more than `MOST_FILE_BYTES` says that there is more."""
     over = ""
     if len(data) > MOST_FILE_BYTES:
         data = data[: data.rfind(b"\n", 0, MOST_FILE_BYTES) + 1]
@@ -126,7 +126,7 @@ def _compiled(expressions: Iterable[bytes]) -> _Expression:
 
 
 def _rule(line: bytes) -> tuple[bool, bytes] | None:
-    """Whether a line ignores, and its expression. None: it is no rule, or matches nothing."""
+    """A line's expression, after True if it ignores. None: it is no rule, or matches nothing."""
     if line.startswith(b"#"):
         return None
     line = _trimmed(line.removesuffix(b"\r"))

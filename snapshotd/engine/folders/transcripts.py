@@ -20,7 +20,8 @@ from typing import Any
 
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.user_files import OwnFiles
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import Conflict, LimitExceeded, UsageError
+from snapshotd.formats.foreign_json import parse
 from snapshotd.types import Message
 
 MOST_BYTES, MOST_AT_ONCE_BYTES = 64 << 20, 8 << 20
@@ -106,8 +107,8 @@ def read_text(own: OwnFiles, path: str, offset: int = 0, most: int = MOST_BYTES)
 def conversation_lines(data: bytes) -> Iterator[dict[str, Any]]:
     """The lines of a transcript that belong to its conversation."""
     for text in data.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            line = json.loads(text)
+        with contextlib.suppress(ValueError, LimitExceeded):
+            line = parse(text)
             if isinstance(line, dict) and isinstance(line.get("uuid"), str):
                 yield line
 
