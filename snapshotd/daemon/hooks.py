@@ -6,7 +6,7 @@ sends: all work on files is done with that user's rights, and a verb reaches tha
     peer    one line, its words parted by NUL, with the descriptor of the folder; after `hook AGENT` a JSON object
     daemon  one byte (the exit code), then text; then it closes
 
-    hook AGENT | checkpoint NAME | rewind [--files|--conversation|--both] [--dry-run] [ID] | undo | log
+    hook AGENT | checkpoint NAME | rewind [--files|--conversation|--both] [--dry-run] [--session=ID|--session=all] [ID] | undo | log
 
 Concurrency: one thread for each connection (`Places`); few of them work at once (`Turns`). A peer has `_REQUEST_S` for
 its whole request, however it comes.
@@ -46,6 +46,7 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONN
 """Failures of accept(2) after which there is another connection to take."""
 _PAUSE_S = 0.05
 _MODES: dict[str, RewindMode] = {"--files": "files", "--conversation": "conversation", "--both": "both"}
+_SESSION = "--session="
 _log = logging.getLogger(__name__)
 
 
@@ -135,12 +136,12 @@ class HookServer:
             if len(fds) != 1 or not words[0]:
                 raise UsageError("a request of a hook is one line with one descriptor, that of the folder")
             if words[0] == "hook":
-                payload = _payload(connection, rest, ends)
+                agent, payload = words[1] if len(words) > 1 else "", _payload(connection, rest, ends)
                 with self._turns.turn(user.uid):
-                    self._engine.folder_hook(user, fds[0], words[1] if len(words) > 1 else "", payload)
+                    self._engine.folder_hook(user, fds[0], agent, payload, peer(connection)[0])
                 return 0, ""
             with self._turns.turn(user.uid):
-                return 0, self._verb(user, fds[0], words)
+                return 0, self._verb(user, fds[0], words, peer(connection)[0])
         except SnapshotdError as exc:
             return exc.exit_code or 1, f"snapshotd: {exc.message}\n"
         except OSError as exc:
@@ -154,7 +155,7 @@ class HookServer:
 
     # -- what slash commands ask for -----------------------------------------------------------------------------------
 
-    def _verb(self, user: HostUser, folder: int, words: list[str]) -> str:
+    def _verb(self, user: HostUser, folder: int, words: list[str], hook: int) -> str:
         verb, arguments = words[0], [word for text in words[1:] for word in text.split()]
         if verb == "checkpoint" and arguments:
             name = "-".join(arguments).strip("\"'")
@@ -167,19 +168,23 @@ class HookServer:
         if verb == "rewind":
             options = [word for word in arguments if word.startswith("--")]
             refs = [word for word in arguments if not word.startswith("--")]
-            if len(refs) < 2 and all(word in _MODES or word == "--dry-run" for word in options):
-                target = self._engine.folder_snapshot(user, folder, refs[0]) if refs else None
-                return self._listed(trajectory, user) if target is None else self._rewind(trajectory, target, options)
+            if len(refs) < 2 and all(word in _MODES or word.startswith(("--dry-run", _SESSION)) for word in options):
+                if not refs:
+                    return self._listed(trajectory, user)
+                target = self._engine.folder_snapshot(user, folder, refs[0])
+                named = next((word[len(_SESSION) :] for word in options if word.startswith(_SESSION)), None)
+                session = named or self._engine.folder_session(user, folder, hook, target.id)
+                return self._rewind(trajectory, target, options, session)
         raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")
 
-    def _rewind(self, trajectory: Trajectory, target: Snapshot, options: list[str]) -> str:
+    def _rewind(self, trajectory: Trajectory, target: Snapshot, options: list[str], session: str | None) -> str:
         mode: RewindMode = next((_MODES[word] for word in options if word in _MODES), "both")
         if "--dry-run" not in options:
-            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode))
-        preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100)
+            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode, session=session))
+        preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100, session=session)
         lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
-        return "\n".join([*lines, *more, f"{len(preview.messages)} messages go", ""])
+        return "\n".join([*lines, *more, *preview.left, f"{len(preview.messages)} messages go", ""])
 
     def _listed(self, trajectory: Trajectory, user: HostUser) -> str:
         rows = []

@@ -275,6 +275,12 @@ def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: byt
     sc.call("renameat2", source_fd, source, target_fd, target, sc.RENAME_NOREPLACE)
 
 
+def exchange(a_fd: int, a: bytes, b_fd: int, b: bytes) -> None:
+    """Let two names change places, in one instant. Raises OSError: ENOENT (one is missing), EINVAL (the file system
+    cannot)."""
+    sc.call("renameat2", a_fd, a, b_fd, b, sc.RENAME_EXCHANGE)
+
+
 def punch_hole(fd: int, begin: int, size: int) -> None:
     """Give the space of a part of a file back; it reads as zeros. The file's size stays. OSError."""
     if size > 0:

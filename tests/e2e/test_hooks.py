@@ -437,9 +437,11 @@ def test_a_rewind_acts_as_the_user_and_stays_in_the_folder(user: Claude) -> None
     _as_user(user, "rm d/x; rmdir d")
     user.hook("PostToolUse", **asked, tool_response={})
     (user.folder / "d").symlink_to("/etc")  # a person's, after the agent's call
-    user.snap("rewind", "--files", user.trajectory, target)
+    told = user.snap("rewind", "--files", user.trajectory, target).stderr
     assert not Path("/etc/x").exists()
-    assert user.files() == {"d/x": "1\n", "own": "own\n"}
+    assert user.files() == {"own": "own\n"}
+    assert "d/x stays as it is" in told
+    assert os.readlink(user.folder / "d") == "/etc"
 
 
 def test_a_user_reaches_only_the_own_trajectory(user: Claude, claude: Claude) -> None:
@@ -469,14 +471,13 @@ def test_ignored_files_are_left_out_and_left_alone(claude: Claude) -> None:
     claude.hook("SessionStart")
     claude.call("mkdir data; echo > data/big; echo > src/a.tmp; echo > a.tmp; echo > x.log; echo > node_modules/n.js")
     assert claude.changes(claude.steps()[-1]["id"]) == ["A /workspace/a.tmp", "A /workspace/node_modules/n.js"]
-    claude.call("echo '*.tmp' >> .gitignore; rm -r .git")
-    assert claude.changes(claude.steps()[-1]["id"]) == ["M /workspace/.gitignore"], (
-        "a file that is ignored by now stays"
-    )
+    claude.call("echo '*.tmp' >> .gitignore; rm -r .git; echo > b.tmp")
+    assert claude.changes(claude.steps()[-1]["id"]) == ["M /workspace/.gitignore"], "b.tmp is ignored"
     claude.call("echo more > a.tmp")
-    assert claude.changes(claude.steps()[-1]["id"]) == []
+    assert claude.changes(claude.steps()[-1]["id"]) == ["M /workspace/a.tmp"], "it is tracked, as with git"
     claude.snap("rewind", "--files", claude.trajectory, claude.steps()[1]["id"])
-    assert claude.files()["a.tmp"] == "more\n", "it is ignored by now"
+    assert "a.tmp" not in claude.files()
+    assert claude.files()["b.tmp"] == "\n"
     assert claude.files()["data/big"] == "\n"
 
 

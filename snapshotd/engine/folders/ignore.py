@@ -20,19 +20,19 @@ from typing import Protocol
 import re2
 
 ALWAYS = (
-    b".claude/worktrees/",
-    b"node_modules/",
-    b".venv/",
-    b"venv/",
-    b"__pycache__/",
-    b".tox/",
-    b".nox/",
-    b".mypy_cache/",
-    b".pytest_cache/",
-    b".ruff_cache/",
-    b".gradle/",
-    b".next/",
-    b".cache/",
+    ".claude/worktrees/",
+    "node_modules/",
+    ".venv/",
+    "venv/",
+    "__pycache__/",
+    ".tox/",
+    ".nox/",
+    ".mypy_cache/",
+    ".pytest_cache/",
+    ".ruff_cache/",
+    ".gradle/",
+    ".next/",
+    ".cache/",
 )
 """A `.snapshotdignore` with `!node_modules/` takes one back."""
 RULES = (".gitignore", ".snapshotdignore")
@@ -246,7 +246,7 @@ def _byte(pattern: bytes, at: int) -> int:
     return pattern[at]
 
 
-_ALWAYS = read_rules(b"\n".join(ALWAYS))
+_ALWAYS = read_rules("\n".join(ALWAYS).encode())
 NONE = read_rules(b"")
 
 
