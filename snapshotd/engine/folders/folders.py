@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -43,14 +43,15 @@ from snapshotd.engine.folders.plan import KEY, Changes, History, Plan, changes_o
 from snapshotd.engine.folders.putting_back import Facts, PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
+from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import Process, Witness, Writers, agent_of
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
 from snapshotd.engine.storing import look, retention
 from snapshotd.engine.storing.cold import Cold, gone
-from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.kernel import files, turns
+from snapshotd.kernel import fanotify, files, turns
 from snapshotd.kernel.identity import HostUser, acting_as
 from snapshotd.layers.amend import amend
 from snapshotd.types import (
@@ -78,6 +79,13 @@ MOST_PATHS = 5000
 MOST_LEFT = 20_000
 """Sentences that a rewind records."""
 MOST_RESULT_CHARS = 1 << 20
+MOST_KNOWN = 400_000
+"""Files of one user's folders of which the daemon keeps in memory what they are."""
+_MOST_OPEN, _MOST_SESSIONS = 200, 50
+"""Calls that have begun in one folder, and sessions there whose place is in memory."""
+_MOST_OPEN_CHARS = 1 << 16
+"""Arguments of a call that has only begun: its end tells them again."""
+_BUSY_S = 60.0
 _UNDOABLE = ("rewind", "undo")
 _NEEDED = re.compile(r"(^|/)\.env(\.[^/]*)?$|\.(db|sqlite3?)(-wal|-shm|-journal)?$")
 """Files that git often ignores and that programs need as they were."""
@@ -110,15 +118,16 @@ class Folders:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
         self._places = Places(self._catalog)
         self._folders: dict[tuple[int, str], _Folder] = {}
-        self._watches, self._writers = Watches(), Watches()
+        self._watches, self._writers, self._user_files = Watches(), Watches(), UserFiles()
         self._ending = ThreadPoolExecutor(1, "folder-calls")
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Give the kernel's marks back. Idempotent."""
+        """Give the kernel's marks back, and end the process that opens users' files. Idempotent."""
         self._watches.close()
         self._writers.close()
         self._ending.shutdown()
+        self._user_files.close()
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
@@ -127,14 +136,17 @@ class Folders:
         and no call has ended. `hook`: the process that told of it, which is a child of the agent. LimitExceeded,
         NotPermitted, OutOfSpace."""
         agent = None if hook is None else agent_of(hook)
-        with turns.first(), self._held(user, root) as folder:
+        with self._held(user, root) as folder, _before_others(root):
             self._end_lost(folder, root)
             self._watch(folder, root, event, agent)
             if event.stage == "before":
                 found = None
                 if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
                     found = self._settle(folder, root)
-                folder.calls.append(OpenCall(event, agent))
+                del folder.calls[: max(len(folder.calls) - _MOST_OPEN + 1, 0)]
+                folder.calls.append(
+                    OpenCall(replace(event, arguments=_bounded(event.arguments, _MOST_OPEN_CHARS)), agent)
+                )
                 return found
             if event.stage == "after":
                 return self._ended(folder, root, end_of(folder.calls, event), event)
@@ -390,8 +402,8 @@ class Folders:
                 f"the sessions of {session['agent']} cannot be cut at a snapshot; rewind the files alone, and go back in the "
                 "conversation with the agent's own command"
             )
-        with acting_as(folder.user):
-            new = transcripts.cut(session["transcript"], session.get("last"), session.get("call"))
+        own = self._user_files.of(folder.user)
+        new = transcripts.cut(own, session["transcript"], session.get("last"), session.get("call"))
         if new is None:
             return {"agent": session["agent"]}
         return {**session, **asdict(new)}
@@ -557,9 +569,10 @@ class Folders:
         if reader is None:
             place = {} if last is None else self._session(last)
             recorded = () if last is None else self._catalog.conversation(last.id)
+            while len(folder.readers) >= _MOST_SESSIONS:
+                del folder.readers[next(iter(folder.readers))]
             reader = folder.readers[event.session] = transcripts.TranscriptReader.at(place, recorded)
-        with acting_as(folder.user):
-            messages = reader.read(event)
+        messages = reader.read(event, self._user_files.of(folder.user))
         conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
         session = {
             "agent": event.agent,
@@ -651,10 +664,30 @@ class Folders:
                     known = self._begin(user, place)
                 folder = _Folder(user, known, self._catalog.draw_fence(known))
                 self._folders[user.uid, place.identity] = folder
+            self._folders[user.uid, place.identity] = self._folders.pop((user.uid, place.identity))  # the last one used
             self._places.moved(place, known)
-        with folder.lock:
+        if not folder.lock.acquire(timeout=_BUSY_S):
+            raise LimitExceeded(f"{place.path} is busy: its file system does not answer; try again later")
+        try:
             folder.user = user
             yield folder
+        finally:
+            folder.lock.release()
+        self._bound(user)
+
+    def _bound(self, user: HostUser) -> None:
+        """Forget what is known of the user's folders that were not used for the longest time, if it is too much: the next
+        scan of one compares it with its head."""
+        with self._lock:
+            own = [folder for (uid, _), folder in self._folders.items() if uid == user.uid]
+            known = sum(len(folder.index.known) for folder in own)
+            for folder in own:
+                if known <= MOST_KNOWN or not folder.lock.acquire(blocking=False):
+                    continue
+                known -= len(folder.index.known)
+                folder.watch.close()
+                folder.index = FolderIndex()
+                folder.lock.release()
 
     @contextlib.contextmanager
     def _reopened(self, trajectory: Trajectory) -> Iterator[tuple[_Folder, int]]:
@@ -720,14 +753,19 @@ class Folders:
         return trajectory.id
 
 
+def _before_others(root: int) -> contextlib.AbstractContextManager[None]:
+    """A turn before all other work of the daemon, where no file system can make it last."""
+    return turns.first() if fanotify.is_local(root) else contextlib.nullcontext()
+
+
 def _rewind_key(folder: _Folder) -> str:
     """Names the rewind that has begun to put files back, and is not recorded."""
     return f"folder-rewind/{folder.trajectory}"
 
 
-def _bounded(result: Any) -> Any:
-    text = json.dumps(result)
-    return result if len(text) <= MOST_RESULT_CHARS else text[:MOST_RESULT_CHARS]
+def _bounded(value: Any, most_chars: int = MOST_RESULT_CHARS) -> Any:
+    text = json.dumps(value)
+    return value if len(text) <= most_chars else text[:most_chars]
 
 
 def _paths(scan: FolderScan) -> list[str] | None:

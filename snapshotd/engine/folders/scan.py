@@ -13,10 +13,8 @@ import stat
 import time
 from dataclasses import dataclass, field
 
-import pathspec
-
 from snapshotd.engine.folders import ignore
-from snapshotd.engine.folders.ignore import Rules
+from snapshotd.engine.folders.ignore import RuleFile, Rules
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
 
@@ -24,6 +22,8 @@ MOST_FILES = 200_000
 LARGEST_FILE_BYTES = 256 << 20
 """A larger file is left out: it is data, and a copy of it would hold the agent up."""
 DEEPEST = 100
+LONGEST_S = 20.0
+"""An agent waits for so long at its hook, and no longer."""
 _RACY_NS = 20_000_000
 """A file that changed so lately may change again without another time: the kernel's clock for files is that coarse."""
 _HASHED_BYTES = 1 << 20
@@ -105,7 +105,7 @@ class FolderIndex:
         """Paths that the rules ignored, and do no longer, until a snapshot has them."""
         self._tracked: set[str] = set()
         """Paths that the last snapshot has, before they are known: the rules do not count for them."""
-        self._rules: dict[str, tuple[Mark, pathspec.GitIgnoreSpec]] = {}
+        self._rules: dict[str, tuple[Mark, RuleFile]] = {}
         """Path of a file with rules to its mark and its rules."""
 
     def knows_nothing(self) -> bool:
@@ -203,6 +203,7 @@ class _Walk:
 
     def __init__(self, index: FolderIndex, found: FolderScan, device: int) -> None:
         self._index, self._found, self._device = index, found, device
+        self._ends = time.monotonic() + LONGEST_S
         self.seen: set[str] = set()
         self.blind: set[str] = set()
 
@@ -228,9 +229,7 @@ class _Walk:
         if path not in self._index._blind:
             self._found.warnings.append(warning)
 
-    def _load(
-        self, fd: int, prefix: str, name: str, listed: list[os.DirEntry[str]]
-    ) -> tuple[pathspec.GitIgnoreSpec | None, bool]:
+    def _load(self, fd: int, prefix: str, name: str, listed: list[os.DirEntry[str]]) -> tuple[RuleFile | None, bool]:
         """The rules of a file in this directory, and True if they are not the ones of the last scan."""
         path, rules = prefix + name, self._index._rules
         if name not in [entry.name for entry in listed]:
@@ -243,11 +242,22 @@ class _Walk:
             mark = mark_of(os.fstat(file))
             if path in rules and rules[path][0] == mark and path not in self._index._racy:
                 return rules[path][1], False
-            text = os.pread(file, ignore.MOST_RULES_BYTES, 0).decode(errors="replace")
+            data = os.pread(file, ignore.MOST_FILE_BYTES + 1, 0)
         finally:
             os.close(file)
-        rules[path] = (mark, ignore.spec(text.splitlines()))
-        return rules[path][1], True
+        rules.pop(path, None)
+        taken = sum(min(mark[1], ignore.MOST_FILE_BYTES) for mark, _ in rules.values())
+        if len(rules) >= ignore.MOST_FILES or taken + len(data) > ignore.MOST_FOLDER_BYTES:
+            over = (
+                f"the folder has more than {ignore.MOST_FILES} such files, or {ignore.MOST_FOLDER_BYTES} bytes in them"
+            )
+            read = RuleFile((), f"{over}, and its rules do not count")
+        else:
+            read = ignore.read_rules(data)
+        if read.over:
+            self._found.warnings.append(f"{path} is not followed as a whole: {read.over}")
+        rules[path] = (mark, read)
+        return read, True
 
     def _directory(
         self,
@@ -269,6 +279,11 @@ class _Walk:
         index, known, passed, seen = self._index, self._index.known, self._index._passed, self.seen
         racy, found, tracked = index._racy, self._found.changed, index._tracked
         for entry in listed:
+            if time.monotonic() > self._ends:
+                raise LimitExceeded(
+                    f"the folder cannot be looked at within {LONGEST_S:g} s, up to {prefix or '.'}; name what needs no snapshot in a "
+                    ".snapshotdignore at its top"
+                )
             name = entry.name
             path = prefix + name
             is_dir = entry.is_dir(follow_symlinks=False)
