@@ -11,7 +11,7 @@ from typing import Any
 
 NOBODY = 65534
 _LOOP = r"""
-import array, json, os, socket, sys, threading, time
+import array, contextlib, json, os, socket, sys, threading, time
 SOCKET = sys.argv[1]
 
 def connect(words=None, folder=None, data=b""):
@@ -22,8 +22,10 @@ def connect(words=None, folder=None, data=b""):
     if words is not None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         head = b"\0".join(map(os.fsencode, words)) + b"\n"
-        s.sendmsg([head + data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        sent = s.sendmsg([head + data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
         os.close(fd)
+        with contextlib.suppress(OSError):  # it may have answered before it had all
+            s.sendall((head + data)[sent:])
     return s
 
 def answer(s):

@@ -377,7 +377,7 @@ class Folders:
             if _NEEDED.search(path):
                 with contextlib.suppress(OSError), acting_as(folder.user):
                     above, _, name = os.fsencode(path).rpartition(b"/")
-                    directory = files.open_deep(root, above)
+                    directory = files.open_deep(root, above, one_device=True)
                     try:
                         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     finally:
