@@ -19,10 +19,10 @@ import pytest
 
 from snapshotd.daemon.http.wire import hook_socket_of
 from tests import long
+from tests.e2e.hooked import Claude
 from tests.e2e.support import Snap, wait_until
-from tests.e2e.test_hooks import Claude, hook_snap
+from tests.leftovers import nothing_left
 
-__all__ = ["hook_snap"]
 AGENT = """
 import base64, json, subprocess, sys
 for line in sys.stdin:
@@ -88,6 +88,16 @@ class Agent(Claude):
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def hook_snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """A daemon that these tests may kill."""
+    snap = Snap(tmp_path_factory.mktemp("r") / "state")
+    snap("ls")
+    yield snap
+    snap.stop_daemon()
+    nothing_left(snap.state_dir, running=False)
 
 
 @pytest.fixture
@@ -220,7 +230,7 @@ def test_a_rewind_of_one_session_leaves_the_work_of_the_other(agents: list[Agent
     assert one.files()["one"] == "1\n"
     refused = one.snap("rewind", "--files", one.trajectory, target, code=None)
     assert refused.returncode != 0
-    assert "--session s-1" in refused.stderr
+    assert "2 sessions have changed files" in refused.stderr
     one.rewind("--session", "all", target)
     assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n"}
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.names import name_of
-from snapshotd.engine.folders.plan import PERSON, Changes
+from snapshotd.engine.folders.plan import PERSON, FolderChanges
 from snapshotd.engine.folders.scan import FolderScan
 from snapshotd.engine.folders.writers import UNKNOWN, Process, Witness
 from snapshotd.kernel.processes import runs
@@ -42,14 +42,14 @@ def end_of(calls: Sequence[OpenCall], event: HookEvent) -> OpenCall | None:
 
 
 def owners_of(path: bytes, sessions: set[str], witness: Witness, *, revealed: bool) -> set[str]:
-    """Whose a change is while calls of these sessions run. More than one: it may be any's. `revealed`: the file was
+    """The owners of a change while calls of these sessions run. More than one: it may be any's. `revealed`: the file was
     ignored so far, so it may have been there all along."""
     who = witness.of(path)
     if revealed and witness.knows and not who:
         return {PERSON}
     is_certain = witness.knows and who and UNKNOWN not in who
     owners = who & sessions if is_certain else set(sessions)
-    # the process of a session whose calls have all ended is nobody's, as everything between calls is
+    # a process of a session without a call counts as somebody else, as everything between calls does
     if not sessions or revealed or who - sessions - {UNKNOWN}:
         owners.add(PERSON)
     return owners
@@ -61,7 +61,7 @@ class Part:
 
     call: OpenCall | None
     paths: set[str] = field(default_factory=set)
-    changes: Changes = field(default_factory=Changes)
+    changes: FolderChanges = field(default_factory=FolderChanges)
     scan: FolderScan = field(default_factory=FolderScan)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from snapshotd.engine.folders.calls import Part
 from snapshotd.engine.folders.names import name_of, path_of
-from snapshotd.engine.folders.plan import Changes, Plan
+from snapshotd.engine.folders.plan import FolderChanges, RewindPlan
 from snapshotd.engine.folders.putting_back import PuttingBack, new_place, relative
 from snapshotd.types import Snapshot, SnapshotID
 
@@ -23,12 +23,12 @@ class CutOff:
     to: SnapshotID
     place: bytes
     paths: Sequence[bytes]
-    changes: Changes
+    changes: FolderChanges
 
     @staticmethod
-    def of(head: Snapshot, to: Snapshot, plan: Plan) -> CutOff:
+    def of(head: Snapshot, to: Snapshot, plan: RewindPlan) -> CutOff:
         """The rewind that follows a plan."""
-        changes = Changes()
+        changes = FolderChanges()
         for path, owners in plan.owners.items():
             changes.add(owners, path)
         return CutOff(head.id, to.id, new_place(), [relative(change) for change in plan.changes], changes)
@@ -44,7 +44,7 @@ class CutOff:
         """From the catalog."""
         facts = json.loads(text)
         paths = [path_of(name) for name in facts["paths"]]
-        return CutOff(facts["head"], facts["to"], facts["place"].encode(), paths, Changes.of(facts["changes"]))
+        return CutOff(facts["head"], facts["to"], facts["place"].encode(), paths, FolderChanges.of(facts["changes"]))
 
     def claim(self, parts: Sequence[Part], folder: PuttingBack) -> None:
         """Give the changes back to their owners that the rewind has made: what is at those paths is what `to` has."""

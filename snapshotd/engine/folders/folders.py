@@ -39,7 +39,7 @@ from snapshotd.engine.folders.cut_off import CutOff
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.places import Place, Places, open_folder, own_name, place_of
-from snapshotd.engine.folders.plan import KEY, Changes, History, Plan, changes_of, plan, told
+from snapshotd.engine.folders.plan import KEY, FolderChanges, History, RewindPlan, changes_of, plan, told
 from snapshotd.engine.folders.putting_back import Facts, PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
@@ -94,8 +94,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Folder:
-    """One folder of one user. `calls`: those that have begun; `cut_off`: a rewind that was not recorded, of which the next
-    scan may find changes."""
+    """One folder of one user. Calls in `calls` have begun and not ended; `cut_off` is a rewind that was not recorded, whose
+    changes the next scan may find."""
 
     user: HostUser
     trajectory: TrajectoryID
@@ -153,7 +153,7 @@ class Folders:
             return self._between(folder, root, event)
 
     def _ended(self, folder: _Folder, root: int, call: OpenCall | None, event: HookEvent) -> Snapshot:
-        """A call has ended. Without its begin, it is not known which changes are its own: they count as nobody's."""
+        """A call has ended. If its begin was not told, its changes count as somebody else's too."""
         mine = Part(call)
         for part in self._parts(folder, root, call):
             if part.call is call and call is not None:
@@ -301,7 +301,7 @@ class Folders:
     ) -> RewindPreview:
         """See `Engine.preview_rewind`."""
         self._check(trajectory, to)
-        found, left = Plan(), list[str]()
+        found, left = RewindPlan(), list[str]()
         with self._reopened(trajectory) as (folder, root):
             head = self._head(folder)
             if mode != "conversation":
@@ -330,7 +330,7 @@ class Folders:
         """Put files back, then record the folder as it is now. A crash in between leaves a folder that the next rewind
         or hook finds changed; nothing is lost, since the head has the files of before. `wanted`: whose changes since are
         taken back."""
-        head, found, done = self._head(folder), Plan(), dict[bytes, Facts | None]()
+        head, found, done = self._head(folder), RewindPlan(), dict[bytes, Facts | None]()
         if facts["mode"] != "conversation":
             found = self._planned(folder, head, to, *wanted)
             cut_off = CutOff.of(head, to, found)
@@ -351,7 +351,7 @@ class Folders:
             more = [f"{len(sentences) - MOST_LEFT} more paths stay"] if len(sentences) > MOST_LEFT else []
             facts["left"] = sentences[:MOST_LEFT] + more
         scan, witness = self._seen(folder, root)
-        changes = Changes()
+        changes = FolderChanges()
         for part in parts_of(scan, witness, folder.calls, None):
             for path in part.paths:
                 raw = os.fsencode(path)
@@ -365,7 +365,7 @@ class Folders:
         self._catalog.set_meta(_rewind_key(folder), "")
         return snapshot
 
-    def _planned(self, folder: _Folder, head: Snapshot, to: Snapshot, history: History, chosen: set[str]) -> Plan:
+    def _planned(self, folder: _Folder, head: Snapshot, to: Snapshot, history: History, chosen: set[str]) -> RewindPlan:
         before, after = look.open_pair(self._context, head, to)
         with before, after:
             return plan(before, after, history, chosen, folder.index.passed())
@@ -435,7 +435,7 @@ class Folders:
         return saved[-1] if saved else None
 
     def _parts(self, folder: _Folder, root: int, closing: OpenCall | None) -> list[Part]:
-        """What changed since the head, and whose it is. `closing`: a call that ends."""
+        """The changes since the head, and whose they are. `closing`: a call that ends."""
         scan, witness = self._seen(folder, root)
         parts = parts_of(scan, witness, folder.calls, closing)
         if folder.cut_off is not None and scan:
@@ -486,7 +486,7 @@ class Folders:
         root: int,
         scan: FolderScan,
         call: ToolCall,
-        changes: Changes | None = None,
+        changes: FolderChanges | None = None,
         *,
         event: HookEvent | None = None,
         entries: Sequence[JournalEntry] = (),
@@ -501,7 +501,7 @@ class Folders:
         messages: list[Message] = []
         if event is not None:
             follows, session, messages = self._conversation(folder, head, event)
-        scan.warnings += databases.without_log(scan.changed, folder.index.passed())
+        scan.warnings.extend(databases.without_log(scan.changed, folder.index.passed()))
         capture = Capture(root, folder.user, scan)
         below, own = self._cold.take(head) if scan else head.stack, int(bool(scan))
         try:
@@ -612,12 +612,14 @@ class Folders:
             folder.index.expect(set(there))
             scan = folder.watch.scan(root, folder.user, folder.index)
             scan = compare(view, there, root, folder.user, folder.index, scan)
+            folder.index.reveal(scan.changed)  # any of them may have been ignored before
+            scan.revealed.update(scan.changed)
         folder.index.compared()
         return scan
 
     def _seen(self, folder: _Folder, root: int, *, keep: bool = False) -> tuple[FolderScan, Witness]:
-        """What changed since the head, and who was seen to change it since the last time. `keep`: the next time tells
-        it again."""
+        """The changes since the head, and the processes that were seen to make changes since the last time. `keep`: the
+        next time tells them again."""
         self._recover(folder, root)
         writers = folder.writers
         if writers is None:

@@ -1,4 +1,4 @@
-"""Who has changed a path of a folder since a snapshot, and what a rewind may change therefore.
+"""The history of the paths of a folder since a snapshot, and the changes that a rewind may make therefore.
 
 Each snapshot of a folder notes whose changes it holds, path by path: those of sessions of an agent (`made`), and those
 of others (`edited`). The state of a path before a rewind is what the last of these changes left, since the folder is
@@ -40,7 +40,7 @@ KEY = "changes"
 
 
 @dataclass(slots=True)
-class Changes:
+class FolderChanges:
     """The changes of one snapshot, by names (`name_of`). A path may have several owners. `moved`: the old and the new
     name of each file that was renamed."""
 
@@ -77,19 +77,19 @@ class Changes:
         return {"seq": seq, "packed": base64.b64encode(zlib.compress(json.dumps(content).encode())).decode()}
 
     @staticmethod
-    def of(record: dict[str, Any]) -> Changes:
+    def of(record: dict[str, Any]) -> FolderChanges:
         if "packed" in record:
             record = {**record, **json.loads(zlib.decompress(base64.b64decode(record["packed"])))}
         made = {key: set(names) for key, names in record["made"].items()}
-        return Changes(made, set(record["edited"]), {(old, new) for old, new in record["moved"]})
+        return FolderChanges(made, set(record["edited"]), {(old, new) for old, new in record["moved"]})
 
 
-def changes_of(context: Context, snapshot: Snapshot) -> Changes | None:
+def changes_of(context: Context, snapshot: Snapshot) -> FolderChanges | None:
     """The changes of a snapshot; of an older one that did not note them, as far as its trees tell. None: they do not."""
     catalog = context.catalog
     noted = (catalog.own_state(snapshot.id) or {}).get(KEY)
     if noted is not None and noted.get("seq") == snapshot.seq:
-        return Changes.of(noted)
+        return FolderChanges.of(noted)
     own = catalog.own_entries(snapshot.id)
     is_agents = bool(own) or "files" in snapshot.call.arguments
     listed = (own[0].details if own else snapshot.call.arguments).get("files") if is_agents else None
@@ -97,8 +97,8 @@ def changes_of(context: Context, snapshot: Snapshot) -> Changes | None:
     if names is None:
         return None
     if not is_agents:
-        return Changes(edited=names)
-    return Changes({str(own[0].details.get("session") or "unnamed") if own else REWIND: names})
+        return FolderChanges(edited=names)
+    return FolderChanges({str(own[0].details.get("session") or "unnamed") if own else REWIND: names})
 
 
 def _compared(context: Context, catalog: Catalog, snapshot: Snapshot) -> set[str] | None:
@@ -142,7 +142,7 @@ class History:
             found.add(changes)
         return found
 
-    def add(self, changes: Changes) -> None:
+    def add(self, changes: FolderChanges) -> None:
         """Count these, too."""
         self.moved += changes.moved
         for owner, names in ((PERSON, changes.edited), *changes.made.items()):
@@ -150,7 +150,7 @@ class History:
                 self.owners.setdefault(name, set()).add(owner)
 
     def first_of(self, session: str) -> str:
-        """The session with which a line of sessions began, each of which continues another one."""
+        """The first session of a line, in which each continues another one."""
         seen = set()
         while session in self._before and session not in seen:
             seen.add(session)
@@ -181,14 +181,14 @@ class History:
         if session is None and len(counts) > 1:
             told = " and ".join(f"{one} ({count} paths)" for one, count in sorted(counts.items()))
             raise Conflict(
-                f"{len(counts)} sessions have changed files since {short(to.id)}: {told}; take back the changes of one "
-                f"(`--session {min(counts)}`), or of all (`--session {ALL}`)"
+                f"{len(counts)} sessions have changed files since {short(to.id)}: {told}; name the session whose changes "
+                f"go back, or {ALL!r}"
             )
         return everybody
 
 
 @dataclass(slots=True)
-class Plan:
+class RewindPlan:
     """`changes`: those that a rewind makes, each with its owners in `owners`; `left`: a reason for each path that agents
     have changed since and that stays."""
 
@@ -197,10 +197,10 @@ class Plan:
     left: dict[bytes, str] = field(default_factory=dict)
 
 
-def plan(before: View, after: View, history: History, chosen: set[str], ignored: Iterable[str]) -> Plan:
+def plan(before: View, after: View, history: History, chosen: set[str], ignored: Iterable[str]) -> RewindPlan:
     """The changes from one tree to the other that are the chosen owners' alone. `ignored`: paths of the folder that no
     snapshot holds."""
-    found = Plan()
+    found = RewindPlan()
     try:
         changes = [change for change in diff.diff(before, after, TOP) if relative(change)]
     except FileNotFoundError:
@@ -228,7 +228,7 @@ def _others(owners: set[str]) -> str | None:
     return f"session {', '.join(sessions)} has changed it since, too" if sessions else None
 
 
-def _keep_databases_whole(found: Plan, ignored: set[str]) -> None:
+def _keep_databases_whole(found: RewindPlan, ignored: set[str]) -> None:
     """A database and its log are taken back together or not at all: with the log of another moment it is damaged."""
     paths = [relative(change) for change in found.changes]
     for base, group in groups([*paths, *found.left]).items():
@@ -242,7 +242,7 @@ def _keep_databases_whole(found: Plan, ignored: set[str]) -> None:
     found.changes = [change for change in found.changes if relative(change) not in found.left]
 
 
-def _keep_moved_files(found: Plan, history: History, chosen: set[str]) -> None:
+def _keep_moved_files(found: RewindPlan, history: History, chosen: set[str]) -> None:
     """A file that was renamed stays where it is, if what it was called before, or is called since, is not the chosen
     owners' alone: taking one name back and not the other would make its content vanish."""
     groups: dict[str, set[str]] = {}

@@ -1,13 +1,13 @@
 """Files of a snapshot, put into a folder again, while others may work in it.
 
 A path is changed only if what is there is what the head has: content, type and mode. Nothing is looked at first and
-replaced then. The new file and the one that is there change places in one instant, what came out is compared, and they
+replaced then. The new file and the one that is there change places in one instant, the old one is compared, and they
 change places again if it is another one. A file that goes is renamed away, compared, and renamed back. Where nothing
-may be, a name is given without replacing one. What came out is deleted at the end alone: until then a program that still
-had it open may have written to it, and a file with a writer is never taken for the agent's. Whatever is in doubt stays
+may be, a name is given without replacing one. The old files are deleted at the end alone: until then a program that
+still had one open may have written to it, and a file with a writer is never taken for the agent's. A file in doubt stays
 under a name that is told.
 
-What came out lies in one directory of the folder (`place`), numbered as the changes are. A rewind that was cut off is
+The old files lie in one directory of the folder (`place`), numbered as the changes are. A rewind that was cut off is
 settled from there (`recover`).
 
 Everything is done as the folder's user, by descriptors from the folder down: nothing outside of it and nothing that the
@@ -324,7 +324,7 @@ class PuttingBack:
                 with acting_as(self.user):
                     target = os.readlink(name, dir_fd=directory)
                 return None if os.fsencode(target) == view.readlink_of(wanted) else _CHANGED
-            bits = 0o7777 if view is self.head else 0o777  # what a rewind puts has no others
+            bits = 0o7777 if view is self.head else 0o777  # files that a rewind puts have no others
             if entry.mode & bits != wanted.entry.mode & bits or entry.size != wanted.entry.size:
                 return _CHANGED
             with self._reading(name, directory) as fd:

@@ -11,6 +11,7 @@ import hashlib
 import os
 import stat
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from snapshotd.engine.folders import ignore
@@ -117,6 +118,10 @@ class FolderIndex:
     def expect(self, paths: set[str]) -> None:
         """Have the first scan look at these paths whatever the rules say: the last snapshot has them."""
         self._tracked = paths
+
+    def reveal(self, paths: Iterable[str]) -> None:
+        """Take note that the rules may have ignored these paths before."""
+        self._revealed.update(paths)
 
     def compared(self) -> None:
         """It has been told of every file that is as the last snapshot has it."""

@@ -1,5 +1,5 @@
-"""Whose change it was: the kernel tells the process of each change in a folder (fanotify), and that process comes from
-an agent, or from somebody else.
+"""The processes that change files in a folder: the kernel names each (fanotify), and it comes from an agent, or from
+somebody else.
 
 The agent is known from its hook, which is a child of it. A change is a session's if the process that made it comes from
 that session's agent. A process that has gone before it was looked up is not known, and so is a change that the kernel
@@ -50,7 +50,7 @@ def agent_of(hook: int) -> Process | None:
 
 @dataclass(slots=True)
 class Witness:
-    """Who touched which path in a time. `knows` False: the kernel did not tell all of it."""
+    """The paths that were touched in a time, and by which sessions. `knows` False: the kernel did not tell all of it."""
 
     knows: bool = False
     touched: dict[bytes, set[str]] = field(default_factory=dict)
@@ -85,9 +85,8 @@ class Writers:
         self._lock = threading.Lock()
         self._marks = fanotify.NameMarks()
         self._root = os.dup(root)
-        self._marked: set[tuple[int, int]] = set()
+        self._marked = 0
         self._followed: set[str] = set()
-        self._full = False
         self._agents: dict[Process, str] = {}
         self._pidfds: dict[int, str] = {}
         self._verdicts: dict[int, str] = {}
@@ -139,17 +138,17 @@ class Writers:
             os.write(self._woken, b"x")
 
     def take(self) -> Witness:
-        """What was touched since the last time."""
+        """All that was touched since the last time."""
         with self._lock:
             if self._closed:
                 return Witness()
             self._read()
-            taken, self._now = self._now, Witness(knows=not self._full)
+            taken, self._now = self._now, Witness(knows=self._marked < MOST_DIRECTORIES)
             self._verdicts.clear()  # a number is soon that of another process
             return taken
 
     def peek(self) -> Witness:
-        """What was touched since the last `take`, which the next one has again."""
+        """All that was touched since the last `take`; the next one tells it again."""
         with self._lock:
             if self._closed:
                 return Witness()
@@ -257,10 +256,8 @@ class Writers:
                 os.close(fd)
 
     def _mark(self, fd: int) -> bool:
-        """False: there are too many, and from now on nothing is known."""
-        st = os.fstat(fd)
-        self._full |= len(self._marked) >= MOST_DIRECTORIES
-        if not self._full:
+        """False: there are too many, and from now on nothing is known. One that is made anew counts again."""
+        if self._marked < MOST_DIRECTORIES:
             self._marks.add(fd)
-            self._marked.add((st.st_dev, st.st_ino))
-        return not self._full
+            self._marked += 1
+        return self._marked < MOST_DIRECTORIES
