@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.http.wire import hook_socket_of
 from tests import long
 from tests.e2e.hooked import Claude
@@ -413,3 +414,20 @@ def test_what_a_person_writes_after_a_rewind_was_cut_off_stays(agent: Agent, poi
     }
     agent.snap("undo", trajectory)
     assert agent.files()["two"] == agent.files()["made"] == "a person's\n"
+
+
+def test_snapshots_that_did_not_note_their_changes_are_read(agent: Agent) -> None:
+    """As an older version wrote them: the calls' paths are in the journal, those of others in the trees alone."""
+    agent.do("echo 1 > one")
+    target = head(agent)
+    agent.do("echo 2 > one; echo agent > notes; echo 3 > made")
+    (agent.folder / "notes").write_text("a person's\n")
+    agent.hook("UserPromptSubmit", prompt="x")
+    agent.snap.stop_daemon()
+    catalog = SqliteCatalog(agent.snap.state_dir / "catalog.db")
+    with catalog._db.transaction():
+        assert catalog._db.write("UPDATE states SET content = json_remove(content, '$.changes')")
+    catalog.close()
+    agent.snap("ls")
+    agent.rewind(target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\n", "one": "1\n"}

@@ -123,6 +123,10 @@ class World:
     """Path to the last time at which the person touched it."""
     made: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
     """Path to the times at which agents touched it, while the daemon knew of the call, and their sessions."""
+    brought: set[bytes] = field(default_factory=set)
+    """Contents that a rewind brought back after an agent had taken them: another one may take them again."""
+    ruled: set[str] = field(default_factory=set)
+    """Names that a rule has ignored at some time: a file so named may be in no snapshot."""
     now: int = 0
     sessions: int = 0
 
@@ -167,6 +171,7 @@ class World:
         kind = self.rng.choice(("write", "write", "append", "replace", "remove", "move", "mode", "rules", "directory"))
         if kind == "rules":
             text = self.rng.choice(("*.log\n", "", "x.log\n", "a\n*.log\n", "d/\n", "*.log\n!x.log\n"))
+            self.ruled |= {"a"} if text.startswith("a") else {"d"} if text == "d/\n" else set()
             return f"open('.gitignore', 'w').write({text!r} + '#{token}\\n')", [".gitignore"]
         if kind == "append":
             return f"open({path!r}, 'a').write('{token} ')", [path]
@@ -285,9 +290,10 @@ class World:
         there = [content for _, content in after.values()]
         for path, (_, content) in before.items():
             if content and all(word.startswith(b"p") for word in content.split() if not word.startswith(b"#")):
-                if path == ".gitignore":
+                if path == ".gitignore" or content in self.brought:
                     continue
                 assert any(content in one for one in there), (path, content, before, after)
+        self.brought |= {content for _, content in after.values()} - {content for _, content in before.values()}
         if target is not None:
             for path, at in self.touched.items():
                 if at > target[1]:
@@ -299,7 +305,10 @@ class World:
         after = state_of(self.folder)
         for path, times in self.made.items():
             mine = [one for at, one in times if at > target[1] and one and session in (None, one)]
-            if mine and after.get(path) != target[2].get(path) and not path.endswith(".log"):
+            if mine and after.get(path) != target[2].get(path) and not self._may_be_ignored(path):
                 if path in after and stat.S_ISDIR(after[path][0]) and path in target[2]:
                     continue
                 assert any(one.startswith(path + " ") for one in left), (path, times, target, left, after.get(path))
+
+    def _may_be_ignored(self, path: str) -> bool:
+        return path.endswith(".log") or bool(self.ruled & set(path.split("/")))

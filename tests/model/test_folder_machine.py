@@ -13,7 +13,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pytest
 from folder_world import World
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests import long
@@ -106,6 +106,7 @@ def test_a_rewind_takes_nothing_that_a_person_made(snap: Snap) -> None:
             max_examples=EXAMPLES,
             stateful_step_count=long.size(12, 40),
             deadline=None,
+            phases=(Phase.generate,),  # the world draws from a seed, which cannot be shrunk
             suppress_health_check=list(HealthCheck),
             derandomize=not long.LONG,
             database=None,
