@@ -86,7 +86,8 @@ class Claude:
             "assistant",
             [{"type": "tool_use", "id": asked["tool_use_id"], "name": "Bash", "input": asked["tool_input"]}],
         )
-        assert self.hook("PreToolUse", **asked) == ""
+        told = self.hook("PreToolUse", **asked)
+        assert told == "", told
         done = subprocess.run(["bash", "-c", command], cwd=self.folder, capture_output=True, text=True, check=False)
         if done.returncode:
             assert self.hook("PostToolUseFailure", **asked, error=f"Exit code {done.returncode}") == ""
