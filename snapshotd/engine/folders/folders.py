@@ -150,8 +150,8 @@ class Folders:
                     folder.writers.listen(bool(folder.calls))
 
     def _begun(self, folder: _Folder, root: int, event: HookEvent, agent: Process | None) -> Snapshot | None:
-        """A call begins: the changes until now are not its own. Those of calls of the same session that run are told
-        apart by nobody, and wait for the end of one."""
+        """A call begins: the changes until now are not its own. Calls of one session that run side by side are not told
+        apart, and their changes wait for the end of one."""
         found = None
         if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
             found = self._settle(folder, root)
