@@ -11,7 +11,7 @@ from typing import Any
 
 NOBODY = 65534
 _LOOP = r"""
-import array, json, os, socket, sys, threading, time
+import array, contextlib, json, os, socket, sys, threading, time
 SOCKET = sys.argv[1]
 
 def connect(words=None, folder=None, data=b""):
@@ -22,7 +22,9 @@ def connect(words=None, folder=None, data=b""):
     if words is not None:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         head = b"\0".join(map(os.fsencode, words)) + b"\n"
-        s.sendmsg([head + data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+        with contextlib.suppress(OSError):  # it may have answered before it had all, or refused the connection
+            sent = s.sendmsg([head + data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+            s.sendall((head + data)[sent:])
         os.close(fd)
     return s
 
@@ -38,7 +40,10 @@ def answer(s):
     return [found[0] if found else None, found[1:].decode(errors="replace")]
 
 def ask(words, folder, data=""):
-    return answer(connect(words, folder, data.encode()))
+    s = connect(words, folder, data.encode())
+    with contextlib.suppress(OSError):
+        s.shutdown(socket.SHUT_WR)
+    return answer(s)
 
 def hook(folder, name, **more):
     event = {"session_id": "s", "hook_event_name": name, "tool_name": "Bash", "tool_input": {}, **more}

@@ -21,7 +21,7 @@ AT_ONCE, AT_ONCE_OF_ONE = 4, 2
 _WAIT_FOR_OTHERS_S, _WAIT_S = 1.0, 30.0
 
 
-class Places:
+class HookPlaces:
     """Connections. Thread-safe."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Places:
             self._users += Counter()  # without those at zero
 
 
-class Turns:
+class HookTurns:
     """Requests at work. Thread-safe."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ sends: all work on files is done with that user's rights, and a verb reaches tha
 
     hook AGENT | checkpoint NAME | rewind [--files|--conversation|--both] [--dry-run] [--session=ID|--session=all] [ID] | undo | log
 
-Concurrency: one thread for each connection (`Places`); few of them work at once (`Turns`). A peer has `_REQUEST_S` for
+Concurrency: one thread for each connection (`HookPlaces`); few of them work at once (`HookTurns`). A peer has `_REQUEST_S` for
 its whole request, however it comes.
 """
 
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snapshotd.daemon.hook_places import Places, Turns
+from snapshotd.daemon.hook_places import HookPlaces, HookTurns
 from snapshotd.engine.base import Engine, RewindMode
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.formats.foreign_json import parse
@@ -56,7 +56,7 @@ class HookServer:
     def __init__(self, path: Path, engine: Engine, is_sandboxed: Callable[[int], bool]) -> None:
         self._path, self._engine, self._is_sandboxed = path, engine, is_sandboxed
         self._lock = threading.Lock()
-        self._places, self._turns = Places(), Turns()
+        self._places, self._turns = HookPlaces(), HookTurns()
         self._threads: set[threading.Thread] = set()
         self._connections: set[socket.socket] = set()
         path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)

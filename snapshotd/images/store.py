@@ -63,7 +63,7 @@ class ImageStore(Images):
         self._docker = DockerImages()
         self._making = threading.RLock()
         self._making_empty = threading.Lock()
-        """Of its own: an empty image takes no time, and a build takes a minute."""
+        """An empty image takes no time, so it waits for no build, which takes a minute."""
         self._sweep()
 
     def _sweep(self) -> None:

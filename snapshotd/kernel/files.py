@@ -62,8 +62,10 @@ def open_dir(dir_fd: int, name: bytes) -> int:
     return os.open(name, DIR_FLAGS, dir_fd=dir_fd)
 
 
-def open_deep(dir_fd: int, path: bytes) -> int:
-    """Like `open_beneath` for a directory, but for paths of any length: one component at a time."""
+def open_deep(dir_fd: int, path: bytes, *, one_device: bool = False) -> int:
+    """Like `open_beneath` for a directory, but for paths of any length: one component at a time. `one_device`: another
+    file system on the way is EXDEV."""
+    device = os.fstat(dir_fd).st_dev if one_device else None
     fd = os.dup(dir_fd)
     for name in path.split(b"/"):
         if not name:
@@ -73,6 +75,9 @@ def open_deep(dir_fd: int, path: bytes) -> int:
         finally:
             os.close(fd)
         fd = deeper
+        if device is not None and os.fstat(fd).st_dev != device:
+            os.close(fd)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), os.fsdecode(path))
     return fd
 
 

@@ -52,7 +52,7 @@ def _same(
     parent, _, name = path.rpartition("/")
     try:
         with acting_as(user):
-            directory = files.open_deep(root, os.fsencode(parent))
+            directory = files.open_deep(root, os.fsencode(parent), one_device=True)
             try:
                 if stat.S_ISLNK(mode):
                     target = os.readlink(name, dir_fd=directory)

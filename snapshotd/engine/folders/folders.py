@@ -38,7 +38,7 @@ from snapshotd.engine.folders.comparing import compare, listing
 from snapshotd.engine.folders.cut_off import CutOff
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.names import name_of
-from snapshotd.engine.folders.places import Place, Places, open_folder, own_name, place_of
+from snapshotd.engine.folders.places import FolderPlace, KnownFolders, open_folder, own_name, place_of
 from snapshotd.engine.folders.plan import KEY, FolderChanges, History, RewindPlan, changes_of, plan, told
 from snapshotd.engine.folders.putting_back import Facts, PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
@@ -80,7 +80,7 @@ MOST_LEFT = 20_000
 """Sentences that a rewind records."""
 MOST_RESULT_CHARS = 1 << 20
 MOST_KNOWN = 400_000
-"""Files of one user's folders of which the daemon keeps in memory what they are."""
+"""Files of one user's folders that the daemon knows in memory, more or less."""
 _MOST_OPEN, _MOST_SESSIONS = 200, 50
 """Calls that have begun in one folder, and sessions there whose place is in memory."""
 _MOST_OPEN_CHARS = 1 << 16
@@ -116,7 +116,7 @@ class Folders:
 
     def __init__(self, context: Context, cold: Cold, listener: StepListener) -> None:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
-        self._places = Places(self._catalog)
+        self._places = KnownFolders(self._catalog)
         self._folders: dict[tuple[int, str], _Folder] = {}
         self._watches, self._writers, self._user_files = Watches(), Watches(), UserFiles()
         self._ending = ThreadPoolExecutor(1, "folder-calls")
@@ -385,7 +385,7 @@ class Folders:
             if _NEEDED.search(path):
                 with contextlib.suppress(OSError), acting_as(folder.user):
                     above, _, name = os.fsencode(path).rpartition(b"/")
-                    directory = files.open_deep(root, above)
+                    directory = files.open_deep(root, above, one_device=True)
                     try:
                         st = os.stat(name, dir_fd=directory, follow_symlinks=False)
                     finally:
@@ -725,7 +725,7 @@ class Folders:
         finally:
             os.close(root)
 
-    def _begin(self, user: HostUser, place: Place) -> TrajectoryID:
+    def _begin(self, user: HostUser, place: FolderPlace) -> TrajectoryID:
         """A new trajectory with an empty first snapshot, so that it exists before the first scan."""
         image = next((one for one in self._context.images.list() if one.name == "default"), None)
         image = image or self._context.images.empty((), "/workspace")

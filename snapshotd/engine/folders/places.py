@@ -28,20 +28,20 @@ _NAMESAKES = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FolderPlace:
     """A folder: its path as the kernel tells it, and what it is known by."""
 
     path: str
     identity: str
 
 
-def place_of(root: int, user: HostUser) -> Place:
+def place_of(root: int, user: HostUser) -> FolderPlace:
     """The folder of a descriptor. NotPermitted: it holds more than a project; NotFound: it was removed."""
     path = os.readlink(f"/proc/self/fd/{root}")
     _refuse(root, path, user)
     st, born = os.fstat(root), born_at(root)
     identity = f"{st.st_ino}.{born}" if born is not None else f"{st.st_ino}.{st.st_dev}.{path}"
-    return Place(path, identity)
+    return FolderPlace(path, identity)
 
 
 def open_folder(path: str, user: HostUser) -> int:
@@ -76,13 +76,13 @@ def _leads_to(path: str, root: int, user: HostUser) -> bool:
         os.close(fd)
 
 
-class Places:
+class KnownFolders:
     """The folders' trajectories, in the catalog's named facts. Thread-safe."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    def find(self, user: HostUser, place: Place) -> TrajectoryID | None:
+    def find(self, user: HostUser, place: FolderPlace) -> TrajectoryID | None:
         """The trajectory of a folder. None: it has none."""
         found = self._alive(_key(user, place)) or self._alive(_old_key(user, place))
         if found is None or self._catalog.get_meta(_key(user, place)) == found:
@@ -93,12 +93,12 @@ class Places:
         self.remember(user, place, found)
         return found
 
-    def remember(self, user: HostUser, place: Place, trajectory: TrajectoryID) -> None:
+    def remember(self, user: HostUser, place: FolderPlace, trajectory: TrajectoryID) -> None:
         """Note that a folder is this trajectory's, and where it is."""
         self.moved(place, trajectory)
         self._catalog.set_meta(_key(user, place), trajectory)
 
-    def moved(self, place: Place, trajectory: TrajectoryID) -> None:
+    def moved(self, place: FolderPlace, trajectory: TrajectoryID) -> None:
         """Note where a trajectory's folder is."""
         if self.path_of(trajectory) != place.path:
             self._catalog.set_meta(_path_key(trajectory), json.dumps(place.path))
@@ -135,11 +135,11 @@ def own_name(user: HostUser, name: str) -> str:
     return name if user.uid == 0 else f"{name}@{user.uid}"
 
 
-def _key(user: HostUser, place: Place) -> str:
+def _key(user: HostUser, place: FolderPlace) -> str:
     return f"folder-identity/{user.uid}/{_text(place.identity)}"
 
 
-def _old_key(user: HostUser, place: Place) -> str:
+def _old_key(user: HostUser, place: FolderPlace) -> str:
     return f"folder/{user.uid}/{_text(place.path)}"
 
 

@@ -400,7 +400,7 @@ class PuttingBack:
     def _parent(self, path: bytes) -> Iterator[tuple[int, bytes]]:
         above, _, name = path.rpartition(b"/")
         with acting_as(self.user):
-            fd = files.open_deep(self.folder, above)
+            fd = files.open_deep(self.folder, above, one_device=True)
         try:
             yield fd, name
         finally:

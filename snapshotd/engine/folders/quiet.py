@@ -199,7 +199,7 @@ class Watches:
 def _open(root: int, path: str) -> int | None:
     parent, _, name = path.rpartition("/")
     try:
-        directory = files.open_deep(root, os.fsencode(parent))
+        directory = files.open_deep(root, os.fsencode(parent), one_device=True)
         try:
             st = os.stat(name or ".", dir_fd=directory, follow_symlinks=False)
             if stat.S_ISDIR(st.st_mode):

@@ -18,6 +18,7 @@ from snapshotd.engine.folders import ignore
 from snapshotd.engine.folders.ignore import RuleFile, Rules
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
+from snapshotd.kernel.mounts import mount_id
 
 MOST_FILES = 200_000
 LARGEST_FILE_BYTES = 256 << 20
@@ -42,9 +43,10 @@ def mark_of(st: os.stat_result) -> Mark:
 
 
 def open_file(directory: int, name: str) -> int:
-    """Open a regular file for reading. OSError, also for anything else (EINVAL)."""
+    """Open a regular file for reading. OSError, also for anything else (EINVAL), such as one that was mounted there: a
+    file of /proc would tell the daemon of itself, whatever the user's rights."""
     fd = os.open(name, _READ, dir_fd=directory)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    if not stat.S_ISREG(os.fstat(fd).st_mode) or mount_id(fd) != mount_id(directory):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no regular file", name)
     return fd

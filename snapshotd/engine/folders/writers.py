@@ -119,7 +119,7 @@ class Writers:
                 self._followed |= new
                 for path in new:
                     with contextlib.suppress(OSError):
-                        fd = files.open_deep(self._root, os.fsencode(path))
+                        fd = files.open_deep(self._root, os.fsencode(path), one_device=True)
                         try:
                             self._mark(fd)
                         finally:
@@ -255,7 +255,7 @@ class Writers:
             if os.fsdecode(one.rpartition(b"/")[2]) in _PASSED:
                 continue
             try:
-                fd = files.open_deep(self._root, one)
+                fd = files.open_deep(self._root, one, one_device=True)
             except OSError:
                 continue
             try:

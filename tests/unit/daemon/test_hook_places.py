@@ -7,13 +7,21 @@ import threading
 import pytest
 
 from snapshotd.daemon import hook_places
-from snapshotd.daemon.hook_places import AT_ONCE_OF_ONE, KEPT, MOST, MOST_OF_ONE, MOST_OF_ONE_THERE, Places, Turns
+from snapshotd.daemon.hook_places import (
+    AT_ONCE_OF_ONE,
+    KEPT,
+    MOST,
+    MOST_OF_ONE,
+    MOST_OF_ONE_THERE,
+    HookPlaces,
+    HookTurns,
+)
 from snapshotd.errors import LimitExceeded
 from tests.e2e.support import wait_until
 
 
 def test_users_who_take_all_places_leave_some_for_others() -> None:
-    places = Places()
+    places = HookPlaces()
     taken = [(uid, sum(places.take(uid) for _ in range(MOST))) for uid in range(1, 20)]
     assert taken[:3] == [(uid, MOST_OF_ONE) for uid in (1, 2, 3)]
     assert MOST - KEPT == 3 * MOST_OF_ONE
@@ -26,7 +34,7 @@ def test_users_who_take_all_places_leave_some_for_others() -> None:
 
 
 def test_a_user_whose_requests_never_end_holds_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    turns, end = Turns(), threading.Event()
+    turns, end = HookTurns(), threading.Event()
     monkeypatch.setattr(hook_places, "_WAIT_S", 0.05)
     monkeypatch.setattr(hook_places, "_WAIT_FOR_OTHERS_S", 0.01)
     held: list[int] = []
