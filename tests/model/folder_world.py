@@ -15,6 +15,7 @@ from typing import Any
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.daemon.http.wire import hook_socket_of
+from snapshotd.errors import SnapshotdError
 from tests.e2e.support import Snap
 
 DIRECTORIES = ("", "d/", "d/e/")
@@ -265,7 +266,7 @@ class World:
         before = state_of(self.folder)
         try:
             done = self.client.rewind(self.trajectory, target[0], mode="files", session=session or "all")
-        except Exception as exc:
+        except SnapshotdError as exc:
             if "has changed nothing" not in str(exc):
                 raise
             return
@@ -273,11 +274,25 @@ class World:
         self.check_named(target, session, done.tool.arguments.get("left", []))
         self.note()
 
+    def rewind_cut_off(self, target: tuple[str, int, State], point: str) -> None:
+        """The daemon dies within a rewind, at its point; the next one settles it."""
+        self.kill_daemon({"SNAPSHOTD_FAILPOINT": point})
+        before = state_of(self.folder)
+        try:
+            self.client.rewind(self.trajectory, target[0], mode="files", session="all")
+        except SnapshotdError:
+            self.snap("ls")
+        else:
+            self.kill_daemon()
+        self.agents[0].hook("SessionStart")
+        self.check_kept(before, target)
+        self.note()
+
     def undo(self) -> None:
         before = state_of(self.folder)
         try:
             self.client.undo(self.trajectory)
-        except Exception as exc:
+        except SnapshotdError as exc:
             if "nothing to undo" not in str(exc):
                 raise
             return

@@ -22,7 +22,8 @@ from tests.e2e.support import Snap, ended
 
 WHO = st.integers(0, 1)
 SEEDS = st.integers(0, 1 << 30)
-EXAMPLES = long.size(4, 300)
+EXAMPLES = long.size(2, 300)
+POINTS = ("engine.folders.put", "engine.folders.exchanged", "engine.folders.put_back", "engine.folders.captured")
 _snaps: list[Snap] = []
 
 
@@ -82,6 +83,14 @@ class FolderMachine(RuleBasedStateMachine):
         targets = self.world.targets
         session = None if who is None else self.world.agents[who].session
         self.world.rewind(targets[which % len(targets)], session)
+
+    @rule(
+        chance=st.integers(0, 7), which=st.integers(0, 1 << 16), point=st.sampled_from(POINTS), hits=st.integers(1, 4)
+    )
+    def rewind_cut_off(self, chance: int, which: int, point: str, hits: int) -> None:
+        if chance == 7:
+            targets = self.world.targets
+            self.world.rewind_cut_off(targets[which % len(targets)], f"{point}:{hits}")
 
     @rule()
     def undo(self) -> None:

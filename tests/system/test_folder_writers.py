@@ -56,6 +56,7 @@ class Watched:
         self.writers.follow(["", "d"])
         self.writers.know("s-1", self.agent.id)
         self.writers.take()
+        self.writers.listen(True)
 
     def close(self) -> None:
         self.writers.close()

@@ -139,18 +139,26 @@ class Folders:
         with self._held(user, root) as folder, _before_others(root):
             self._end_lost(folder, root)
             self._watch(folder, root, event, agent)
-            if event.stage == "before":
-                found = None
-                if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
-                    found = self._settle(folder, root)
-                del folder.calls[: max(len(folder.calls) - _MOST_OPEN + 1, 0)]
-                folder.calls.append(
-                    OpenCall(replace(event, arguments=_bounded(event.arguments, _MOST_OPEN_CHARS)), agent)
-                )
-                return found
-            if event.stage == "after":
-                return self._ended(folder, root, end_of(folder.calls, event), event)
-            return self._between(folder, root, event)
+            try:
+                if event.stage == "before":
+                    return self._begun(folder, root, event, agent)
+                if event.stage == "after":
+                    return self._ended(folder, root, end_of(folder.calls, event), event)
+                return self._between(folder, root, event)
+            finally:
+                if folder.writers is not None:
+                    folder.writers.listen(bool(folder.calls))
+
+    def _begun(self, folder: _Folder, root: int, event: HookEvent, agent: Process | None) -> Snapshot | None:
+        """A call begins: the changes until now are not its own. Calls of one session that run side by side are not told
+        apart, and their changes wait for the end of one."""
+        found = None
+        if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
+            found = self._settle(folder, root)
+        del folder.calls[: max(len(folder.calls) - _MOST_OPEN + 1, 0)]
+        bounded = replace(event, arguments=_bounded(event.arguments, _MOST_OPEN_CHARS))
+        folder.calls.append(OpenCall(bounded, agent))
+        return found
 
     def _ended(self, folder: _Folder, root: int, call: OpenCall | None, event: HookEvent) -> Snapshot:
         """A call has ended. If its begin was not told, its changes count as somebody else's too."""

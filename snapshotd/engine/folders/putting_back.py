@@ -125,7 +125,8 @@ class PuttingBack:
                 if all(self._difference(name, path, view) is not None for view in (self.head, self.to)):
                     self._try(path, partial(self._bring_back, number, path))
                 else:
-                    os.unlink(name, dir_fd=self._place)
+                    with acting_as(self.user):
+                        os.unlink(name, dir_fd=self._place)
 
     def _pass_open_databases(self, changes: Sequence[Change]) -> None:
         """The files of a database that a program has open stay all."""
@@ -249,7 +250,8 @@ class PuttingBack:
                 with acting_as(self.user):
                     files.exchange(self._place, _out(number), parent, name)
                 if self._difference(_out(number), path, self.to) is None:
-                    os.unlink(_out(number), dir_fd=self._place)
+                    with acting_as(self.user):
+                        os.unlink(_out(number), dir_fd=self._place)
                     return
                 with acting_as(self.user):
                     files.exchange(self._place, _out(number), parent, name)

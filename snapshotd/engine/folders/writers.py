@@ -20,11 +20,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from snapshotd.engine.folders import ignore
-from snapshotd.kernel import fanotify, files
+from snapshotd.kernel import fanotify, files, turns
 from snapshotd.kernel.processes import ancestry
 
 MOST_DIRECTORIES = 20_000
 _MOST_TOUCHED = 300_000
+_MOST_AT_ONCE = 100_000
 _MOST_PROCESSES = 10_000
 _PROGRAM = b"send.py"
 _PASSED = {ignore.NEVER, *(rule.strip("/") for rule in ignore.ALWAYS)}
@@ -92,7 +93,8 @@ class Writers:
         self._verdicts: dict[int, str] = {}
         self._paths: dict[bytes, bytes | None] = {}
         self._now = Witness()
-        self._wake, self._woken = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listening = False
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="folder-writers")
         self._thread.start()
@@ -103,10 +105,10 @@ class Writers:
             if self._closed:
                 return
             self._closed = True
-            os.write(self._woken, b"x")
+            os.eventfd_write(self._wake, 1)
         self._thread.join()
         self._marks.close()
-        for fd in (self._root, self._wake, self._woken, *self._pidfds):
+        for fd in (self._root, self._wake, *self._pidfds):
             os.close(fd)
 
     def follow(self, directories: Iterable[str]) -> None:
@@ -135,7 +137,15 @@ class Writers:
             self._agents[agent] = session
             self._pidfds[pidfd] = session
             self._verdicts.clear()
-            os.write(self._woken, b"x")
+            os.eventfd_write(self._wake, 1)
+
+    def listen(self, on: bool) -> None:
+        """Look processes up as they change files, or leave the events to the next `take`: between calls it does not
+        matter whose they are."""
+        with self._lock:
+            if not self._closed and on != self._listening:
+                self._listening = on
+                os.eventfd_write(self._wake, 1)
 
     def take(self) -> Witness:
         """All that was touched since the last time."""
@@ -166,15 +176,16 @@ class Writers:
         while True:
             poll = select.poll()
             with self._lock:
-                watched = [self._wake, *self._pidfds]
-            for fd in (self._marks.fileno(), *watched):
+                watched = [self._wake, *self._pidfds, *([self._marks.fileno()] if self._listening else [])]
+            for fd in watched:
                 poll.register(fd, select.POLLIN)
             ready = {fd for fd, _ in poll.poll()}
+            turns.give_way()
             with self._lock:
                 if self._closed:
                     return
                 if self._wake in ready:
-                    os.read(self._wake, 4096)
+                    os.eventfd_read(self._wake)
                 if self._marks.fileno() in ready:
                     self._read()
                 ended = [(fd, self._pidfds.pop(fd)) for fd in ready if fd in self._pidfds]
@@ -185,10 +196,13 @@ class Writers:
     def _read(self) -> None:
         if self._closed:
             return
-        for touch in self._marks.read():
+        for number, touch in enumerate(self._marks.read()):
             if touch.lost or len(self._now.touched) > _MOST_TOUCHED:
                 self._now.knows = False
                 continue
+            if number > _MOST_AT_ONCE:  # somebody writes faster than they are read
+                self._now.knows = False
+                return
             if touch.is_dir and touch.is_name:
                 self._paths.clear()
             directory = self._directory(touch.handle)
