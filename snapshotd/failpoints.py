@@ -60,6 +60,7 @@ NAMES: tuple[str, ...] = (
     "engine.folders.begun",
     "engine.folders.captured",
     "engine.folders.put",
+    "engine.folders.exchanged",
     "engine.folders.put_back",
     "engine.import.ingested",
     "engine.import.committed",

@@ -9,7 +9,12 @@ SHORT_ID_CHARS = 12
 """Number of characters of an id that people are shown (as docker does)."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""The form of names and tags. It excludes paths, options and control sequences."""
+"""The form of names and tags that are given. It excludes paths, options and control sequences."""
+KNOWN_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?:@[1-9][0-9]{0,9})?")
+"""The form of names and tags that exist: NAME@UID is of the folders of that user, who is not root, and only hooks give
+it."""
+ID_FORM = re.compile(r"[0-9a-f]{4,32}")
+"""An id, or the beginning of one that may stand for it. It is no name."""
 
 SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 """Seconds in a unit of time, as durations are written: 90s, 12h, 7d."""

@@ -14,6 +14,8 @@ from typing import Any, Literal, NewType
 from snapshotd.terms import BRANCHES as BRANCHES
 from snapshotd.terms import DEFAULT_TENANT as DEFAULT_TENANT
 from snapshotd.terms import EXPERIMENTS_TENANT as EXPERIMENTS_TENANT
+from snapshotd.terms import ID_FORM as ID_FORM
+from snapshotd.terms import KNOWN_NAME_PATTERN as KNOWN_NAME_PATTERN
 from snapshotd.terms import NAME_PATTERN as NAME_PATTERN
 from snapshotd.terms import SECONDS as SECONDS
 from snapshotd.terms import SECONDS_MOST as SECONDS_MOST

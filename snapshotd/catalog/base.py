@@ -316,8 +316,8 @@ class Catalog(ABC):
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
         """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
-        A tag or name wins over a prefix. NotFound; Ambiguous lists up to five candidates, or both that an older version
-        gave one name."""
+        An exact id wins over all, a tag or name over a prefix. NotFound; Ambiguous lists up to five candidates, or both
+        that an older version gave one name; so it is for a name and a prefix that are the same."""
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
@@ -327,7 +327,7 @@ class Catalog(ABC):
     @abstractmethod
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that
-        name; UsageError when the name is malformed."""
+        name; UsageError when the name is malformed, or could be taken for an id."""
 
     @abstractmethod
     def untag(self, name: str) -> None:

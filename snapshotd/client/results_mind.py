@@ -64,7 +64,8 @@ class EffectInfo(ApiRecord):
 @record(frozen=True)
 class RewindPreview(ApiRecord):
     """The effect that a rewind would have: `files` that change (at most as many as the caller asked for; `file_count`
-    is the number of all), `messages` that go, `effects` that cannot be undone, newest first."""
+    is the number of all), `messages` that go, `effects` that cannot be undone, newest first. `left`: in a user's own
+    folder, a sentence for each path that stays though an agent has changed it since."""
 
     head: str
     target: str
@@ -73,6 +74,7 @@ class RewindPreview(ApiRecord):
     file_count: int
     messages: tuple[MessageInfo, ...]
     effects: tuple[EffectInfo, ...]
+    left: tuple[str, ...] = ()
 
 
 @record(frozen=True)

@@ -247,7 +247,8 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
     """The effect of a rewind, before it runs. `files`: at most as many changes as the caller asked for, `file_count`:
-    the number of all changes; `messages`: the messages that the rewind removes; `effects`: newest first."""
+    the number of all changes; `messages`: the messages that the rewind removes; `effects`: newest first; `left`: in a
+    user's own folder, a sentence for each path that stays though an agent has changed it since."""
 
     head: SnapshotID
     target: SnapshotID
@@ -256,6 +257,7 @@ class RewindPreview:
     file_count: int
     messages: tuple[Message, ...]
     effects: tuple[Effect, ...]
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -609,16 +611,25 @@ class Engine(ABC):
         does not say (the message names each)."""
 
     @abstractmethod
-    def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
+    def rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False, session: str | None = None
+    ) -> Snapshot:
         """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
         `undo` takes it back. Commands in the background are ended, as `interrupted`; changes since the head are captured
         first. With `compensate` the registered compensations
         of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
         while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
-        SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
+        SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound).
+
+        In a user's own folder a path is changed only if all changes since are an agent's, and what is there is what they
+        left; the others are named (`left` in the call's arguments). `session`: take the changes of this session of the
+        agent back alone, and of those that it continues ("all": of all). Conflict: it is None, and several have changed
+        files since; NotFound: it has changed none; UsageError: the trajectory is no folder's."""
 
     @abstractmethod
-    def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
+    def preview_rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000, session: str | None = None
+    ) -> RewindPreview:
         """Returns the effect that `rewind` would have; changes nothing."""
 
     @abstractmethod
@@ -880,10 +891,12 @@ class Engine(ABC):
     # -- folders of this machine ---------------------------------------------------------------------------------------
 
     @abstractmethod
-    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> Snapshot | None:
+    def folder_hook(
+        self, user: HostUser, folder: int, agent: str, payload: dict[str, Any], hook: int | None = None
+    ) -> Snapshot | None:
         """Take the snapshot that a hook of an agent calls for, of the folder of the descriptor, with the rights of
-        `user`. None: there is none to take. UsageError: the payload; LimitExceeded, NotPermitted: no snapshots are taken
-        of such a folder."""
+        `user`. None: there is none to take. `hook`: the process that told of it, which lives until the answer.
+        UsageError: the payload; LimitExceeded, NotPermitted: no snapshots are taken of such a folder."""
 
     @abstractmethod
     def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> Snapshot:
@@ -892,6 +905,16 @@ class Engine(ABC):
     @abstractmethod
     def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
         """The user's trajectory of the folder. NotFound: no hook has told of it."""
+
+    @abstractmethod
+    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> Snapshot:
+        """A snapshot of the user's folder. NotFound, also for a snapshot of another: neither the answer nor its time
+        tells of any."""
+
+    @abstractmethod
+    def folder_session(self, user: HostUser, folder: int, hook: int, to: str) -> str | None:
+        """The session of the agent below which the process `hook` runs, if it and others have changed files since the
+        snapshot `to`; else None."""
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 

@@ -137,11 +137,17 @@ class MindVerbs(Engine):
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
-    def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
+    def rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False, session: str | None = None
+    ) -> Snapshot:
+        _refuse_session(session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
             return self._mind.rewinding.rewind(self._trajectory(ref), target, mode, compensate=compensate)
 
-    def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
+    def preview_rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000, session: str | None = None
+    ) -> RewindPreview:
+        _refuse_session(session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
             return self._mind.rewinding.preview(self._trajectory(ref), target, mode, max_files)
 
@@ -267,3 +273,8 @@ class MindVerbs(Engine):
 
     def value_history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:
         return self._mind.values.history(tenant, namespace, key)
+
+
+def _refuse_session(session: str | None) -> None:
+    if session is not None:
+        raise UsageError("a sandbox has one agent; a session is chosen in a user's own folder alone")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.kernel import files, mounts, namespaces, quota
+from snapshotd.kernel import fanotify, files, mounts, namespaces, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.types import IdMap
 
@@ -186,6 +187,28 @@ def project_quotas(directory: Path) -> str | None:
         return None if quota.enforced(fd) else "its file system is not mounted with prjquota"
     finally:
         os.close(fd)
+
+
+def writers_told(directory: Path) -> str | None:
+    """None if the kernel tells which process changes a file in `directory`, else the reason."""
+    try:
+        with scratch(directory) as place:
+            fd = os.open(place, files.DIR_FLAGS)
+            try:
+                if not fanotify.is_local(fd):
+                    return "its file system is a network's or an overlay, or of a kind that is not known"
+                marks = fanotify.NameMarks()
+                try:
+                    marks.add(fd)
+                    child = subprocess.run(["/bin/mkdir", place / "by-a-child"], check=False)
+                    told = {touch.name: touch.pid for touch in marks.read()}
+                    return None if child.returncode or told.get(b"by-a-child", 0) > 0 else "the kernel names no process"
+                finally:
+                    marks.close()
+            finally:
+                os.close(fd)
+    except (OSError, NotImplementedError) as exc:
+        return _reason(exc) if isinstance(exc, OSError) else str(exc)
 
 
 FEATURES: tuple[Feature, ...] = (

@@ -62,8 +62,10 @@ def open_dir(dir_fd: int, name: bytes) -> int:
     return os.open(name, DIR_FLAGS, dir_fd=dir_fd)
 
 
-def open_deep(dir_fd: int, path: bytes) -> int:
-    """Like `open_beneath` for a directory, but for paths of any length: one component at a time."""
+def open_deep(dir_fd: int, path: bytes, *, one_device: bool = False) -> int:
+    """Like `open_beneath` for a directory, but for paths of any length: one component at a time. `one_device`: another
+    file system on the way is EXDEV."""
+    device = os.fstat(dir_fd).st_dev if one_device else None
     fd = os.dup(dir_fd)
     for name in path.split(b"/"):
         if not name:
@@ -73,6 +75,9 @@ def open_deep(dir_fd: int, path: bytes) -> int:
         finally:
             os.close(fd)
         fd = deeper
+        if device is not None and os.fstat(fd).st_dev != device:
+            os.close(fd)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), os.fsdecode(path))
     return fd
 
 
@@ -273,6 +278,12 @@ def _remove_files(fd: int) -> list[bytes]:
 def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: bytes) -> None:
     """Rename, failing with FileExistsError instead of replacing."""
     sc.call("renameat2", source_fd, source, target_fd, target, sc.RENAME_NOREPLACE)
+
+
+def exchange(a_fd: int, a: bytes, b_fd: int, b: bytes) -> None:
+    """Let two names change places, in one instant. Raises OSError: ENOENT (one is missing), EINVAL (the file system
+    cannot)."""
+    sc.call("renameat2", a_fd, a, b_fd, b, sc.RENAME_EXCHANGE)
 
 
 def punch_hole(fd: int, begin: int, size: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 _PF_EXITING = 0x4
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since."""
+_DEEPEST = 1000
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("Q52xi")
@@ -54,6 +55,26 @@ def start_time(pid: int) -> int:
         return int(stat_fields(pid)[19])
     except (FileNotFoundError, ProcessLookupError):
         return 0
+
+
+def runs(process: tuple[int, int]) -> bool:
+    """False once the process with this number and `start_time` has ended."""
+    try:
+        fields = stat_fields(process[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(fields[19]) == process[1] and fields[0] not in (b"Z", b"X")
+
+
+def ancestry(pid: int) -> list[tuple[int, int]]:
+    """A process and those that it comes from, each as its number and `start_time`, up to init. FileNotFoundError,
+    ProcessLookupError: it, or one of them, went meanwhile."""
+    found: list[tuple[int, int]] = []
+    while pid > 0 and len(found) < _DEEPEST:
+        fields = stat_fields(pid)
+        found.append((pid, int(fields[19])))
+        pid = int(fields[1])
+    return found
 
 
 def wait_status(pid: int, pidfd: int) -> int | None:

@@ -123,6 +123,9 @@ class RewindPreview(Answer):
     file_count: int = Field(description="Number of all changes.")
     messages: list[Message] = Field(description="The messages that would go.")
     effects: list[Effect] = Field(description="Irreversible calls that would be left behind, newest first.")
+    left: list[str] = Field(
+        description="In a user's own folder: a sentence for each path that stays though an agent has changed it since."
+    )
 
     @staticmethod
     def of(preview: base.RewindPreview) -> RewindPreview:
@@ -134,6 +137,7 @@ class RewindPreview(Answer):
             file_count=preview.file_count,
             messages=[Message.of(item) for item in preview.messages],
             effects=[Effect.of(item) for item in preview.effects],
+            left=list(preview.left),
         )
 
 
@@ -268,6 +272,13 @@ class RewindRequest(Request):
     mode: base.RewindMode = Field("both", description="What goes back: the files, the agent's mind, or both.")
     compensate: bool = Field(
         False, description="Run the compensations of the irreversible calls that are left behind, newest first."
+    )
+    session: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="In a user's own folder: take back the changes of this session of the agent alone, or of `all`. "
+        "Null: there may be one only.",
     )
 
 

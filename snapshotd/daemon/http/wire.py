@@ -74,7 +74,7 @@ FRAME_EVENT = 1
 FRAME_MAX_BYTES = 1 << 20
 """Largest content of a frame."""
 
-_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?:@[0-9]{1,10})?")
 
 
 def socket_path_of(state_dir: Path) -> Path:

@@ -33,7 +33,17 @@ from snapshotd.repo.base import Reader, Repository
 from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
-from snapshotd.types import NAME_PATTERN, BlobID, Image, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, short
+from snapshotd.types import (
+    KNOWN_NAME_PATTERN,
+    BlobID,
+    Image,
+    JournalEntry,
+    Message,
+    Snapshot,
+    SnapshotID,
+    Trajectory,
+    short,
+)
 
 FORMAT = "snapshotd bundle"
 VERSION = 2
@@ -507,7 +517,7 @@ def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
     if not isinstance(tags, dict):
         raise UsageError("the bundle is malformed: it does not say which tags its snapshots have")
     for name, snapshot in tags.items():
-        if not NAME_PATTERN.fullmatch(name) or not isinstance(snapshot, str) or snapshot not in snapshots:
+        if not KNOWN_NAME_PATTERN.fullmatch(name) or not isinstance(snapshot, str) or snapshot not in snapshots:
             raise UsageError(
                 f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it"
             )

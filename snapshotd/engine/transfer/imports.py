@@ -39,6 +39,7 @@ from snapshotd.layers.merge import merge
 from snapshotd.repo.base import Reader
 from snapshotd.trees.base import Warnings
 from snapshotd.types import (
+    ID_FORM,
     NAME_PATTERN,
     BlobID,
     Image,
@@ -68,6 +69,7 @@ _READ_BYTES = 1 << 20
 _WARNINGS_LIMIT = 200
 _PADDING_BYTES = 64 << 10
 _SEQ_LIMIT = 1 << 53
+_NOT_TAKEN = "could be taken for an id, or is in a user's own space"
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +167,10 @@ class _Importer:
 
     def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
         reader = BundleReader(read, self._left.bytes)
-        if name is not None and not NAME_PATTERN.fullmatch(name):
+        if name is not None and not _may_be_taken(name):
             raise UsageError(
-                f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+                f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit, "
+                "and not what could be taken for an id"
             )
         known = self._known(reader.snapshots)
         if len(known) == len(reader.snapshots):
@@ -261,7 +264,11 @@ class _Importer:
         """The tags of the bundle that are free here. `names`: names of trajectories, the bundle's included."""
         here = self._context.catalog.tags()
         for name, snapshot_id in reader.tags.items():
-            if name in names:
+            if not _may_be_taken(name):
+                self._warnings.add(
+                    f"the tag {name} was not taken, because it {_NOT_TAKEN}; give {short(snapshot_id)} another one"
+                )
+            elif name in names:
                 self._warnings.add(
                     f"the tag {name} was not taken, because a trajectory has that name here; give {short(snapshot_id)} another one"
                 )
@@ -457,6 +464,9 @@ class _Importer:
             own = made.name
             if made is next(reversed(self._trajectories.values())) and name is not None:
                 own = name
+            elif own is not None and not _may_be_taken(own):
+                self._warnings.add(f"the trajectory {own} was imported without its name, which {_NOT_TAKEN}")
+                own = None
             elif own is not None and (own in names or own in here):
                 self._warnings.add(f"the trajectory {own} was imported without its name, which is taken here")
                 own = None
@@ -520,6 +530,10 @@ def _run(levels: list[int]) -> int | None:
             return end
         end = start
     return None
+
+
+def _may_be_taken(name: str) -> bool:
+    return bool(NAME_PATTERN.fullmatch(name)) and not ID_FORM.fullmatch(name)
 
 
 def _to_the_end(stream: LayerStream) -> None:

@@ -484,10 +484,18 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 
-    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> t.Snapshot | None:
+    def folder_session(self, user: HostUser, folder: int, hook: int, to: str) -> str | None:
+        raise NotFound("this engine has no folders")
+
+    def folder_hook(
+        self, user: HostUser, folder: int, agent: str, payload: dict[str, Any], hook: int | None = None
+    ) -> t.Snapshot | None:
         raise NotFound("this engine has no folders")
 
     def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> t.Snapshot:
+        raise NotFound("this engine has no folders")
+
+    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> t.Snapshot:
         raise NotFound("this engine has no folders")
 
     def folder_trajectory(self, user: HostUser, folder: int) -> t.Trajectory:

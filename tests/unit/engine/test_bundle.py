@@ -313,6 +313,20 @@ def test_a_tag_that_is_taken_is_said_and_stays_where_it_is(worlds: tuple[World, 
     assert "tag other was not taken" in other
 
 
+def test_a_name_that_could_be_taken_for_an_id_or_is_a_users_does_not_come(
+    worlds: tuple[World, World], line: list[Snapshot]
+) -> None:
+    here, there = worlds
+    with pytest.raises(UsageError, match="taken for an id"):
+        there.take(here.export(line), name="beef")
+    content = members(here.export(line))
+    head = json.loads(content[0][1])
+    head["tags"] = dict.fromkeys([line[0].id, line[0].id[:6], "good@1000", "good"], line[1].id)
+    result = there.take(forged([(content[0][0], json.dumps(head).encode()), *content[1:]]))
+    assert there.catalog.tags() == {"good": line[1].id}
+    assert len(result.warnings) == 3
+
+
 def test_a_bundle_of_an_older_version_has_no_tags(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
     content = members(here.export(line))
