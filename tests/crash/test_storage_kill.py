@@ -290,6 +290,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
 }
 """Every failpoint of storing, and what reaches it."""
 ELSEWHERE = (
+    "engine.rebuild.",
     "engine.journal.",
     "engine.resume.",
     "engine.reuse.",
