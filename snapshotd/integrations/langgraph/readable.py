@@ -38,7 +38,7 @@ class Dumper:
         kind, data = serde.dumps_typed(value)
         new = _objects(value) - self._readable
         if new:
-            loaded = load(serde, kind, data)
+            loaded = load(serde, kind, bytes(data))
             if isinstance(value, bytes | bytearray) and type(loaded) is not type(value):
                 raise _unreadable(type(value).__module__, type(value).__qualname__)
             self._readable |= new
@@ -51,7 +51,7 @@ def _objects(value: Any) -> set[Any]:
     classes = set(map(type, items)) - _BARE
     enums = {each for each in classes if issubclass(each, Enum)}
     if enums:
-        return (classes - enums) | {item for item in items if type(item) in enums}
+        return (classes - enums) | {(type(item), id(item)) for item in items if type(item) in enums}
     return classes
 
 
