@@ -69,6 +69,7 @@ class Execution:
                 max_bytes=self._context.config.output_bytes,
                 caller=caller,
                 abandon=not record or process.terminal,
+                save=record,
             )
         for sentence in sandbox.use.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())

@@ -229,6 +229,7 @@ class Sessions:
             try:
                 self.discard(sandbox)
             finally:
+                self._context.secrecy.forget(trajectory.id)  # its output was searched for secrets, and is not kept
                 with self._lock:
                     self._throw_aways.pop(sandbox.container.id, None)
                     self._lock.notify_all()
