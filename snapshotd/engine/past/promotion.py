@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind.answers import result_of
 from snapshotd.engine.mind.replay import OF_MODEL, PROMOTED
 from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.past.rewinding import Rewinding
@@ -142,7 +143,7 @@ class Promotion:
         return [entry for entry in self._catalog.unbound(branch) if entry.status is not None]
 
     def _copy(self, entry: JournalEntry, ids: dict[CallID, CallID], common: Snapshot) -> JournalEntry:
-        result, known = self._effects.result(entry, MAX_MIND_BYTES)
+        result, known = result_of(self._context, entry, MAX_MIND_BYTES)
         if not known:
             raise LimitExceeded(
                 f"nothing was promoted: the result of the call {entry.name} ({short(entry.id)}) is no JSON of up to "

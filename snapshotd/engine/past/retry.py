@@ -16,6 +16,7 @@ from typing import Any
 from snapshotd.engine.base import Effect, Task
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import tasks
+from snapshotd.engine.mind.answers import result_of
 from snapshotd.engine.mind.replay import KEPT
 from snapshotd.engine.past.effects import Effects, task_of
 from snapshotd.engine.past.rewinding import LayerMaker, Rewinding
@@ -214,7 +215,7 @@ class Retry:
         return [self._as_kept(entry, kept) for entry in own]
 
     def _as_kept(self, entry: JournalEntry, kept: _Kept) -> JournalEntry:
-        result, known = self._effects.result(entry, MAX_RESULT_BYTES)
+        result, known = result_of(self._context, entry, MAX_RESULT_BYTES)
         if not known:
             raise LimitExceeded(
                 f"the task {kept.task.name!r} cannot stay completed: the result of {entry.name} in it is no JSON of up to "
