@@ -73,27 +73,32 @@ class Retry:
 
     def retry(self, trajectory: Trajectory, name: str, *, compensate: bool) -> Snapshot:
         """See `Engine.retry`, without the resumption."""
-        sandbox = self._sessions.running(trajectory)
-        with self._rewinding.quiet(sandbox, "retry a task of"):
-            self._rewinding.settle(sandbox, mind=True)
-            head = self._catalog.get_snapshot(sandbox.head)
-        with self._context.pins.pinned(head.id):
-            plan = self._plan(self._catalog.get_trajectory(trajectory.id), head, name)
-            if compensate:
-                self._effects.run(trajectory, plan.effects)
-            with self._rewinding.quiet(sandbox, "retry a task of"), self._context.pins.pinned(plan.target.id) as target:
+        with self._sessions.started_for_change(trajectory) as sandbox:
+            with self._rewinding.quiet(sandbox, "retry a task of"):
                 self._rewinding.settle(sandbox, mind=True)
-                call = marker("retry", {"task": name, "to": target.id, "kept": [kept.task.name for kept in plan.kept]})
-                entries = [entry for kept in plan.kept for entry in self._again(kept)]
-                return self._rewinding.switch(
-                    sandbox,
-                    call,
-                    files=target,
-                    follows=target,
-                    entries=entries,
-                    state=plan.state,
-                    change=self._with_files(plan.kept) if plan.kept else None,
-                )
+                head = self._catalog.get_snapshot(sandbox.head)
+            with self._context.pins.pinned(head.id):
+                plan = self._plan(self._catalog.get_trajectory(trajectory.id), head, name)
+                if compensate:
+                    self._effects.run(trajectory, plan.effects)
+                with (
+                    self._rewinding.quiet(sandbox, "retry a task of"),
+                    self._context.pins.pinned(plan.target.id) as target,
+                ):
+                    self._rewinding.settle(sandbox, mind=True)
+                    call = marker(
+                        "retry", {"task": name, "to": target.id, "kept": [kept.task.name for kept in plan.kept]}
+                    )
+                    entries = [entry for kept in plan.kept for entry in self._again(kept)]
+                    return self._rewinding.switch(
+                        sandbox,
+                        call,
+                        files=target,
+                        follows=target,
+                        entries=entries,
+                        state=plan.state,
+                        change=self._with_files(plan.kept) if plan.kept else None,
+                    )
 
     # -- what to do ----------------------------------------------------------------------------------------------------
 
