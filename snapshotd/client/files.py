@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -308,7 +309,7 @@ def sandbox_path(path: SandboxPath) -> bytes:
     """The bytes of a path, from the root. UsageError for what no path of a sandbox can be."""
     raw = path.encode(errors="surrogateescape") if isinstance(path, str) else path
     if b"\0" in raw or b".." in raw.split(b"/"):
-        raise UsageError(f"{path!r} has a zero byte or `..` in it; write the path from the sandbox's root")
+        raise UsageError(f"{os.fsdecode(raw)!r} has a zero byte or `..` in it; write the path from the sandbox's root")
     return raw if raw.startswith(b"/") else b"/workspace/" + raw
 
 

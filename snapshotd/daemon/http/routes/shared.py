@@ -8,6 +8,7 @@ import functools
 import hashlib
 import inspect
 import json
+import os
 import pathlib
 import pwd
 import time
@@ -127,7 +128,7 @@ def sandbox_path(path_b64: str) -> bytes:
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if b"\0" in path or b".." in parts:
         raise UsageError(
-            f"{path!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
+            f"{os.fsdecode(path)!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
         )
     return b"/".join(parts)
 
