@@ -181,7 +181,7 @@ def _check_socket(state_dir: Path, socket_path: Path) -> None:
     if holder is not None and other is not None and other != socket_path.absolute():
         raise Conflict(
             f"the daemon (pid {holder}) of the state directory {state_dir} serves at {other}, not at {socket_path}: use "
-            f"`--socket {other}`, or stop it first with `snapshotd daemon --stop --state-dir {state_dir}`"
+            f"that socket, or stop it first with `snapshotd daemon --stop --state-dir {state_dir}`"
         )
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from snapshotd.catalog.database import meta_in_file
 from snapshotd.errors import DataLoss
 
 CATALOG, VAULT = "catalog.db", "secrets.db"
@@ -54,14 +53,13 @@ def has_packs(state_dir: Path) -> bool:
     return any((state_dir / "repo" / "store" / "packs").glob("??/*"))
 
 
-def check_logs(state_dir: Path, was_killed: Callable[[Callable[[str], str | None]], bool]) -> None:
-    """DataLoss when a database's log is missing although the daemon before was killed, as `was_killed` reads in the
-    catalog's facts. Before any of the databases is opened, which makes a new log."""
-    catalog = state_dir / CATALOG
+def check_logs(state_dir: Path, was_killed: Callable[[], bool]) -> None:
+    """DataLoss when a database's log is missing although the daemon before `was_killed`. Call it before any of the
+    databases is opened, which makes a new log. `was_killed` is called where there is a catalog."""
     for name, remedy in _LOG_REMEDIES.items():
         log = state_dir / f"{name}-wal"
-        there = catalog.exists() and (state_dir / name).exists()
-        if there and not log.exists() and was_killed(lambda key: meta_in_file(catalog, key)):
+        there = (state_dir / CATALOG).exists() and (state_dir / name).exists()
+        if there and not log.exists() and was_killed():
             raise DataLoss(
                 f"the log {log} is missing although the daemon was killed, and the latest commits were in it: {remedy}"
             )

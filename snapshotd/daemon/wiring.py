@@ -9,12 +9,14 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from socket import socket
 
 from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.database import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.daemon import state_files
@@ -97,7 +99,8 @@ def open_engine(config: Config) -> Engine:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     state_dir = Path(config.state_dir)
     state_files.check_catalog(state_dir)
-    state_files.check_logs(state_dir, recover.was_killed)
+    facts = partial(meta_in_file, state_dir / state_files.CATALOG)
+    state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
     reserve.adjust(state_dir)
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
     store = layer_store.prepare(state_dir)

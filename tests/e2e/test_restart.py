@@ -139,4 +139,4 @@ def test_another_socket_is_told_who_serves_the_state_directory(own_snap: Snap, t
     other, pid = tmp_path / "other.sock", own_snap.daemon_pid()
     said = own_snap("ls", "--socket", other, code=6).stderr
     assert f"pid {pid}" in said
-    assert f"--socket {own_snap.state_dir}/snapshotd.sock" in said
+    assert f"serves at {own_snap.state_dir}/snapshotd.sock" in said

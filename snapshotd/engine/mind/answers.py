@@ -30,7 +30,7 @@ def with_result(context: Context, entry: JournalEntry) -> JournalEntry:
 
 def result_of(context: Context, entry: JournalEntry, limit_bytes: int) -> tuple[Any, bool]:
     """A call's result, and True if it is known. It is unknown if it is longer than `limit_bytes`, no JSON, damaged or
-    gone. What was redacted stays so."""
+    gone. Markers of secrets stay."""
     if entry.snapshot is None or entry.result is not None:
         return entry.result, True
     text = bytearray()

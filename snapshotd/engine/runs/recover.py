@@ -127,7 +127,7 @@ def _after_boot(context: Context) -> None:
 
 
 def was_killed(fact: Callable[[str], str | None]) -> bool:
-    """Whether the daemon before did not come to its end. `fact`: a named fact of the catalog."""
+    """True if the daemon before did not come to its end. `fact`: a named fact of the catalog."""
     return fact(_BOOT) is not None and fact(_CLEAN) == ""
 
 

@@ -30,7 +30,7 @@ class Dumper:
 
     def __init__(self) -> None:
         self._readable: set[Any] = set()
-        """Classes of objects that were read back, and members of enums, of which one may be readable and another not."""
+        """Classes that were read back; of an enum its members, since one may be readable and another not."""
 
     def dump(self, serde: SerializerProtocol, value: Any) -> tuple[str, bytes]:
         """As `dumps_typed`, whose errors it has. UsageError: `load` would refuse it; a thread would be stuck there. Each

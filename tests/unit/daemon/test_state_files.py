@@ -8,8 +8,11 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.daemon import state_files, wiring
-from snapshotd.engine.runs.recover import was_killed
 from snapshotd.errors import DataLoss, UsageError
+
+
+def _check_logs(state_dir: Path) -> None:
+    state_files.check_logs(state_dir, lambda: was_killed(lambda key: meta_in_file(state_dir / "catalog.db", key)))
 
 
 @pytest.mark.parametrize(
@@ -34,19 +37,19 @@ def test_a_missing_log_is_a_lost_one_after_a_kill_alone(tmp_path: Path, clean: s
     catalog.set_meta("clean_boot_id", clean)
     catalog.close()
     assert (tmp_path / "catalog.db-wal").stat().st_size == 0, "no end removes a log"
-    state_files.check_logs(tmp_path, was_killed)
+    _check_logs(tmp_path)
     (tmp_path / "catalog.db-wal").unlink()
     for _ in range(2):  # to look makes no new one
         if clean:
-            state_files.check_logs(tmp_path, was_killed)
+            _check_logs(tmp_path)
         else:
             with pytest.raises(DataLoss, match=r"catalog\.db-wal is missing"):
-                state_files.check_logs(tmp_path, was_killed)
+                _check_logs(tmp_path)
 
 
 def test_a_creation_that_was_cut_off_is_no_loss(tmp_path: Path) -> None:
     apsw.Connection(str(tmp_path / "catalog.db")).execute("PRAGMA application_id = 1; PRAGMA journal_mode = DELETE")
-    state_files.check_logs(tmp_path, was_killed)
+    _check_logs(tmp_path)
 
 
 def test_a_rebuild_does_not_take_a_far_store_for_an_empty_one(tmp_path: Path) -> None:

@@ -145,7 +145,7 @@ def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
         code = exc.exit_code
         raise
     finally:
-        if _threads_left():  # of an engine that failed to open or to close: they would keep the process alive for good
+        if _threads_left():  # an engine that failed to open or to close leaves some, which keep the process alive
             _leave(code)
     return code
 
@@ -163,7 +163,7 @@ def _leave(code: int) -> None:
 
 
 def _threads_left() -> bool:
-    """Whether a thread runs that the interpreter would wait for."""
+    """True if a thread runs that the interpreter would wait for."""
     return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
