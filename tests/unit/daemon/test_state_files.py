@@ -5,9 +5,11 @@ from pathlib import Path
 import apsw
 import pytest
 
+from snapshotd.catalog.database import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.daemon import state_files, wiring
+from snapshotd.engine.runs.recover import was_killed
 from snapshotd.errors import DataLoss, UsageError
 
 
