@@ -40,6 +40,8 @@ NAMES: tuple[str, ...] = (
     "engine.archive.flushed",
     "engine.archive.stored",
     "engine.prune.recorded",
+    "engine.rebuild.filled",
+    "engine.rebuild.aside",
     "engine.cold.built",
     "layers.merge.built",
     "layers.evict.renamed",

@@ -71,6 +71,11 @@ class Catalog(ABC):
     def flush(self) -> None:
         """Return when everything committed so far is durable against power loss."""
 
+    @abstractmethod
+    def checkpoint(self) -> None:
+        """Put what was committed into the catalog's main file, where it is seen without the log, too, as far as no other
+        process reads an earlier state."""
+
     # -- small facts ---------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -79,6 +79,9 @@ class SqliteCatalog(Catalog):
     def flush(self) -> None:
         self._db.flush()
 
+    def checkpoint(self) -> None:
+        self._db.checkpoint()
+
     def problems(self) -> list[str]:
         return self._db.problems()
 

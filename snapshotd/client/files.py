@@ -311,7 +311,7 @@ def sandbox_path(path: SandboxPath) -> bytes:
     """The bytes of a path, from the root. UsageError for what no path of a sandbox can be."""
     raw = path.encode(errors="surrogateescape") if isinstance(path, str) else path
     if b"\0" in raw or b".." in raw.split(b"/"):
-        raise UsageError(f"{path!r} has a zero byte or `..` in it; write the path from the sandbox's root")
+        raise UsageError(f"{os.fsdecode(raw)!r} has a zero byte or `..` in it; write the path from the sandbox's root")
     return raw if raw.startswith(b"/") else b"/workspace/" + raw
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -707,9 +707,9 @@ class Engine(ABC):
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
-    def journal(self, ref: str) -> list[JournalEntry]:
+    def journal(self, ref: str) -> Iterable[JournalEntry]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
-        program's beginning."""
+        program's beginning, with the results of calls. A result that is longer than 1 MiB, or damaged, is None."""
 
     @abstractmethod
     def state(self, ref: str) -> dict[str, Any]:

@@ -342,9 +342,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
-            trajectory = replace(
-                _throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)[0], head=source.id
-            )
+            trajectory, _ = _throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
+            trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             with self._sessions.throw_away(trajectory, source) as sandbox:
                 return self._sessions.exec(
                     sandbox,

@@ -24,6 +24,7 @@ from snapshotd.engine.base import (
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind import tasks
+from snapshotd.engine.mind.answers import with_result
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.past.editing import Editing, Fork
@@ -88,14 +89,16 @@ class Mind:
         self.values.close()
         self.folders.close()
 
-    def journal(self, ref: str) -> list[JournalEntry]:
+    def journal(self, ref: str) -> Iterator[JournalEntry]:
         """See `Engine.journal`."""
         catalog = self.context.catalog
         snapshot = catalog.resolve_snapshot(ref)
         if ref in snapshot.tags or snapshot.id.startswith(ref):
-            return list(catalog.journal(snapshot.id, since=catalog.get_trajectory(snapshot.trajectory).began))
-        trajectory = catalog.resolve_trajectory(ref)
-        return [*catalog.journal(trajectory.head, since=trajectory.began), *catalog.unbound(trajectory.id)]
+            found = list(catalog.journal(snapshot.id, since=catalog.get_trajectory(snapshot.trajectory).began))
+        else:
+            trajectory = catalog.resolve_trajectory(ref)
+            found = [*catalog.journal(trajectory.head, since=trajectory.began), *catalog.unbound(trajectory.id)]
+        return (with_result(self.context, entry) for entry in found)
 
     def view(self, approval: Approval, max_files: int) -> ApprovalView:
         """See `Engine.approval`. No files are listed if the snapshot to compare with has given up its own."""
@@ -196,7 +199,7 @@ class MindVerbs(Engine):
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def journal(self, ref: str) -> list[JournalEntry]:
+    def journal(self, ref: str) -> Iterator[JournalEntry]:
         return self._mind.journal(ref)
 
     def state(self, ref: str) -> dict[str, Any]:

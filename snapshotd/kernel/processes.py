@@ -9,6 +9,11 @@ import signal
 import struct
 from collections.abc import Iterable
 
+MARK = "SNAPSHOTD_COMMAND"
+"""Environment name of a command's id. A process that has left the command's session and its parent (a daemon) still has
+it, if no program took it away. It tells about processes of one sandbox only, which could all end each other anyway."""
+_ENVIRONMENT_BYTES = 4 << 20
+"""execve(2) takes no longer one where the stack may have 16 MiB; 2 MiB is usual."""
 _PF_EXITING = 0x4
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since."""
@@ -114,19 +119,28 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def started_by(command: int, pids: Iterable[int]) -> set[int]:
-    """The processes among `pids` that a command (a session leader) started, and itself: those in its session, and those
-    below one that is, however they called setsid(2)."""
+def started_by(command: int, pids: Iterable[int], mark: str = "") -> set[int]:
+    """The processes among `pids` that a command (a session leader) started, and itself: those in its session, those whose
+    environment has `MARK` with this value, and those below one that is such, however they called setsid(2)."""
     parents, found, known = dict[int, int](), {command}, set(pids)
     for pid in known:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             fields = stat_fields(pid)
             parents[pid] = int(fields[1])
-            if int(fields[3]) == command:
+            if int(fields[3]) == command or (mark and _is_marked(pid, mark)):
                 found.add(pid)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found & known
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            environment = f.read(_ENVIRONMENT_BYTES)
+    except OSError:
+        return False
+    return f"{MARK}={mark}".encode() in environment.split(b"\0")
 
 
 def in_group_of(command: int, pids: Iterable[int]) -> set[int]:

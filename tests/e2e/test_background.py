@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from snapshotd.client import Command, Sandbox, Snapshotd
 from snapshotd.engine.runs.commands import ENDED_MAX
 from snapshotd.engine.sandbox.sandbox import BACKGROUND_MAX
 from snapshotd.errors import CommandNotFound, Conflict, LimitExceeded, NotFound, UsageError
-from tests.e2e.support import Snap, wait_until
+from tests.e2e.support import Snap, processes_with, wait_until
 
 
 def sandbox_of(snap: Snap, runtime: str) -> Sandbox:
@@ -103,6 +104,26 @@ def fetched(address: str) -> bytes:
             return data
     except OSError:
         return b""
+
+
+@pytest.mark.each_runtime
+def test_a_kill_ends_what_left_its_session_and_its_parent(snap: Snap, runtime: str) -> None:
+    sandbox = sandbox_of(snap, runtime)
+    mark = str(secrets.randbelow(10**12) + 10**12)
+
+    def sleeping() -> list[str]:
+        return sorted(line.split()[-1] for _, line in processes_with(mark) if line.startswith("sleep "))
+
+    other = sandbox.exec(f"(setsid sleep 1000.{mark} &); sleep 2000.{mark}", background=True)
+    command = sandbox.exec(f"(setsid sleep 3000.{mark} >/dev/null 2>&1 &); sleep 4000.{mark}", background=True)
+    wait_until(lambda: len(sleeping()) == 4, "all sleep")
+    command.kill()
+    assert command.wait().exit_code == 137
+    wait_until(lambda: sleeping() == [f"1000.{mark}", f"2000.{mark}"], "the killed ones have ended, and no others")
+    other.kill()
+    assert other.wait().exit_code == 137
+    wait_until(lambda: not sleeping(), "the killed ones have ended")
+    sandbox.remove(force=True)
 
 
 @pytest.mark.usefixtures("both_clients")

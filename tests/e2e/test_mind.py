@@ -74,6 +74,8 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     name = started(snap, tmp_path, runtime)
     journal = snap.json("journal", name)
     assert [entry["name"] for entry in journal] == ["write", "write", "write", "first", "send", "write"]
+    results = [entry["result"] for entry in journal]
+    assert results == [0, 1, 2, None, {"n": 1}, 9]
     assert snap.json("state", name) == {"sent": True}
     assert [(item["name"], item["status"]) for item in snap.json("tasks", name)] == [("first", "completed")]
     first = snapshot_of(snap, name, "write")

@@ -17,6 +17,7 @@ from typing import Any
 
 from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind.answers import result_of, with_result
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.replay import DENIED, KEPT, PROMOTED
 from snapshotd.engine.runs.sessions import Sessions
@@ -83,7 +84,11 @@ class Effects:
         line."""
         known = {_origin(entry) for entry in held}
         found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
-        left = [replace(entry, id=origin) for origin, entry in found.items() if origin not in known]
+        left = [
+            replace(with_result(self._context, entry), id=origin)
+            for origin, entry in found.items()
+            if origin not in known
+        ]
         left.sort(key=lambda entry: entry.began_at_ns, reverse=True)
         return [Effect(trajectory, entry, compensation_of(entry), self._became(entry.id)) for entry in left]
 
@@ -186,7 +191,7 @@ class Effects:
             "status": entry.status,
             "arguments": reveal(entry.arguments),
         }
-        result, known = self.result(entry, MAX_CALL_BYTES)
+        result, known = result_of(self._context, entry, MAX_CALL_BYTES)
         whole = json.dumps({**call, "result": reveal(result), "result_omitted": not known})
         for text in (whole, json.dumps({**call, "result": None, "result_omitted": True})):
             if len(text) <= MAX_CALL_BYTES:
@@ -194,26 +199,6 @@ class Effects:
         return json.dumps(
             {**call, "arguments": None, "arguments_omitted": True, "result": None, "result_omitted": True}
         )
-
-    def result(self, entry: JournalEntry, limit_bytes: int) -> tuple[Any, bool]:
-        """A call's result, and True if it is known. It is unknown if it is longer than `limit_bytes`, no JSON, or
-        damaged."""
-        if entry.snapshot is None:
-            return entry.result, True
-        call = self._catalog.get_snapshot(entry.snapshot).call
-        if call.id == entry.id and call.lost("output") is not None:
-            return None, False
-        if call.id != entry.id or call.output is None:
-            return entry.result, True
-        text = bytearray()
-        for piece in self._context.output(call.output):
-            text += piece
-            if len(text) > limit_bytes:
-                return None, False
-        try:
-            return json.loads(bytes(text)), True
-        except ValueError:
-            return None, False
 
 
 def compensation_of(entry: JournalEntry) -> tuple[str, ...] | None:

@@ -36,8 +36,7 @@ class Merging:
         """See `Engine.merge`. `source` is pinned."""
         for edit in request.edits:
             check_file(edit)
-        sandbox = self._sessions.running(into)
-        with self._rewinding.quiet(sandbox, "merge into"):
+        with self._sessions.started_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
             self._rewinding.settle(sandbox, mind=False)
             if sandbox.head != request.head:
                 raise Conflict(

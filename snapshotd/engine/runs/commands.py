@@ -41,6 +41,7 @@ from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.errors import Ambiguous, Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel.limits import Hits, hits
+from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import STDIN, ExecSpec, Process
 from snapshotd.types import (
     MIN_PREFIX_CHARS,
@@ -128,6 +129,8 @@ class Commands:
         key = _key(sandbox.container.id, info.id)
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True))
+            command.mark = info.id
+            spec = replace(spec, env={**spec.env, MARK: info.id})
             timeout = Timeout(sandbox, command, timeout_s)
             self._outlive(sandbox)
             self._context.command_logs(trajectory.id).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,7 +181,7 @@ class Commands:
         sandbox.survival.kept.append(key)
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True))
-            command.process = process
+            command.process, command.mark = process, info.id
             left_s = None if info.timeout_s is None else info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9
             timeout = Timeout(sandbox, command, None if left_s is None else max(0.001, left_s))
             log = self._logs.begin(_name(info))
@@ -342,7 +345,7 @@ class Commands:
         info = self.find(trajectory, ref)
         live = self._running(info)
         with live.sandbox.lock:
-            if live.sandbox.closed or not signals.send(live.sandbox, live.process, number):
+            if live.sandbox.closed or not signals.send(live.sandbox, live.command, live.process, number):
                 raise _ended_already(info)
         return info
 

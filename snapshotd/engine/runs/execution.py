@@ -20,6 +20,7 @@ from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed
 from snapshotd.kernel import turns
 from snapshotd.kernel.limits import Hits, hits
+from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import CallStatus, Trajectory, short
 
@@ -56,6 +57,9 @@ class Execution:
             spec = replace(spec, terminal=caller.terminal, env={**spec.env, "TERM": kind})
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
+        if timeout_s is not None:
+            command.mark = call.id
+            spec = replace(spec, env={**spec.env, MARK: call.id})
         show = self.logging(sandbox, lambda stream, data, _: sink(stream, data))
         sandbox.use.ended_for.clear()
         timeout = Timeout(sandbox, command, timeout_s)
@@ -69,6 +73,7 @@ class Execution:
                 max_bytes=self._context.config.output_bytes,
                 caller=caller,
                 abandon=not record or process.terminal,
+                save=record,
             )
         for sentence in sandbox.use.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())

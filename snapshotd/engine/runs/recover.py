@@ -17,7 +17,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from snapshotd.engine.context import Context
@@ -123,6 +123,12 @@ def _after_boot(context: Context) -> None:
     failed.unlink(missing_ok=True)
     catalog.set_meta(_BOOT, boot)
     catalog.set_meta(_CLEAN, "")
+    catalog.checkpoint()  # `was_killed` must not depend on the log that it tells about
+
+
+def was_killed(fact: Callable[[str], str | None]) -> bool:
+    """True if the daemon before did not come to its end. `fact`: a named fact of the catalog."""
+    return fact(_BOOT) is not None and fact(_CLEAN) == ""
 
 
 def mark_clean(context: Context) -> None:

@@ -229,6 +229,7 @@ class Sessions:
             try:
                 self.discard(sandbox)
             finally:
+                self._context.secrecy.forget(trajectory.id)  # its output was searched for secrets, and is not kept
                 with self._lock:
                     self._throw_aways.pop(sandbox.container.id, None)
                     self._lock.notify_all()
@@ -267,6 +268,21 @@ class Sessions:
                 self.discard(sandbox)  # the disk may be full
                 raise
             return sandbox
+
+    @contextlib.contextmanager
+    def started_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
+        """As `running`, for a change that may be refused inside: a sandbox that was started for it ends then, and the
+        trajectory's status is what it was, unless a client has begun to use it."""
+        before, known = self._context.catalog.get_trajectory(trajectory.id).status, self.find(trajectory.id)
+        sandbox = self.running(trajectory)
+        try:
+            yield sandbox
+        except BaseException:
+            if sandbox is not known:
+                with contextlib.suppress(Conflict):
+                    self.stop(trajectory, only=sandbox)
+                    self._context.catalog.set_status(trajectory.id, before)
+            raise
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
         """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and

@@ -52,6 +52,8 @@ class ClientCommand:
     """It took longer than its caller allows, and was ended (engine/sandbox/timeout.py)."""
     alone: bool = True
     """No other one ran beside it so far."""
+    mark: str = ""
+    """The value of `processes.MARK` in its environment; "" if it has none."""
     background: bool = False
     """It runs on without a client (engine/runs/commands.py)."""
 

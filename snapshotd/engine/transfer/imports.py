@@ -31,7 +31,7 @@ from snapshotd.engine.secrecy import TENANT
 from snapshotd.engine.storing import records
 from snapshotd.engine.transfer.bundle import BundleReader, LayerStream
 from snapshotd.engine.transfer.import_checks import checked_agent, checked_env, checked_text, decoded
-from snapshotd.errors import NO_ROOM, Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
+from snapshotd.errors import NO_ROOM, Conflict, DataLoss, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.formats.ingest import TarLimits, ingest_tar
 from snapshotd.formats.tar_reader import BLOCK
@@ -125,7 +125,8 @@ def import_bundle(
     image. `name`: for the last trajectory.
 
     The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none
-    is taken, and the trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the
+    is taken, and the trajectories are those that hold them. UsageError (no bundle), DataLoss (malformed,
+    damaged, cut off), NotFound (the
     snapshot it builds on), Conflict (some snapshots, or `name`, are here already; the base lost its files),
     LimitExceeded, OutOfSpace, VersionMismatch.
     """
@@ -141,6 +142,15 @@ def import_bundle(
             ) from exc
         finally:
             importer.end()
+
+
+@contextlib.contextmanager
+def _one_that_is_whole() -> Iterator[None]:
+    """It began as a bundle: whatever an archive in it says wrong from here on is damage, and no mistake of the caller."""
+    try:
+        yield
+    except UsageError as exc:
+        raise DataLoss(f"the bundle is damaged: {exc.message}") from exc
 
 
 class _Importer:
@@ -174,13 +184,15 @@ class _Importer:
             )
         known = self._known(reader.snapshots)
         if len(known) == len(reader.snapshots):
-            return self._again(reader, known, name, progress)
+            with _one_that_is_whole():
+                return self._again(reader, known, name, progress)
         self._check_free(known, name)
         line = self._begin(reader.since)
-        for number, snapshot_id in enumerate(reader.snapshots):
-            progress(f"snapshot {number + 1} of {len(reader.snapshots)}")
-            self._snapshot(reader, number, snapshot_id, line)
-        reader.finish()
+        with _one_that_is_whole():
+            for number, snapshot_id in enumerate(reader.snapshots):
+                progress(f"snapshot {number + 1} of {len(reader.snapshots)}")
+                self._snapshot(reader, number, snapshot_id, line)
+            reader.finish()
         hit("engine.import.ingested")
         trajectories = self._commit(reader, name)
         hit("engine.import.committed")
@@ -316,7 +328,7 @@ class _Importer:
             or not fits
             or snapshot.seq > _SEQ_LIMIT
         ):
-            raise UsageError(
+            raise DataLoss(
                 f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line"
             )
         trajectory = self._trajectory(record, line)
@@ -356,7 +368,7 @@ class _Importer:
         if theirs.id == last and seq > line.seq:
             return self._trajectories[theirs.id]
         if theirs.id in self._trajectories:
-            raise UsageError("the bundle is malformed: its snapshots are not in the order of their trajectories")
+            raise DataLoss("the bundle is malformed: its snapshots are not in the order of their trajectories")
         if len(self._trajectories) >= MAX_TRAJECTORIES:
             raise LimitExceeded(
                 f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, since a snapshot"
@@ -386,13 +398,13 @@ class _Importer:
         wanted = set(snapshot.call.outputs)
         for blob in reader.outputs():
             if blob not in wanted or blob in self._outputs:
-                raise UsageError(f"the bundle is malformed: the output {blob} is not expected there")
+                raise DataLoss(f"the bundle is malformed: the output {blob} is not expected there")
             with self._context.spool.writer() as writer:
                 for piece in reader.pieces():
                     writer.write(piece)
                 self._outputs[blob] = writer.save()
         if not wanted <= self._outputs.keys():
-            raise UsageError(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
+            raise DataLoss(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
 
     # -- layers --------------------------------------------------------------------------------------------------------
 
@@ -401,10 +413,10 @@ class _Importer:
         stream = reader.layer(number)
         if stream is None:
             if has_files and line.whole:
-                raise UsageError("the bundle is malformed: it lacks the files of its first snapshot")
+                raise DataLoss("the bundle is malformed: it lacks the files of its first snapshot")
             return 0
         if not has_files:
-            raise UsageError("the bundle is malformed: it holds files of a snapshot that has none")
+            raise DataLoss("the bundle is malformed: it holds files of a snapshot that has none")
         self._compact(line)
         layer = self._create()
         fd = self._store.read_upper(layer)
@@ -544,4 +556,4 @@ def _to_the_end(stream: LayerStream) -> None:
             return
         if rest.strip(b"\0"):
             break
-    raise UsageError("the bundle is malformed: something follows the end of a layer")
+    raise DataLoss("the bundle is malformed: something follows the end of a layer")

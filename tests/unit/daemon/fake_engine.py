@@ -584,7 +584,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             )
         first, count = read(9), 15
         if first.startswith(b" damaged\n"):
-            raise UsageError("the bundle is damaged at byte 6; export it again")
+            raise DataLoss("the bundle is damaged at byte 6; export it again")
         if first.startswith(b" crash\n"):
             raise ZeroDivisionError("a defect")
         while piece := read(1 << 20):

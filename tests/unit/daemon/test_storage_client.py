@@ -224,7 +224,7 @@ def test_imports_that_fail_are_errors_by_class(client: Snapshotd, box: Sandbox, 
     cases: list[tuple[type[Exception], bytes]] = [
         (UsageError, b""),
         (UsageError, b"nonsense"),
-        (UsageError, b"BUNDLE damaged\n" + long),
+        (DataLoss, b"BUNDLE damaged\n" + long),
         (UsageError, long),
         (InternalError, b"BUNDLE crash\n..."),
     ]

@@ -28,13 +28,13 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, ever
         refuse("name the trajectories to forget, or give --all, not both")
     client = connect(ctx)
     if everything:
-        trajectories = tuple(item.id for item in reversed(client.trajectories()))  # forks before what they began at
+        trajectories = tuple(item.id for item in client.trajectories())
         force = force or _sure(len(trajectories))
+    found = [(client.trajectory(ref), ref) for ref in trajectories]
     removed = []
-    for ref in trajectories:
-        full = client.trajectory(ref).id
+    for line, ref in sorted(found, key=lambda one: one[0].created_at, reverse=True):  # forks before what they began at
         client.remove(ref, force=force)  # as the user typed it: the daemon refuses the name of a snapshot
-        removed.append(full)
+        removed.append(line.id)
         if not as_json:
             click.echo(ref)
     if as_json:
