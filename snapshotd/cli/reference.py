@@ -45,7 +45,14 @@ def _walk() -> Iterator[tuple[str, click.Command]]:
 
 
 def _exit_codes() -> list[str]:
-    lines = ["## Exit codes", "", "| code | meaning |", "|---|---|", "| 0 | it worked |"]
+    lines = [
+        "## Exit codes",
+        "",
+        "| code | meaning |",
+        "|---|---|",
+        "| 0 | it worked |",
+        "| 1 | the answer to a question was no; or what the command itself says of 1 |",
+    ]
     lines += [
         f"| {kind.exit_code} | {code} |"
         for code, kind in sorted(errors.BY_CODE.items(), key=lambda item: item[1].exit_code)

@@ -410,7 +410,7 @@ def edit_on_terminal(daemon: Daemon, command: str, answers: str = "", *options: 
                     said += terminal.read(4096)
                 except OSError:
                     break  # EIO: nobody has the other side open any more
-                if said.count(b"[Y/n]: ") > len(answers) - len(left):
+                if said.count(b"[Y/n] ") > len(answers) - len(left):
                     terminal.write(left.pop(0).encode() + b"\n")
             return running.wait(max(0.0, deadline - time.monotonic())), said.decode()
         finally:
@@ -455,5 +455,5 @@ def test_broken_json_can_be_mended(edited: Daemon, tmp_path: Path) -> None:
 
 def test_giving_up_in_the_editor(edited: Daemon, tmp_path: Path) -> None:
     code, said = edit_on_terminal(edited, editor(tmp_path, "d['messages_before'] = 7"), "n")
-    assert (code, "cannot be changed" in said, "nothing was made" in said) == (0, True, True)
+    assert (code, "cannot be changed" in said, "nothing was changed" in said) == (1, True, True)
     assert len(edited.client.trajectories()) == 1

@@ -201,4 +201,8 @@ def _html(found: CompareInfo, file: Path) -> None:
         for change in pair.files:
             console.print(Text.from_ansi(change_line(change)))
     show(*_outcomes(found))
-    file.write_text(console.export_html(inline_styles=True), encoding="utf-8")
+    page = console.export_html(inline_styles=True)
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise click.UsageError(f"the page cannot be written to {file}: {exc.strerror}") from exc

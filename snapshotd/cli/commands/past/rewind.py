@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from snapshotd.cli.changes import change_json, change_line
-from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.command import ask, connect, declare, json_option, refuse
 from snapshotd.cli.commands.past.effects import effect_rows
 from snapshotd.cli.documents import content_text, shortened
 from snapshotd.cli.taken import report_taken
@@ -90,8 +90,7 @@ def command(
             )
         if left:
             _show(trajectory, client.preview_rewind(trajectory, snapshot, mode=chosen))
-            if not click.confirm("Rewind all the same?", err=True):
-                return 1
+            ask("Rewind all the same?")
     report_taken(
         client,
         client.rewind(trajectory, snapshot, mode=chosen, compensate=compensate, wait=wait or "captured"),

@@ -8,16 +8,13 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
+from snapshotd.cli.command import ask, connect, declare, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.retention import policy_of, retention_options
 from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
 from snapshotd.cli.values import Duration
 from snapshotd.client.results import PruneInfo
 from snapshotd.terms import PRUNE_GRACE_S
-
-_DECLINED = 1
 
 
 @declare(
@@ -64,10 +61,7 @@ def command(
             plan = client.prune(policy, dry_run=True, grace_s=grace, progress=meter.line)
         if not as_json:
             _print(plan, no_trunc)
-        question = f"Give up the files of {len(plan.snapshots)} snapshots for good, to free {size(plan.freed_bytes)}?"
-        if not _agreed(question):
-            note("nothing was removed")
-            return _DECLINED
+        ask(f"Give up the files of {len(plan.snapshots)} snapshots for good, to free {size(plan.freed_bytes)}?")
     with Meter("looking what would go" if dry_run else "pruning", quiet=as_json) as meter:
         report = client.prune(policy, dry_run=dry_run, grace_s=grace, progress=meter.line)
     if as_json:
@@ -77,12 +71,6 @@ def command(
     else:
         _print(report, no_trunc)
     return 0
-
-
-def _agreed(question: str) -> bool:
-    """Ask on standard error. Not click's own, which writes a blank to standard output, where only data belongs."""
-    click.echo(f"{question} [y/N] ", nl=False, err=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _print(report: PruneInfo, full: bool) -> None:
