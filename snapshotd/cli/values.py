@@ -434,7 +434,7 @@ def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: s
         found = connect(ctx, autostart=False).approvals("pending")
     except SnapshotdError:
         return []
-    return [CompletionItem(short(item.id), help=item.tool) for item in found if item.id.startswith(incomplete)]
+    return [CompletionItem(short(item.id), help=item.name) for item in found if item.id.startswith(incomplete)]
 
 
 def complete_command(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

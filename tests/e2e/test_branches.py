@@ -106,8 +106,8 @@ def test_forks_that_part_at_call_5_of_20(snap: Snap, plain: Snapshotd, tmp_path:
     assert (pair["first_difference"]["number"], pair["first_difference"]["difference"]) == (5, "arguments")
     assert [call["difference"] for call in pair["calls"]] == ["arguments", *["same"] * 14, "outcome"]
     assert pair["calls"][-1]["number"] == 20
-    assert [change["path"] for change in pair["files"]] == ["/workspace/side"]
-    assert [one["calls"] for one in found["branches"]] == [16, 16]
+    assert [change["path"] for change in pair["changes"]] == ["/workspace/side"]
+    assert [one["call_count"] for one in found["branches"]] == [16, 16]
     page = tmp_path / "page.html"
     snap("compare", "--html", page, left, right)
     text, markdown = (snap("compare", *form, left, right).stdout for form in ((), ("--markdown",)))

@@ -81,7 +81,7 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     refused = snap("rewind", name, first, code=2)
     assert "send (" in refused.stderr
     preview = snap.json("rewind", "--preview", name, first)
-    assert {item["path"] for item in preview["files"]} == {
+    assert {item["path"] for item in preview["changes"]} == {
         "/workspace/f1",
         "/workspace/f2",
         "/workspace/f9",
@@ -116,7 +116,7 @@ def test_an_approval_with_other_arguments(snap: Snap, tmp_path: Path, runtime: s
     (identity,) = waiting()
     view = snap.json("approval", identity)
     assert view["approval"]["arguments"] == {"where": "production"}
-    assert "/workspace/sent" in {item["path"] for item in view["files"]}
+    assert "/workspace/sent" in {item["path"] for item in view["changes"]}
     (tmp_path / "other.json").write_text('{"where": "staging"}')
     snap("approve", identity, "--by", "ann", "--reason", "rather there", "--arguments", tmp_path / "other.json")
     followed = snap("attach", name)

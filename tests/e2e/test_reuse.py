@@ -71,7 +71,7 @@ class Run:
     @property
     def reused(self) -> tuple[int, int] | None:
         """The number of calls that were reused, and of all."""
-        found = self.events[-1].get("reused")
+        found = self.events[-1].get("reuse")
         return None if found is None else (found["calls"], found["of"])
 
     @property

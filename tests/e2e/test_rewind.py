@@ -105,8 +105,8 @@ def test_the_chosen_parts_go_back_as_previewed_and_undo_restores_them(line: Line
 def _as_previewed(line: Line, preview: dict[str, Any], head: str, taken: str, mind: dict[str, Any], mode: str) -> None:
     snap = line.snap
     changed = snap.json("diff", head, taken)
-    assert preview["files"] == changed
-    assert preview["file_count"] == len(changed)
+    assert preview["changes"] == changed
+    assert preview["change_count"] == len(changed)
     assert bool(changed) == (mode != "conversation")
     kept = len(line.mind()["said"])
     assert preview["messages"] == mind["said"][kept:]

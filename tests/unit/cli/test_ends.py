@@ -3,9 +3,8 @@ cannot be used: never with a traceback."""
 
 from __future__ import annotations
 
+import io
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
@@ -13,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.cli.main import main
 from tests.unit.cli.conftest import Cli
-from tests.unit.cli.test_mind import edit_on_terminal, edited
+from tests.unit.cli.terminals import answered, edit_on_terminal
+from tests.unit.cli.world import World
 from tests.unit.daemon.process import Daemon, environment
-
-__all__ = ["edited"]
 
 
 @pytest.mark.parametrize(
@@ -64,30 +63,6 @@ def test_an_ignored_interrupt_stays_ignored(daemon: Daemon) -> None:
     )
     argv = [sys.executable, "-c", code]
     assert subprocess.run(argv, env=environment(daemon), capture_output=True, check=False, timeout=60).returncode == 0
-
-
-def answered(daemon: Daemon, words: list[str], answer: str) -> tuple[int, str]:
-    """Run a command line on a terminal of its own, and answer its question. Exit code, and all that it shows."""
-    ours, theirs = pty.openpty()
-    with open(ours, "r+b", buffering=0) as terminal:
-        with open(theirs, "r+b", buffering=0) as tty:
-            argv = [sys.executable, "-m", "snapshotd", *words]
-            running = subprocess.Popen(
-                argv, env=environment(daemon), stdin=tty, stdout=tty, stderr=tty, start_new_session=True
-            )
-        said = b""
-        try:
-            while select.select([terminal], [], [], 60)[0]:
-                try:
-                    said += terminal.read(4096)
-                except OSError:
-                    break  # EIO: nobody has the other side open any more
-                if said.endswith(b"[y/N] "):
-                    terminal.write(answer.encode())
-            return running.wait(60), said.decode()
-        finally:
-            running.kill()
-            running.wait(20)
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", "\x04"])
@@ -177,13 +152,34 @@ def test_a_group_alone_shows_its_help(cli: Cli, words: list[str]) -> None:
     assert "\nCommands:\n" in done.out or "\nLooking:\n" in done.out
 
 
-def test_the_reader_of_a_tree_may_go_away(daemon: Daemon) -> None:
-    daemon.client.create(name="box")
-    ours, theirs = os.pipe()
-    os.close(ours)
-    with open(theirs, "wb") as gone:
-        argv = [sys.executable, "-m", "snapshotd", "tree"]
-        done = subprocess.run(
-            argv, env=environment(daemon), stdout=gone, stderr=subprocess.PIPE, check=False, timeout=60
-        )
-    assert (done.returncode, done.stderr) == (141, b"")
+def test_the_reader_of_every_command_may_go_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that print something end as other tools do, which SIGPIPE kills."""
+    for words in world.lines():
+        line = words.split()
+        at = line.index("--") if "--" in line else len(line)
+        for option in ([], ["--json"]) if words in _REPEATABLE else ([],):
+            ours, theirs = os.pipe()
+            os.close(ours)
+            printed = _Counted(theirs)
+            with printed, monkeypatch.context() as patched:
+                patched.setattr(sys, "stdout", printed)
+                code = main([*line[:at], *option, *line[at:]])
+            said = (line, option, code)
+            assert code == 141 if printed.count and line[0] not in _OF_ANOTHER else code != 1, said
+
+
+_REPEATABLE = {"tree", "log box", "ls", "journal box", "diff box", "show box"}
+_OF_ANOTHER = ("run", "exec", "attach", "logs", "resume", "wait")
+"""Their exit code is the program's, which goes on."""
+
+
+class _Counted(io.TextIOWrapper):
+    """Text output that counts the characters."""
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(open(fd, "wb"), encoding="utf-8")  # noqa: SIM115 - closed with this
+        self.count = 0
+
+    def write(self, text: str) -> int:
+        self.count += len(text)
+        return super().write(text)

@@ -69,7 +69,7 @@ def command(
     Refused while other processes live in the sandbox. In a user's own folder (`snapshotd hooks`), only files that the
     agent has touched are put back, and the command that goes on with its session is printed. With --json: the new
     snapshot as `log --json` has it; with --preview,
-    {"head","target","mode","files","file_count","messages","effects"}.
+    {"head","target","rewinds","changes","change_count","messages","effects"}.
     """
     client = connect(ctx)
     chosen: Mode = mode or "both"
@@ -109,20 +109,20 @@ def _json(preview: RewindPreview) -> dict[str, Any]:
     return {
         "head": preview.head,
         "target": preview.target,
-        "mode": preview.mode,
-        "files": [change_json(item) for item in preview.files],
-        "file_count": preview.file_count,
+        "rewinds": preview.rewinds,
+        "changes": [change_json(item) for item in preview.changes],
+        "change_count": preview.change_count,
         "messages": [dataclasses.asdict(item) for item in preview.messages],
         "effects": [dataclasses.asdict(item) for item in preview.effects],
     }
 
 
 def _show(trajectory: str, preview: RewindPreview) -> None:
-    click.echo(f"{trajectory} from {short(preview.head)} to {short(preview.target)}: {_WORDS[preview.mode]}")
-    click.echo(click.style(f"files that change: {preview.file_count}", bold=True))
-    for change in itertools.islice(preview.files, _SHOWN_FILES):
+    click.echo(f"{trajectory} from {short(preview.head)} to {short(preview.target)}: {_WORDS[preview.rewinds]}")
+    click.echo(click.style(f"files that change: {preview.change_count}", bold=True))
+    for change in itertools.islice(preview.changes, _SHOWN_FILES):
         click.echo(f"  {change_line(change)}")
-    _rest(preview.file_count - min(len(preview.files), _SHOWN_FILES))
+    _rest(preview.change_count - min(len(preview.changes), _SHOWN_FILES))
     click.echo(click.style(f"messages that go: {len(preview.messages)}", bold=True))
     for message in preview.messages[:_SHOWN_MESSAGES]:
         click.echo(f"  {printable(message.role)}: {shortened(printable(content_text(message.content)))}")

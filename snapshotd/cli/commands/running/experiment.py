@@ -95,7 +95,7 @@ def ls(ctx: click.Context, as_json: bool) -> int:
 def status(ctx: click.Context, name: str, branches: bool, as_json: bool) -> int:
     """Show how an experiment stands.
 
-    With --json: {"name","snapshot","began_at","ended","best","variants":[...],"branches":[...]}.
+    With --json: {"name","snapshot","started_at","ended_because","best","variants":[...],"branches":[...]}.
     """
     client = connect(ctx)
     _report(client, client.experiment(name), as_json, branches=branches)
@@ -326,8 +326,8 @@ def _json(info: ExperimentInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "snapshot": info.snapshot,
-        "began_at": info.began_at,
-        "ended": info.ended,
+        "started_at": info.began_at,
+        "ended_because": info.ended,
         "best": None if info.best is None else _called(info.best),
         "variants": [
             {
@@ -335,15 +335,23 @@ def _json(info: ExperimentInfo) -> dict[str, Any]:
                 "rank": one.rank,
                 "score": one.scores.mean,
                 "standard_error": one.scores.standard_error,
-                "passed": one.scores.passed,
+                "passes": one.scores.passed,
                 "pass_at": {
                     str(k): one.scores.pass_at(k) for k in sorted({1, len(one.scores.runs)}) if one.scores.runs
                 },
             }
             for one in info.variants
         ],
-        "branches": [dataclasses.asdict(one) for one in info.branches],
+        "branches": [_branch_json(one) for one in info.branches],
     }
+
+
+_BRANCH_WORDS = {"state": "status", "calls": "call_count", "files": "file_count", "lines": "line_count"}
+"""The fields of a branch, as they are recorded, that mean something else elsewhere in our JSON."""
+
+
+def _branch_json(one: ExperimentBranch) -> dict[str, Any]:
+    return {_BRANCH_WORDS.get(key, key): value for key, value in dataclasses.asdict(one).items()}
 
 
 for each in (run, ls, status, compare, promote, stop, rm):

@@ -114,8 +114,8 @@ def command(
     arguments and after the same calls, is not made again: it has the recorded outcome and files. The first other call
     runs, and everything after it. With --reuse-replies model requests are answered from it as well, at the gateway too.
 
-    With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}, and with --reuse
-    "reused": {"calls","of"}, and "replies","replies_of".
+    With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshot_count"}, and with --reuse
+    "reuse": {"calls","of"}, and "replies","replies_of".
     """
     wanted = _program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):

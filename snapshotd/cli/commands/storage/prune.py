@@ -47,7 +47,7 @@ def command(
     Rules given here count instead of the policies that are set. `snapshotd policy --help` explains policies, and names
     the snapshots that are always kept. Shows the snapshots that would go and asks before any goes; without a terminal
     to ask at, --force is needed. Interrupted at any point, it can be run again. With --json:
-    {dry_run,snapshots:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes, repository_bytes}.
+    {dry_run,pruned:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes, repository_bytes}.
     """
     policy = policy_of(options)
     asks = not dry_run and not force
@@ -61,7 +61,7 @@ def command(
             plan = client.prune(policy, dry_run=True, grace_s=grace, progress=meter.line)
         if not as_json:
             _print(plan, no_trunc)
-        ask(f"Give up the files of {len(plan.snapshots)} snapshots for good, to free {size(plan.freed_bytes)}?")
+        ask(f"Give up the files of {len(plan.pruned)} snapshots for good, to free {size(plan.freed_bytes)}?")
     with Meter("looking what would go" if dry_run else "pruning", quiet=as_json) as meter:
         report = client.prune(policy, dry_run=dry_run, grace_s=grace, progress=meter.line)
     if as_json:
@@ -74,7 +74,7 @@ def command(
 
 
 def _print(report: PruneInfo, full: bool) -> None:
-    if report.snapshots:
+    if report.pruned:
         rows = [
             (
                 shown_id(item.snapshot, full=full),
@@ -83,7 +83,7 @@ def _print(report: PruneInfo, full: bool) -> None:
                 ago(item.created_at),
                 printable(item.reason),
             )
-            for item in report.snapshots
+            for item in report.pruned
         ]
         table(("SNAPSHOT", "TRAJECTORY", "SEQ", "CREATED", "WHY"), rows, right=(2,))
     click.echo(_totals(report))
@@ -93,6 +93,6 @@ def _totals(report: PruneInfo) -> str:
     gone, freed = ("would go", "would be freed") if report.dry_run else ("went", "freed")
     evicted = f", {size(report.evicted_layer_bytes)} of layers evicted" if report.evicted_layer_bytes else ""
     return (
-        f"{len(report.snapshots)} snapshots {gone}, {report.kept} stay; {size(report.freed_bytes)} {freed}{evicted}; the repository takes "
+        f"{len(report.pruned)} snapshots {gone}, {report.kept} stay; {size(report.freed_bytes)} {freed}{evicted}; the repository takes "
         f"{size(report.repository_bytes)}"
     )
