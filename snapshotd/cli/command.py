@@ -74,6 +74,11 @@ def standard_input() -> BinaryIO | None:
         return None
 
 
+def is_terminal() -> bool:
+    """True if standard input is a terminal, where a person can be asked."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def waiting_bytes(fd: int) -> int:
     """Number of bytes that can be read at once and that no person typed."""
     mode = os.fstat(fd).st_mode

@@ -183,3 +183,20 @@ class _Counted(io.TextIOWrapper):
     def write(self, text: str) -> int:
         self.count += len(text)
         return super().write(text)
+
+
+def test_a_shell_without_a_terminal_says_what_to_do_and_makes_no_sandbox(cli: Cli, box: str) -> None:
+    before = cli("ls", "-q").out
+    for words in (["shell", box], ["shell"], ["shell", "--snapshot", box], ["shell", "--workspace", "."]):
+        done = cli(*words)
+        assert (done.code, "snapshotd shell --each NAME" in done.err, "leave out" in done.err) == (125, True, False), (
+            words
+        )
+    assert cli("ls", "-q").out == before
+    assert "leave out -t" in cli("exec", "-it", box, "sh").err
+
+
+@pytest.mark.parametrize("typed", ["0", "soon", "0s"])
+def test_a_bad_time_is_shown_as_it_was_typed(cli: Cli, box: str, typed: str) -> None:
+    said = cli("exec", "--timeout", typed, box, "ls").err
+    assert f"'--timeout': '{typed}' is no time: write seconds above 0" in said

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from typing import Any
 
 import click
 
 from snapshotd.cli.changes import change_json, change_line
-from snapshotd.cli.command import ask, connect, declare, json_option, refuse
+from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.commands.past.effects import effect_rows
 from snapshotd.cli.documents import content_text, shortened
 from snapshotd.cli.taken import report_taken
@@ -83,7 +82,7 @@ def command(
     if chosen != "files" and not compensate and not yes:
         # Asked for the mind alone, which needs no comparison of files: that would take longer than the rewind.
         left = client.preview_rewind(trajectory, snapshot, mode="conversation", max_files=0).effects
-        if left and (as_json or not sys.stdin.isatty()):
+        if left and (as_json or not is_terminal()):
             refuse(
                 f"rewinding {trajectory} would leave {_named(left)} behind, which cannot be undone; choose --compensate or --yes, or look "
                 f"at it with --preview"

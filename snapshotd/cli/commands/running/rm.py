@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from snapshotd.cli.command import ask, connect, declare, json_option, refuse
+from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_trajectory
 
@@ -47,6 +45,6 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, ever
 def _ask_for_all(count: int) -> None:
     """UsageError: there is no terminal to ask at. Declined: the answer is no."""
     what = f"{count} trajectories with all their snapshots"
-    if not sys.stdin.isatty():
+    if not is_terminal():
         refuse(f"--all would forget {what}, and there is no terminal to ask at; add --force to do it")
     ask(f"Forget {what}, running ones too?")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import click
 
-from snapshotd.cli.command import ask, connect, declare, json_option, refuse
+from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.retention import policy_of, retention_options
 from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
@@ -51,7 +50,7 @@ def command(
     """
     policy = policy_of(options)
     asks = not dry_run and not force
-    if asks and not sys.stdin.isatty():
+    if asks and not is_terminal():
         refuse(
             "a prune removes files for good, and there is no terminal to ask at; look with --dry-run, then give --force"
         )
