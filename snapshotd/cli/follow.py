@@ -174,7 +174,8 @@ def logs(client: Snapshotd, trajectory: str, *, as_json: bool, following: bool) 
 
 def _no_agent(trajectory: str) -> UsageError:
     return UsageError(
-        f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots"
+        f"no agent ever ran in {short(trajectory)}, so it has no run; `snapshotd log {short(trajectory)}` shows its "
+        f"snapshots, `snapshotd ps {short(trajectory)}` its background commands"
     )
 
 
