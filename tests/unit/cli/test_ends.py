@@ -131,6 +131,9 @@ def test_a_path_of_this_machine_that_cannot_be_used_is_one_sentence(
         done = cli(*words)
         assert done.code in (2, 4, 6, 125), (words, done)
         assert done.err.splitlines()[-1].startswith("snapshotd: "), (words, done.err)
+    for word in ("--stop", "--restart"):
+        done = cli("daemon", word, "--state-dir", str(file))
+        assert (done.code, "sudo" in done.err, "name the state directory" in done.err) == (2, False, True)
     monkeypatch.chdir(gone)
     gone.rmdir()
     for words in (
