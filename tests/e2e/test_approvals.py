@@ -89,7 +89,7 @@ def test_pending_across_a_killed_daemon_then_approved_and_resumed(
     own_snap: Snap, name: str, asked: dict[str, Any]
 ) -> None:
     snap = own_snap
-    assert (asked["tool"], asked["arguments"], asked["question"]) == ("send", {"to": "ann"}, "may I send it?")
+    assert (asked["name"], asked["arguments"], asked["question"]) == ("send", {"to": "ann"}, "may I send it?")
     shown = snap.json("approval", asked["id"])
     assert [one["path"] for one in shown["changes"]] == ["/workspace/draft"]
     snap.crash()

@@ -258,7 +258,7 @@ def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: S
         client.exec(name, ["touch", "/workspace/go"])
     out, err = command.communicate(timeout=120)
     assert command.returncode == 0, err
-    assert '"ended": "all branches have ended"' in out
+    assert '"ended_because": "all branches have ended"' in out
     info = snap.json("experiment", "status", "lasting")
     assert {name: one["score"] for name, one in by_label(info).items()} == {"times.0": 1, "plus.0": 0, "zero.0": 0}
     assert {one["name"] for one in snap.json("ls")} == {"lasting.base", *(f"lasting.{name}" for name in by_label(info))}
