@@ -90,7 +90,7 @@ def test_variants_are_scored_ranked_promoted_and_removed(snap: Snap, described: 
     file = described('repeat = 2\nparallel = 2\nprotected = ["/workspace/check.py"]', ways=("plus", "breaks", "times"))
     info = snap.json("experiment", "run", file)
     rows = {one["label"]: one for one in info["variants"]}
-    assert [(rows[way]["score"], rows[way]["passed"]) for way in ("times", "plus", "breaks")] == [
+    assert [(rows[way]["score"], rows[way]["passes"]) for way in ("times", "plus", "breaks")] == [
         (1, 2),
         (0.5, 0),
         (1, 0),
