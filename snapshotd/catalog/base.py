@@ -437,6 +437,10 @@ class Compensations(ABC):
         """NotFound: none is open."""
 
     @abstractmethod
+    def forget(self, entry_id: CallID) -> None:
+        """The open one has done nothing, so another may begin. NotFound: none is open."""
+
+    @abstractmethod
     def get(self, entry_id: CallID) -> Compensation | None: ...
 
 

@@ -128,6 +128,7 @@ def no(kind: str, ref: str) -> NotFound:
     shown = ref if KNOWN_NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
     where = {
         "image": "`snapshotd image ls` lists them",
+        "tag": "`snapshotd tag --list` lists them",
         "experiment": "`snapshotd ls` shows them",
         "approval": "`snapshotd approvals` lists them",
     }

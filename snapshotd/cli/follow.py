@@ -174,7 +174,8 @@ def logs(client: Snapshotd, trajectory: str, *, as_json: bool, following: bool) 
 
 def _no_agent(trajectory: str) -> UsageError:
     return UsageError(
-        f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots"
+        f"no agent ever ran in {short(trajectory)}, so it has no run; `snapshotd log {short(trajectory)}` shows its "
+        f"snapshots, `snapshotd ps {short(trajectory)}` its background commands"
     )
 
 
@@ -217,12 +218,12 @@ def _shown(
 def _line(event: dict[str, Any]) -> str | None:
     kind = event["event"]
     if kind == "started":
-        return f"▶ trajectory {short(event['trajectory'])}  {event['runtime']}  {printable(str(event['image']))}"
+        return f"▶ trajectory {short(event['trajectory'])}  {event['runtime']}  {printable(str(event['image_name']))}"
     if kind == "snapshot":
         return snapshot_line(
             seq=event["seq"],
             snapshot_id=event["id"],
-            tool=event["tool"],
+            tool=event["name"],
             status=event["status"],
             files=event.get("files"),
             pause_ms=event["pause_ms"],
@@ -230,7 +231,7 @@ def _line(event: dict[str, Any]) -> str | None:
             reused=event.get("reused"),
         )
     if kind == "approval":
-        which, tool = short(event["id"]), printable(str(event["tool"]))
+        which, tool = short(event["id"]), printable(str(event["name"]))
         if event["status"] == "pending":
             return f"⏸ {tool} waits for approval: `snapshotd approval {which}` shows it, `snapshotd approve {which}` lets it run"
         return f"⏵ {tool}: approval {which} is {event['status']}"
@@ -240,8 +241,8 @@ def _line(event: dict[str, Any]) -> str | None:
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
-        reused = _reused(event["reused"]) if "reused" in event else ""
-        return f"■ {how}, {event['snapshots']} snapshots{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
+        reused = _reused(event["reuse"]) if "reuse" in event else ""
+        return f"■ {how}, {event['snapshot_count']} snapshots{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
 
 

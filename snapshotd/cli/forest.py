@@ -7,6 +7,8 @@ import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import click
+
 from snapshotd.cli.taken import snapshot_json
 from snapshotd.cli.text import file_counts, print_json, printable, shown_id
 from snapshotd.client.client import Snapshotd
@@ -69,7 +71,9 @@ def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[Snapshot
         for snapshot in snapshots[item.id]:
             nodes[snapshot.id] = tree.add(_label(snapshot, full))
     for root in roots:
-        console.print(root)
+        with console.capture() as drawn:  # rich would end the process with 1 where the reader has gone away
+            console.print(root)
+        click.echo(drawn.get(), nl=False)
 
 
 def _label(item: SnapshotInfo, full: bool) -> Text:

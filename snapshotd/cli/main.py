@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from snapshotd.cli.command import (
     CONTEXT_SETTINGS,
@@ -20,7 +21,7 @@ from snapshotd.cli.command import (
     ReaderGone,
     drop_output,
     global_options,
-    no_space,
+    system_error,
     usage_error,
 )
 from snapshotd.errors import SnapshotdError, UsageError
@@ -184,8 +185,10 @@ def main(args: list[str] | None = None) -> int:
     except (ReaderGone, BrokenPipeError):
         drop_output()
         return 141
+    except KeyboardInterrupt:  # while the outcome was told
+        return 130
     except OSError as exc:
-        error = no_space(exc)
+        error = system_error(exc)
         return report(error, error.exit_code, as_json=False)
 
 
@@ -194,6 +197,9 @@ def _main(args: list[str] | None) -> int:
         outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False)
     except Failure as failure:
         return report(failure.error, failure.exit_code, as_json=failure.as_json)
+    except NoArgsIsHelpError as exc:  # a group alone: a person looks round
+        click.echo(exc.ctx.get_help())
+        return 0
     except click.UsageError as exc:
         error = usage_error(exc, None)
         return report(error, error.exit_code, as_json=False)

@@ -43,6 +43,11 @@ def shown_id(any_id: str | None, *, full: bool) -> str:
     return any_id if full else short(any_id)
 
 
+def is_snapshot(ref: str, found: Any) -> bool:
+    """True if `ref`, which led to this snapshot, names it; false if it names its trajectory."""
+    return found.id.startswith(ref) or ref in found.tags
+
+
 def size(count: int) -> str:
     """`1.2 KiB`."""
     if count < 1024:

@@ -73,15 +73,19 @@ class StateLock:
 def lock_holder(state_dir: Path) -> int | None:
     """The process id of the daemon that serves a state directory, or None when none does. Needs no daemon that answers.
 
-    NotPermitted when the lock file may not be read.
+    NotPermitted when the lock file may not be read; UsageError when there can be none.
     """
     path = lock_path_of(state_dir)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    except OSError as exc:
+    except PermissionError as exc:
         raise NotPermitted(f"the lock {path} cannot be read: {exc.strerror}; run the command with sudo") from exc
+    except OSError as exc:
+        raise UsageError(
+            f"the lock {path} cannot be read: {exc.strerror}; name the state directory of a daemon"
+        ) from exc
     try:
         return _holder_if_locked(fd)
     finally:

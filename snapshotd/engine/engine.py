@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from snapshotd import __version__
 from snapshotd.engine import share
 from snapshotd.engine.base import (
     Asking,
@@ -584,17 +583,16 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     def status(self) -> dict[str, Any]:
         context = self._context
         return {
-            "version": __version__,
             "instance": context.instance,
             "state_dir": str(context.state_dir),
-            "layers": context.store.kind,
+            "layer_kind": context.store.kind,
             "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
             "free_memory_bytes": available_bytes(),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
-            "trajectories": len(self._catalog.trajectories()),
-            "sandboxes": len(self._sessions.live()),
-            "policy": str(self._parts.gate.policy.path),
-            "images": len(context.images.list()),
+            "trajectory_count": len(self._catalog.trajectories()),
+            "sandbox_count": len(self._sessions.live()),
+            "policy_file": str(self._parts.gate.policy.path),
+            "image_count": len(context.images.list()),
             "durability": self._archive.failure.message if self._archive.failure else "ok",
             "settings": context.config.shown(),
         }

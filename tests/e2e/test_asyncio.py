@@ -32,7 +32,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 def running(snap: Snap) -> set[str]:
     """The trajectories that have a sandbox, those of throw-away commands too."""
-    return {one["trajectory"]["id"] for one in snap.json("ps")}
+    return {one["trajectory"] for one in snap.json("ps")}
 
 
 def daemon_bytes(pid: int) -> int:

@@ -63,7 +63,7 @@ def test_a_sandbox_in_which_nothing_happens_is_stopped_with_a_last_snapshot(snap
     forked = snap.json("fork", first)["trajectories"][0]
 
     def runs(which: str) -> bool:
-        return which in {item["trajectory"]["id"] for item in snap.json("ps")}
+        return which in {item["trajectory"] for item in snap.json("ps")}
 
     wait_until(lambda: not runs(trajectory), "it is stopped")
     assert runs(forked), "a fork has half an hour"

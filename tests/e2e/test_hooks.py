@@ -86,7 +86,7 @@ def test_a_rewind_brings_back_what_the_agent_touched_and_nothing_else(claude: Cl
     (claude.folder / "by-hand").write_text("a person's\n")
     target = claude.steps()[3]["id"]
     preview = claude.snap.json("rewind", "--preview", "--files", claude.trajectory, target)
-    assert sorted(change["path"] for change in preview["files"]) == [
+    assert sorted(change["path"] for change in preview["changes"]) == [
         "/workspace/keep.log",
         "/workspace/more",
         "/workspace/src",

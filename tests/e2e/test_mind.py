@@ -83,7 +83,7 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     refused = snap("rewind", name, first, code=2)
     assert "send (" in refused.stderr
     preview = snap.json("rewind", "--preview", name, first)
-    assert {item["path"] for item in preview["files"]} == {
+    assert {item["path"] for item in preview["changes"]} == {
         "/workspace/f1",
         "/workspace/f2",
         "/workspace/f9",
@@ -101,7 +101,7 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     snap("rewind", "--yes", name, snapshot_of(snap, name, "task"))
     snap("rewind", "--yes", name, first)
     events = [json.loads(line) for line in snap("resume", "--json", name).stdout.splitlines()]
-    replayed = [event["tool"] for event in events if event["event"] == "replayed"]
+    replayed = [event["name"] for event in events if event["event"] == "replayed"]
     assert replayed == ["write"], "the rest happened again"
     assert snap("cat", f"{name}:sent").stdout == "1\n"
     assert snap("cat", f"{name}:f9").stdout == "9"
@@ -117,8 +117,8 @@ def test_an_approval_with_other_arguments(snap: Snap, tmp_path: Path, runtime: s
     wait_until(lambda: bool(waiting()), "the approval is asked for")
     (identity,) = waiting()
     view = snap.json("approval", identity)
-    assert view["approval"]["arguments"] == {"where": "production"}
-    assert "/workspace/sent" in {item["path"] for item in view["files"]}
+    assert view["arguments"] == {"where": "production"}
+    assert "/workspace/sent" in {item["path"] for item in view["changes"]}
     (tmp_path / "other.json").write_text('{"where": "staging"}')
     snap("approve", identity, "--by", "ann", "--reason", "rather there", "--arguments", tmp_path / "other.json")
     followed = snap("attach", name)

@@ -36,7 +36,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
         "event": "finished",
         "trajectory": trajectory,
         "exit_code": 0,
-        "snapshots": 5,
+        "snapshot_count": 5,
         "status": "finished",
     }
     wait_until(lambda: all(one["files"] is not None for one in snap.json("log", trajectory)), "all is counted")
@@ -59,7 +59,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
         "warnings",
         "reused",
     }
-    assert snap.json("show", log[2]["id"])["messages"] == 3
+    assert snap.json("show", log[2]["id"])["message_count"] == 3
     assert "does not exist" in snap("cat", f"{log[1]['id']}:/workspace/f1", code=4).stderr
     assert snap("cat", f"{log[2]['id']}:/workspace/f1").stdout == "1\n"
 

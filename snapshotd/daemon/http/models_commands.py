@@ -57,7 +57,7 @@ class Command(models.Answer):
     cwd: str
     stdin: bool
     timeout_s: float | None
-    began_at: str
+    started_at: str
     status: Literal["running"] | t.CallStatus
     exit_code: int | None
     ended_at: str | None
@@ -73,7 +73,7 @@ class Command(models.Answer):
             cwd=info.cwd,
             stdin=info.stdin,
             timeout_s=info.timeout_s,
-            began_at=models.iso_time(info.began_at_ns),
+            started_at=models.iso_time(info.began_at_ns),
             status="running" if info.status is None else info.status,
             exit_code=info.exit_code,
             ended_at=None if info.ended_at_ns is None else models.iso_time(info.ended_at_ns),

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from snapshotd.errors import NotFound, UsageError
 
-API_VERSION = "1.3"
+API_VERSION = "1.4"
 VERSION_HEADER = "X-Snapshotd-Version"
 API_PREFIX = "/v1"
 KEY_HEADER = "Idempotency-Key"

@@ -46,6 +46,10 @@ COMPENSATE = "compensate"
 MAX_CALL_BYTES = 96 << 10
 """Size limit of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
 MAX_ARGV_ITEMS, MAX_ARGV_BYTES = 256, 64 << 10
+OF_FUNCTION = ("-m", "snapshotd.agent.compensate")
+"""Arguments of Python in a compensation that is a function of the agent's."""
+NOT_BEGUN = 75
+"""Exit code of such a compensation whose function was not called (`snapshotd.agent.compensate`)."""
 
 
 class Effects:
@@ -115,6 +119,20 @@ class Effects:
                 )
         return self.run(trajectory, wanted)
 
+    def run_all(self, trajectory: Trajectory, effects: Sequence[Effect], go_on: str) -> None:
+        """`run`, before the calls are left behind. Conflict: a compensation among them did not end well before, so it
+        would be passed over; `go_on` says how to leave its call behind."""
+        failed = [effect for effect in effects if effect.compensated not in (None, CallStatus.DONE)]
+        if failed:
+            names = ", ".join(
+                f"{effect.entry.name} ({short(effect.entry.id)}, {effect.compensated})" for effect in failed
+            )
+            raise Conflict(
+                f"the compensation of {names} has run before, did not end well, and does not run again: make up for it by hand, "
+                f"then {go_on}"
+            )
+        self.run(trajectory, effects)
+
     def run(self, trajectory: Trajectory, effects: Sequence[Effect]) -> list[Effect]:
         """Run the registered compensations that have not run yet, in the given order; returns the new `effects`.
         SandboxFailed: one failed (the ones after it have not run); Denied."""
@@ -163,10 +181,20 @@ class Effects:
             compensations.end(entry.id, CallStatus.FAILED, at_ns=time.time_ns(), exit_code=None, error=exc.message)
             raise
         hit("engine.compensate.ran")
-        compensations.end(
-            entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error
-        )
+        not_begun = done.exit_code == NOT_BEGUN and argv[1:3] == OF_FUNCTION
+        if not_begun:
+            compensations.forget(entry.id)
+        else:
+            compensations.end(
+                entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error
+            )
         snapshot = self._step(sandbox, replace(done.call, name=COMPENSATE, arguments=arguments))
+        if not_begun:
+            raise SandboxFailed(
+                f"the compensation of {entry.name} ({short(entry.id)}) did not begin: its file cannot be imported without "
+                f"starting the program, or lacks the function (`snapshotd show --output stderr {short(snapshot.id)}`); mend "
+                "the file and compensate again"
+            )
         if done.exit_code != 0:
             how = (
                 "was cut off"

@@ -49,7 +49,7 @@ class Promotion:
                     with self._rewinding.quiet(sandbox, "promote a branch to"):
                         self._rewinding.settle(sandbox, mind=True)
                         left = self._effects.beyond(self._catalog.get_trajectory(target.id), head)
-                    self._effects.run(target, left)
+                    self._effects.run_all(target, left, "`snapshotd promote --yes` leaves the call behind")
                 with self._rewinding.quiet(sandbox, "promote a branch to"):
                     self._rewinding.settle(sandbox, mind=True)
                     if sandbox.head != common.id and not (leave_behind or compensate):

@@ -80,7 +80,9 @@ class Retry:
             with self._context.pins.pinned(head.id):
                 plan = self._plan(self._catalog.get_trajectory(trajectory.id), head, name)
                 if compensate:
-                    self._effects.run(trajectory, plan.effects)
+                    self._effects.run_all(
+                        trajectory, plan.effects, "`snapshotd retry --no-compensate` leaves the call behind"
+                    )
                 with (
                     self._rewinding.quiet(sandbox, "retry a task of"),
                     self._context.pins.pinned(plan.target.id) as target,

@@ -68,7 +68,7 @@ class Rewinding:
             if compensate and mode != "files":
                 with self.quiet(sandbox, "rewind"):
                     effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
-                self._effects.run(trajectory, effects)
+                self._effects.run_all(trajectory, effects, "`snapshotd rewind --yes` leaves the call behind")
             with self.quiet(sandbox, "rewind"):
                 self.settle(sandbox, mind=mode != "files")
                 call = marker("rewind", {"to": to.id, "mode": mode, "from": sandbox.head})

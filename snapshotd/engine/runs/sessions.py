@@ -487,7 +487,8 @@ def _stopped() -> SandboxFailed:
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
     if sandbox is not None and not sandbox.closed:
         raise Conflict(
-            f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force"
+            f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force (`snapshotd rm "
+            "--force`)"
         )
 
 

@@ -175,7 +175,7 @@ def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: in
         parent = as_seen_by(namespace_pid, lambda: os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW))
     except OSError as exc:
         raise UsageError(
-            f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror})"
+            f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror}); make it first"
         ) from exc
     staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
     try:

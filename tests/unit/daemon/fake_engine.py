@@ -59,7 +59,7 @@ from tests.unit.daemon.fake_commands import FakeCommands
 from tests.unit.daemon.fake_files import FakeFiles, entry
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
-IMAGE = t.ImageID("ima9e" + "0" * 27)
+IMAGE = t.ImageID("1ba9e" + "0" * 27)
 
 
 class _Asking(base.Asking):
@@ -634,7 +634,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         mounts = {str(directory): pid for (directory, _), pid in self.mounts.items()}
         return {
             "engine": "fake",
-            "trajectories": len(self.lines),
+            "trajectory_count": len(self.lines),
             "imported": imported,
             "mounts": mounts,
             "secret_names": self.secret_names,

@@ -205,7 +205,7 @@ def test_a_run_is_followed_to_its_end(client: Snapshotd, short_dir: Path) -> Non
         "event": "finished",
         "trajectory": run.id,
         "exit_code": 3,
-        "snapshots": 2,
+        "snapshot_count": 2,
         "status": "finished",
     }
 

@@ -9,10 +9,11 @@ import click
 from snapshotd.cli.changes import change_json, change_line, change_path
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import RawOutput, note
-from snapshotd.cli.text import print_json, size
+from snapshotd.cli.text import is_snapshot, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ChangeInfo, EntryInfo
+from snapshotd.terms import short
 
 _BAR_CHARS = 30
 
@@ -45,12 +46,32 @@ def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, 
     changes = client.diff(a, b)
     if as_json:
         print_json([change_json(change) for change in changes])
-    elif stat:
-        _stat(list(changes))
+        return 0
+    shown = 0
+    if stat:
+        shown = _stat(list(changes))
     else:
         for change in changes:
             click.echo(change_line(change))
+            shown += 1
+    if not shown:
+        note(_nothing(client, a, b))
     return 0
+
+
+def _nothing(client: Snapshotd, a: str, b: str | None) -> str:
+    """The sentence about two snapshots that have the same files. The last of a run is that of its end, which changed
+    nothing: the whole run is probably meant."""
+    if b is not None:
+        return f"the files of {a} and {b} are the same"
+    taken = client.snapshot(a)
+    said = f"{short(taken.id)} ({printable(taken.tool.name)}) changed no file"
+    if is_snapshot(a, taken):
+        return said
+    first = client.trajectory(a).forked_from or client.log(a)[0].id
+    if first == taken.id:
+        return said
+    return f"{said}; `snapshotd diff {short(first)} {a}` shows what all of {a} changed"
 
 
 def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
@@ -68,8 +89,9 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
     return 0
 
 
-def _stat(changes: list[ChangeInfo]) -> None:
-    """Added bytes as `+`, removed ones as `-`, on a scale where the largest change fills the bar."""
+def _stat(changes: list[ChangeInfo]) -> int:
+    """Added bytes as `+`, removed ones as `-`, on a scale where the largest change fills the bar. The number of
+    changes."""
     moved = [(change, _bytes(change.before), _bytes(change.after)) for change in changes]
     most = max((before + after for _, before, after in moved), default=0) or 1
     width = max((len(change_path(change)) for change in changes), default=0)
@@ -81,6 +103,7 @@ def _stat(changes: list[ChangeInfo]) -> None:
     for change in changes:
         counts[change.change] += 1
     click.echo(f" {counts['added']} added, {counts['changed']} changed, {counts['deleted']} deleted")
+    return len(changes)
 
 
 def _bytes(entry: EntryInfo | None) -> int:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from typing import Any
 
 import click
 
 from snapshotd.cli.changes import change_json, change_line
-from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.commands.past.effects import effect_rows
 from snapshotd.cli.documents import content_text, shortened
 from snapshotd.cli.taken import report_taken
@@ -80,7 +79,7 @@ def command(
     Where several sessions have changed files, --session says whose changes go.
 
     With --json: the new snapshot as `log --json` has it; with --preview,
-    {"head","target","mode","files","file_count","messages","effects","left"}.
+    {"head","target","rewinds","changes","change_count","messages","effects","left"}.
     """
     client = connect(ctx)
     chosen: Mode = mode or "both"
@@ -94,15 +93,14 @@ def command(
     if chosen != "files" and not compensate and not yes:
         # Asked for the mind alone, which needs no comparison of files: that would take longer than the rewind.
         left = client.preview_rewind(trajectory, snapshot, mode="conversation", max_files=0).effects
-        if left and (as_json or not sys.stdin.isatty()):
+        if left and (as_json or not is_terminal()):
             refuse(
                 f"rewinding {trajectory} would leave {_named(left)} behind, which cannot be undone; choose --compensate or --yes, or look "
                 f"at it with --preview"
             )
         if left:
             _show(trajectory, client.preview_rewind(trajectory, snapshot, mode=chosen, session=session))
-            if not click.confirm("Rewind all the same?", err=True):
-                return 1
+            ask("Rewind all the same?")
     report_taken(
         client,
         client.rewind(
@@ -123,9 +121,9 @@ def _json(preview: RewindPreview) -> dict[str, Any]:
     return {
         "head": preview.head,
         "target": preview.target,
-        "mode": preview.mode,
-        "files": [change_json(item) for item in preview.files],
-        "file_count": preview.file_count,
+        "rewinds": preview.rewinds,
+        "changes": [change_json(item) for item in preview.changes],
+        "change_count": preview.change_count,
         "messages": [dataclasses.asdict(item) for item in preview.messages],
         "effects": [dataclasses.asdict(item) for item in preview.effects],
         "left": list(preview.left),
@@ -133,11 +131,11 @@ def _json(preview: RewindPreview) -> dict[str, Any]:
 
 
 def _show(trajectory: str, preview: RewindPreview) -> None:
-    click.echo(f"{trajectory} from {short(preview.head)} to {short(preview.target)}: {_WORDS[preview.mode]}")
-    click.echo(click.style(f"files that change: {preview.file_count}", bold=True))
-    for change in itertools.islice(preview.files, _SHOWN_FILES):
+    click.echo(f"{trajectory} from {short(preview.head)} to {short(preview.target)}: {_WORDS[preview.rewinds]}")
+    click.echo(click.style(f"files that change: {preview.change_count}", bold=True))
+    for change in itertools.islice(preview.changes, _SHOWN_FILES):
         click.echo(f"  {change_line(change)}")
-    _rest(preview.file_count - min(len(preview.files), _SHOWN_FILES))
+    _rest(preview.change_count - min(len(preview.changes), _SHOWN_FILES))
     for sentence in preview.left[:_SHOWN_FILES]:
         click.echo(f"  {printable(sentence)}")
     _rest(len(preview.left) - _SHOWN_FILES)

@@ -57,7 +57,7 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
 
     Into a sandbox, it is one tool call with one snapshot: a file that cannot be written to its end stays as it was. Out
     of it, a trajectory stands for its files as they are now, a snapshot's id or tag for those of the snapshot. With
-    --json: the snapshot as `log --json` has it; on the way out {"files","directories","bytes","warnings"}.
+    --json: the snapshot as `log --json` has it; on the way out {"file_count","directories","bytes","warnings"}.
     """
     origin, goal = _inside(source), _inside(target)
     if (origin is None) == (goal is None):
@@ -81,7 +81,7 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
         return 0
     _warn(report.warnings)
     click.echo(
-        f"{report.files} files and {report.directories} directories, {size(report.bytes)}, in {target}", err=True
+        f"{report.file_count} files and {report.directories} directories, {size(report.bytes)}, in {target}", err=True
     )
     return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from snapshotd.cli.command import (
     after_dashes,
     connect,
     declare,
+    is_terminal,
     json_option,
     keep_apart,
     refuse,
@@ -210,6 +210,8 @@ def command(
         options["wait"] = wait
     if tty and junit is not None:
         refuse("a JUnit report is written of a command that has no terminal; leave out -t or --junit")
+    if tty and interactive and not is_terminal():
+        refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
     if tty and as_json:
         refuse("a terminal and JSON cannot both have standard output; leave out -t or --json")
     client = connect(ctx)
@@ -281,8 +283,6 @@ def in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
     """The command has this terminal until it ends."""
-    if options.get("stdin") is not None and not sys.stdin.isatty():
-        refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
     options["env"] = {**passed_on(["TERM"]), **options["env"]}
     with terminal.lent() as options["terminal"]:
         done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)

@@ -105,10 +105,10 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
     if as_json:
         print_json(
             {
-                "images": report.images,
-                "trajectories": report.trajectories,
-                "snapshots": report.snapshots,
-                "tags": report.tags,
+                "image_count": report.images,
+                "trajectory_count": report.trajectories,
+                "snapshot_count": report.snapshots,
+                "tag_count": report.tags,
                 "lost": list(report.lost),
                 "left_out": [{"snapshot": item.snapshot, "reason": item.reason} for item in report.left_out],
             }

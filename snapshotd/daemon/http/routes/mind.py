@@ -26,8 +26,8 @@ router = new_router(tags=["mind"], dependencies=[Depends(checked_ref)])
 _JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {streams.NDJSON: {}},
-        "description": "Lines: one entry each (`id`, `kind`, `name`, `arguments`, `side_effect`, `key`, `status`, `began_at`, `ended_at`, "
-        '`result`, `error`, `facts`, `details`, `after`, `snapshot`), at last `{"event":"end"}`.',
+        "description": "Lines: one entry each (`id`, `kind`, `name`, `arguments`, `side_effect`, `key`, `status`, `started_at`, "
+        '`ended_at`, `result`, `error`, `facts`, `details`, `parent`, `snapshot`), at last `{"event":"end"}`.',
     }
 }
 

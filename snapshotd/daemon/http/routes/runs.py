@@ -163,7 +163,8 @@ def stop(ref: Ref, service: ServiceDep) -> models.Trajectory:
 async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()] = True) -> Response:
     """The events of its run from the beginning; with `follow`, until it has finished."""
     return await streams.ndjson(
-        service.streams, lambda emit: streams.each(emit, service.engine.events(ref, follow=follow))
+        service.streams,
+        lambda emit: streams.each(emit, map(models.event_json, service.engine.events(ref, follow=follow))),
     )
 
 
