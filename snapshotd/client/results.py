@@ -187,6 +187,11 @@ class ExecInfo(ApiRecord):
     snapshot: SnapshotInfo | None
     call: Tool
 
+    @property
+    def timed_out(self) -> bool:
+        """True if its `timeout` ended it. An exit code of 124 alone may be the command's own."""
+        return self.call.status == "timed-out"
+
 
 @record(frozen=True)
 class CommandInfo(ApiRecord):

@@ -106,6 +106,16 @@ def fetched(address: str) -> bytes:
 
 
 @pytest.mark.usefixtures("both_clients")
+def test_its_timeout_is_told_from_a_124_of_its_own(snap: Snap, runtime: str) -> None:
+    sandbox = sandbox_of(snap, runtime)
+    late = sandbox.exec("sleep 1000", background=True, timeout=0.1)
+    own = sandbox.exec("exit 124", background=True, timeout=1000)
+    results = [one.wait() for one in (late, own)]
+    assert [(one.exit_code, one.timed_out) for one in results] == [(124, True), (124, False)]
+    sandbox.remove(force=True)
+
+
+@pytest.mark.usefixtures("both_clients")
 def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)
     first = sandbox.exec("echo 1 > n")

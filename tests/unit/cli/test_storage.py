@@ -37,7 +37,13 @@ def fresh(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Daemon:
 
 def test_without_wait_no_answer_says_a_state(cli: Cli, box: str) -> None:
     assert sorted(cli("create", "--json").json) == ["snapshot", "trajectory"]
-    assert list(cli("exec", "--json", box, "--", "ls").json) == ["exit_code", "stdout", "stderr", "snapshot"]
+    assert list(cli("exec", "--json", box, "--", "ls").json) == [
+        "exit_code",
+        "timed_out",
+        "stdout",
+        "stderr",
+        "snapshot",
+    ]
     assert list(cli("fork", "--json", box).json) == ["experiment", "trajectories"]
     assert "state" not in cli("stop", "--json", box).json[0]
 

@@ -182,7 +182,7 @@ def command(
     standard input stays open for `snapshotd attach -i`; otherwise it is empty. `stop`, a rewind and the end of the
     trajectory's agent end it.
 
-    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
+    With --json: {"exit_code","timed_out","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
     stderr_b64 too, and error if the sandbox reached a limit. With --detach: the
     command as `snapshotd ps --json` lists it.
     """
@@ -322,7 +322,7 @@ def _as_json(
 ) -> ExecInfo:
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     done = _call(client, trajectory, snapshot, argv, lambda stream, data: kept[stream].append(data), options)
-    answer: dict[str, Any] = {"exit_code": done.exit_code}
+    answer: dict[str, Any] = {"exit_code": done.exit_code, "timed_out": done.timed_out}
     for stream, pieces in kept.items():
         answer.update(_text(stream, b"".join(pieces)))
     if done.call.error is not None:
