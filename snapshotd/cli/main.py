@@ -40,6 +40,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "create": "Start a sandbox without an agent.",
         "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
         "shell": "Open a shell in a sandbox.",
+        "snapshot": "Take a snapshot of a running sandbox now.",
         "cp": "Copy files into a sandbox, or out of a sandbox or snapshot.",
         "port": "Reach a server inside a sandbox at an address of this machine.",
         "attach": "Follow a run, or a background command, from its beginning.",

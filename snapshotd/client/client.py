@@ -455,6 +455,16 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             options=options,
         )
 
+    def take_snapshot(
+        self, ref: str, name: str | None = None, *, if_changed: bool = False, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Take a snapshot of a running sandbox as it is now, with `name` as its tag. Processes in it run on. With
+        `if_changed`, the answer is the head if no file was written since; where processes were alive at the head, a
+        snapshot may be taken all the same. Conflict: the trajectory does not run, its program is being replayed, or the
+        name is taken."""
+        body = {"name": name, "if_changed": if_changed}
+        return self._step(f"/trajectories/{ref_segment(ref, 'trajectory')}/snapshot", body, wait)
+
     def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
         check_wait(wait)

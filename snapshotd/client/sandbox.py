@@ -522,6 +522,11 @@ class Sandbox:
         port: urlopen(f"http://{port.address}/")`. As `Snapshotd.port`."""
         return self._client.port(self.id, number, local, unix=unix, on_failure=on_failure)
 
+    def snapshot(self, name: str | None = None, *, wait: Wait = "captured") -> Snapshot:
+        """Take a snapshot as it is now, with `name` as its tag. Processes in it run on. Conflict: it does not run, its
+        program is being replayed, or the name is taken."""
+        return Snapshot(self._client, self._client.take_snapshot(self.id, name, wait=wait))
+
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
         """Oldest first; with `last`, only this number of the newest."""
         return [Snapshot(self._client, info) for info in self._client.log(self.id, last)]

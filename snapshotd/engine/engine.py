@@ -52,7 +52,7 @@ from snapshotd.engine.mind.reuse import INPUTS, REPLIES, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.requests import Requests, present
-from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover
+from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover, snapshot_now
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, check_name, children
 from snapshotd.engine.runs.launch import Launcher
@@ -357,6 +357,15 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                     caller=caller,
                     timeout_s=timeout_s,
                 )
+
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        taken = snapshot_now.take_snapshot(
+            self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
+        )
+        if name is not None:
+            self._archive.tags_changed()
+        return taken
 
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
         trajectory = self._catalog.resolve_trajectory(ref)

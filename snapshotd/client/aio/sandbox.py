@@ -484,6 +484,11 @@ class AsyncSandbox:
         port: urlopen(f"http://{port.address}/")`. As `AsyncSnapshotd.port`."""
         return await self._client.port(self.id, number, local, unix=unix, on_failure=on_failure)
 
+    async def snapshot(self, name: str | None = None, *, wait: Wait = "captured") -> AsyncSnapshot:
+        """Take a snapshot as it is now, with `name` as its tag. Processes in it run on. Conflict: it does not run, its
+        program is being replayed, or the name is taken."""
+        return AsyncSnapshot(self._client, await self._client.take_snapshot(self.id, name, wait=wait))
+
     async def snapshots(self, last: int | None = None) -> list[AsyncSnapshot]:
         """Oldest first; with `last`, only this number of the newest."""
         return [AsyncSnapshot(self._client, info) for info in await self._client.log(self.id, last)]

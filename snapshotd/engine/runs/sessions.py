@@ -382,6 +382,11 @@ class Sessions:
                 f"done (`snapshotd attach {name}`), or fork a snapshot"
             )
 
+    def open_calls(self, sandbox: Sandbox) -> list[str]:
+        """Names of the tool calls that its program has begun and not ended."""
+        recorder = self._recorder(sandbox.trajectory)
+        return [] if recorder is None else recorder.pending.open_tools()
+
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
         """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if
         it has one of its own.

@@ -29,6 +29,7 @@ OTHER_NAMES = {
     "rm": "remove",
     "shell": "exec",
     "show": "snapshot",
+    "snapshot": "take_snapshot",
     "store": "put_value",
     "tree": "all_snapshots",
     "umount": "unmount",
