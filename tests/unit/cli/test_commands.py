@@ -178,9 +178,37 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
 def test_log_as_a_table(cli: Cli, box: str) -> None:
     cli("exec", box, "--", "fail", "2", "x")
     header, first, second = cli("log", box).out.splitlines()
-    assert header.split() == ["SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"]
+    assert header.split() == [
+        "SEQ",
+        "SNAPSHOT",
+        "TOOL",
+        "STATUS",
+        "EXIT",
+        "FILES",
+        "BYTES",
+        "PAUSE",
+        "STATE",
+        "TAGS",
+        "ARGUMENT",
+    ]
     assert first.split()[2:4] == ["start", "done"]
-    assert second.split()[2:] == ["exec", "failed", "2", "+1", "~2", "-0", "1.2", "KiB", "2.1", "ms", "captured", "-"]
+    assert second.split()[2:] == [
+        "exec",
+        "failed",
+        "2",
+        "+1",
+        "~2",
+        "-0",
+        "1.2",
+        "KiB",
+        "2.1",
+        "ms",
+        "captured",
+        "-",
+        "fail",
+        "2",
+        "x",
+    ]
 
 
 def test_ls_and_ps(cli: Cli, box: str) -> None:

@@ -69,7 +69,7 @@ def test_wait_as_text(cli: Cli, box: str) -> None:
     first = cli("log", "-q", box).out.split()[0]
     assert cli("rewind", "--wait", "stored", box, first).err.endswith("2.1 ms  stored\n")
     assert "2 snapshots, stored; " in cli("run", "--wait", "stored", "--", "ls").err
-    assert {line.split()[-2] for line in cli("log", box).out.splitlines()[1:]} == {"stored"}
+    assert {item["state"] for item in cli("log", "--json", box).json} == {"stored"}
     assert "stored, captured by pivot" in cli("show", box).out
 
 
