@@ -23,6 +23,7 @@ from snapshotd.cli.command import (
     no_space,
     usage_error,
 )
+from snapshotd.config import passed_on
 from snapshotd.errors import SnapshotdError, UsageError
 
 SECTIONS: dict[str, str] = {
@@ -192,7 +193,8 @@ def main(args: list[str] | None = None) -> int:
 
 def _main(args: list[str] | None) -> int:
     try:
-        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False)
+        plain = {"color": False} if passed_on(["NO_COLOR"]).get("NO_COLOR") else {}  # https://no-color.org
+        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False, **plain)
     except Failure as failure:
         return report(failure.error, failure.exit_code, as_json=failure.as_json)
     except click.UsageError as exc:

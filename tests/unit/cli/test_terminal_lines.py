@@ -13,7 +13,9 @@ from typing import Any, TextIO
 
 import pytest
 
+from snapshotd.cli.changes import ShownPatch
 from snapshotd.cli.follow import BetweenLines
+from snapshotd.cli.main import main
 from snapshotd.cli.text import fitted
 from snapshotd.terms import ARGUMENT_CHARS, main_argument
 from tests.unit.cli.conftest import Cli
@@ -42,14 +44,52 @@ def test_the_main_argument_is_the_first_text(arguments: Any, shown: str) -> None
 
 
 @contextlib.contextmanager
-def terminal(columns: int) -> Iterator[TextIO]:
+def terminal(columns: int, shown: list[bytes] | None = None) -> Iterator[TextIO]:
+    """A terminal to write to; `shown` gets what a person sees there at the end."""
     ours, theirs = os.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    with os.fdopen(theirs, "w") as stream:
-        try:
+    try:
+        with os.fdopen(theirs, "w") as stream:
             yield stream
-        finally:
-            os.close(ours)
+        with contextlib.suppress(OSError):  # the end of a terminal
+            while shown is not None:
+                shown.append(os.read(ours, 4096))
+    finally:
+        os.close(ours)
+
+
+PATCH = b"diff --git a/x b/x\n--- a/x\n+++ b/x\n@@ -1 +1 @@\n-old\n+\ta\x1b[2Jb\xff\n same"
+
+
+def test_a_patch_on_a_terminal_is_in_colour_and_has_no_controls(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[bytes] = []
+    with terminal(80, shown) as stream, monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        patch = ShownPatch()
+        for at in range(0, len(PATCH), 7):
+            patch.write(PATCH[at : at + 7])
+        patch.end()
+    lines = b"".join(shown).decode().splitlines()
+    assert lines[0] == "\x1b[1mdiff --git a/x b/x\x1b[0m"
+    assert lines[3:] == [
+        "\x1b[36m@@ -1 +1 @@\x1b[0m",
+        "\x1b[31m-old\x1b[0m",
+        "\x1b[32m+\ta\\x1b[2Jb\\xff\x1b[0m",
+        " same\x1b[0m",
+    ]
+
+
+def test_a_patch_has_no_colour_where_none_is_wanted_and_is_as_it_is_in_a_pipe(
+    cli: Cli, box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("diff", "--patch", box).out.encode(errors="surrogateescape") == b"--- a/a.txt\n+++ b/a.txt \xff\n"
+    for no_color, there in (("1", False), ("", True)):
+        shown: list[bytes] = []
+        monkeypatch.setenv("NO_COLOR", no_color)
+        with terminal(80, shown) as stream, monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", stream)
+            assert main(["diff", "--patch", box]) == 0
+        assert (b"\x1b[" in b"".join(shown), b"\\xff" in b"".join(shown)) == (there, True)
 
 
 def test_a_text_is_cut_to_the_terminals_width_and_has_no_controls() -> None:
