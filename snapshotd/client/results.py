@@ -195,8 +195,9 @@ class ExecInfo(ApiRecord):
 
 @record(frozen=True)
 class CommandInfo(ApiRecord):
-    """A command in the background. `status` is running, or how its call ended: done, failed, interrupted, timed-out or
-    unknown. `snapshot` is the id of the one that was taken when it ended."""
+    """A command in the background, or one that a client runs in the foreground. `status` is running, or how its call
+    ended: done, failed, interrupted, timed-out or unknown. `snapshot` is the id of the one that was taken when it
+    ended."""
 
     id: str
     trajectory: str
@@ -210,6 +211,7 @@ class CommandInfo(ApiRecord):
     ended_at: str | None
     snapshot: str | None
     error: str | None
+    background: bool = True
 
 
 @record(frozen=True)

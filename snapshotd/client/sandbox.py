@@ -33,7 +33,7 @@ from snapshotd.client.results import (
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.terms import DEFAULT_TENANT
 
 
@@ -141,7 +141,7 @@ class Command:
 
     def kill(self) -> None:
         """End it at once, with all that it started. Not an error when it has ended."""
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(Conflict, NotFound):  # an ended one is no longer listed for ever
             self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
 
     def __enter__(self) -> Command:
@@ -503,7 +503,8 @@ class Sandbox:
         return output.checked(done, command, check)
 
     def commands(self) -> list[Command]:
-        """Its background commands: those that run, and the newest of those that have ended, oldest first."""
+        """Its commands that run, also those in the foreground whose client has gone away, and the newest background
+        commands that have ended, oldest first. `Command.signal` and `kill` are for all."""
         return [Command(self._client, info) for info in self._client.commands(self.id)]
 
     def command(self, prefix: str) -> Command:

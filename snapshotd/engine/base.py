@@ -433,8 +433,9 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class CommandInfo:
-    """A command in the background. Its id is that of the call in the snapshot that it ends with. `status`: None while
-    it runs. `snapshot`: None while it runs, and if none could be taken."""
+    """A command in the background, or one that a client has in the foreground and that runs. Its id is that of the call in
+    the snapshot that it ends with. `status`: None while it runs. `snapshot`: None while it runs, and if none could be
+    taken."""
 
     id: CallID
     trajectory: TrajectoryID
@@ -448,6 +449,7 @@ class CommandInfo:
     ended_at_ns: int | None = None
     snapshot: SnapshotID | None = None
     error: str | None = None
+    background: bool = True
 
     @property
     def running(self) -> bool:
@@ -550,7 +552,8 @@ class Engine(ABC):
 
     @abstractmethod
     def commands(self, ref: str) -> list[CommandInfo]:
-        """A trajectory's background commands: those that run, and the newest of those that have ended."""
+        """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
+        background commands that have ended."""
 
     @abstractmethod
     def command(self, ref: str, command: str) -> CommandInfo:
@@ -559,7 +562,8 @@ class Engine(ABC):
     @abstractmethod
     def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
         """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
-        `snapshot`). With `follow`, waits for more until `finished`."""
+        `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
+        has its input and output; `write_command` alike."""
 
     @abstractmethod
     def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:

@@ -32,7 +32,7 @@ from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview
 from snapshotd.client.sandbox import ExecResult, RunResult, _argv, _failed, _Kept, _stdin
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.terms import DEFAULT_TENANT
 
 
@@ -100,7 +100,7 @@ class AsyncCommand:
 
     async def kill(self) -> None:
         """End it at once, with all that it started. Not an error when it has ended."""
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(Conflict, NotFound):
             await self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
 
     async def __aenter__(self) -> AsyncCommand:
@@ -465,7 +465,8 @@ class AsyncSandbox:
         return output.checked(done, command, check)
 
     async def commands(self) -> list[AsyncCommand]:
-        """Its background commands: those that run, and the newest of those that have ended, oldest first."""
+        """Its commands that run, also those in the foreground whose client has gone away, and the newest background
+        commands that have ended, oldest first. `AsyncCommand.signal` and `kill` are for all."""
         return [AsyncCommand(self._client, info) for info in await self._client.commands(self.id)]
 
     async def command(self, prefix: str) -> AsyncCommand:

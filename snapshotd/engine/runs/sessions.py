@@ -87,6 +87,7 @@ class Sessions:
             lambda sandbox, data: sandbox.runtime.log(sandbox.container, data),
             ended_as,
             self._stepped,
+            self.find,
         )
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []

@@ -226,7 +226,8 @@ def command(
     except KeyboardInterrupt:
         if snapshot is None:
             note(
-                f"the command goes on in {trajectory}; its snapshot is taken when it ends, `snapshotd log {trajectory}` shows it"
+                f"the command goes on in {trajectory}: `snapshotd ps {trajectory}` shows it, `snapshotd kill` ends it; its snapshot is "
+                f"taken when it ends, and `snapshotd log {trajectory}` shows that"
             )
         return INTERRUPTED
 
