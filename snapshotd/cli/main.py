@@ -193,8 +193,8 @@ def main(args: list[str] | None = None) -> int:
 
 def _main(args: list[str] | None) -> int:
     try:
-        plain = {"color": False} if passed_on(["NO_COLOR"]).get("NO_COLOR") else {}  # https://no-color.org
-        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False, **plain)
+        color = False if passed_on(["NO_COLOR"]).get("NO_COLOR") else None  # https://no-color.org
+        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False, color=color)
     except Failure as failure:
         return report(failure.error, failure.exit_code, as_json=failure.as_json)
     except click.UsageError as exc:

@@ -137,6 +137,16 @@ def test_no_line_of_ours_comes_in_the_middle_of_one_of_theirs(monkeypatch: pytes
         assert os.read(shown, 4096) == b"edit x.py more\none\ntwo\nnext\nthree\nasked\nlast\nfour\nrest\nfive\n"
 
 
+def test_the_line_of_a_snapshot_is_below_the_output_of_its_command(
+    cli: Cli, box: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with one_pipe(monkeypatch) as shown:
+        assert main(["exec", box, "--", "raw", b"no newline".hex()]) == 0
+        assert os.read(shown, 4096).startswith(b"no newline\n\xe2\x97\x8f 1 ")
+        assert main(["exec", "-q", box, "--", "raw", b"no newline".hex()]) == 0
+        assert os.read(shown, 4096) == b"no newline", "nothing is added without a line of ours"
+
+
 def test_a_program_whose_output_goes_elsewhere_holds_no_line_up(capfd: pytest.CaptureFixture[str]) -> None:
     lines = BetweenLines()
     lines.output("stdout", b"half a line")

@@ -24,10 +24,10 @@ from snapshotd.cli.command import (
     refuse_input,
     standard_input,
 )
-from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
+from snapshotd.cli.follow import INTERRUPTED, BetweenLines, note
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.taken import counted
-from snapshotd.cli.text import print_json, snapshot_line
+from snapshotd.cli.text import print_json, printable, snapshot_line
 from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.branching.junit import FailedTest, count_tests, failed_tests
@@ -285,24 +285,26 @@ def in_terminal(
     if options.get("stdin") is not None and not sys.stdin.isatty():
         refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
     options["env"] = {**passed_on(["TERM"]), **options["env"]}
+    lines = BetweenLines()
     with terminal.lent() as options["terminal"]:
-        done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
-    return _told(client, done, options, quiet)
+        done = _call(client, trajectory, snapshot, argv, lines.output, options)
+    return _told(client, done, options, quiet, lines)
 
 
 def in_pipes(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
     """The command's output goes to ours."""
-    return _told(client, _call(client, trajectory, snapshot, argv, RawOutput().write, options), options, quiet)
+    lines = BetweenLines()
+    return _told(client, _call(client, trajectory, snapshot, argv, lines.output, options), options, quiet, lines)
 
 
-def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool) -> ExecInfo:
+def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool, lines: BetweenLines) -> ExecInfo:
     if done.call.error is not None and not quiet:
-        note(done.call.error)
+        lines.line(f"snapshotd: {printable(done.call.error)}", at_once=True)
     if done.snapshot is not None and not quiet:
         taken = counted(client, done.snapshot)
-        click.echo(
+        lines.line(
             snapshot_line(
                 seq=taken.seq,
                 snapshot_id=taken.id,
@@ -313,7 +315,7 @@ def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: boo
                 method=taken.method,
                 state=taken.state if "wait" in options else None,
             ),
-            err=True,
+            at_once=True,
         )
     return done
 
