@@ -15,7 +15,7 @@ import pytest
 
 from snapshotd import daemon
 from snapshotd.types import new_id
-from tests import built_images, long
+from tests import built_images
 from tests.capabilities import require
 from tests.e2e.support import wait_until
 
@@ -108,7 +108,7 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
     assert line == "ExecStart=/usr/local/bin/snapshotd daemon --foreground"
 
 
-@pytest.mark.skipif(not long.LONG, reason="it takes long, and is about one file that seldom changes")
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_it_is_ready_when_it_has_started_agents_outlive_the_daemon_and_a_stop_leaves_nothing(
     machine: Machine, run_folder: Path

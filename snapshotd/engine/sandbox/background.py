@@ -130,18 +130,20 @@ class Background:
         log = self._context.events.live(snapshot.trajectory)
         if log is None:
             return
-        log.append(
-            {
-                "event": "snapshot",
-                "id": snapshot.id,
-                "seq": snapshot.seq,
-                "tool": snapshot.call.name,
-                "argument": main_argument(snapshot.call.arguments),
-                "status": snapshot.call.status,
-                "files": None if snapshot.files is None else asdict(snapshot.files),
-                "pause_ms": round(snapshot.pause_ns / 1e6, 3),
-                "method": snapshot.method,
-                **({"reused": snapshot.base} if snapshot.method == "reused" else {}),
-                **({"reason": captured.reason} if captured is not None and captured.reason else {}),
-            }
-        )
+        event = {
+            "event": "snapshot",
+            "id": snapshot.id,
+            "seq": snapshot.seq,
+            "tool": snapshot.call.name,
+            "argument": main_argument(snapshot.call.arguments),
+            "status": snapshot.call.status,
+            "files": None if snapshot.files is None else asdict(snapshot.files),
+            "pause_ms": round(snapshot.pause_ns / 1e6, 3),
+            "method": snapshot.method,
+            **({"reused": snapshot.base} if snapshot.method == "reused" else {}),
+            **({"reason": captured.reason} if captured is not None and captured.reason else {}),
+        }
+        try:
+            log.append(event)
+        except OSError as exc:  # the disk is full; the step is committed, and its agent must not hear of this
+            _log.error("followers of %s are not told of snapshot %s: %s", snapshot.trajectory, snapshot.id, exc)
