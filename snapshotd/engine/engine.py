@@ -147,10 +147,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self._archive.start(self._parts.disposal.evict)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
-        heads = {sandbox.head for sandbox in self._sessions.live()}
-        self._background.go_on(
-            snapshot for snapshot in self._catalog.all_snapshots() if snapshot.files is None or snapshot.id in heads
-        )
+        self._background.go_on(snapshot for snapshot in self._catalog.all_snapshots() if snapshot.files is None)
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)

@@ -193,6 +193,7 @@ class Sessions:
             if survivor.process is not None:
                 program = self._program(sandbox, recorder, survivor.facts["began_at_ns"])
                 program.attach(survivor.process, self._context.events.begin(trajectory.id))
+                self._background.tell_missed(trajectory.id, survivor.facts["began_at_ns"])
         except BaseException:
             with sandbox.lock:
                 sandbox.use.no_more_steps()

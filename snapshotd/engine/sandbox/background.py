@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 MAX_COUNTED_BEHIND = 16
 """Longest queue with which changes are still counted in layers. With a longer one, counting would only fall further
 behind, because its cost grows with the depth of the stack."""
+_NEWEST = 16
+"""Steps of a run that may have ended and not been told of: one, or one of each call that runs beside others."""
 
 
 @dataclass(slots=True)
@@ -51,15 +53,18 @@ class Background:
         self._enqueue(snapshot, captured)
 
     def go_on(self, snapshots: Iterable[Snapshot]) -> None:
-        """After the steps of an earlier daemon, which may have died before it told of the last one."""
-        told: dict[TrajectoryID, set[str]] = {}
+        """After steps of an earlier daemon, whose changes are not counted."""
         for snapshot in snapshots:
-            line, log = snapshot.trajectory, self._context.events.live(snapshot.trajectory)
-            if log is not None and line not in told:
-                told[line] = {event["id"] for event in log.follow(wait=False) if event["event"] == "snapshot"}
-            if snapshot.id not in told.get(line, ()):
-                self._tell(snapshot, None)
             self._enqueue(snapshot, None)
+
+    def tell_missed(self, trajectory: TrajectoryID, since_ns: int) -> None:
+        """Tell of the last steps of a run that began at this time, if the daemon that took them died before it did. Its
+        agent has not gone on yet."""
+        events = self._context.events.follow(trajectory, wait=False)
+        told = {event["id"] for event in events if event["event"] == "snapshot"}
+        for snapshot in self._context.catalog.snapshots(trajectory, _NEWEST):
+            if snapshot.created_at_ns >= since_ns and snapshot.id not in told:
+                self._tell(snapshot, None)
 
     def _enqueue(self, snapshot: Snapshot, captured: Captured | None) -> None:
         self._queue.put(_Job(snapshot, captured))
