@@ -44,6 +44,12 @@ FOLDER = "folder"
 """The runtime of a trajectory that is a folder of this machine: no sandbox runs in it."""
 
 
+SNAPSHOT_NOW = "snapshot"
+"""Name of the marker of a snapshot that a person has taken between calls."""
+DURING = "during"
+"""Argument of that marker: the tool calls of the agent that had begun and not ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class RequestKey:
     """The idempotency key of a request. `digest`: of the request without the key, so that another one under the same key is

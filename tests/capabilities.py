@@ -55,6 +55,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "oracles": lambda: _program("rsync", "mtree", "bsdtar"),
     "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,
+    "systemd": lambda: _program("systemctl", "systemd-analyze", "nsenter", "unshare"),
 }
 """Name to a check: None if it is there, else why not."""
 

@@ -27,6 +27,7 @@ from snapshotd.errors import (
 )
 
 if TYPE_CHECKING:
+    from snapshotd.cli.github import GitHub
     from snapshotd.client.client import Snapshotd
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -157,11 +158,17 @@ class CliCommand(click.Command):
         except BrokenPipeError as exc:
             raise ReaderGone from exc  # before click sees it, which would end with its own exit code
         except click.UsageError as exc:
-            raise self._failure(usage_error(exc, ctx), wants_json(ctx)) from exc
+            raise self._told(ctx, usage_error(exc, ctx)) from exc
         except SnapshotdError as exc:
-            raise self._failure(exc, wants_json(ctx)) from exc
+            raise self._told(ctx, exc) from exc
         except OSError as exc:
-            raise self._failure(system_error(exc), wants_json(ctx)) from exc
+            raise self._told(ctx, system_error(exc)) from exc
+
+    def _told(self, ctx: click.Context, error: SnapshotdError) -> Failure:
+        step: GitHub | None = ctx.params.get("github")
+        if step is not None:
+            step.annotate("error", error.message, title=ctx.command_path)
+        return self._failure(error, wants_json(ctx))
 
     def _failure(self, error: SnapshotdError, as_json: bool) -> Failure:
         code = error.exit_code

@@ -24,6 +24,7 @@ from snapshotd.cli.command import (
     system_error,
     usage_error,
 )
+from snapshotd.config import passed_on
 from snapshotd.errors import SnapshotdError, UsageError
 
 SECTIONS: dict[str, str] = {
@@ -41,16 +42,17 @@ COMMANDS: dict[str, dict[str, str]] = {
         "create": "Start a sandbox without an agent.",
         "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
         "shell": "Open a shell in a sandbox.",
+        "snapshot": "Take a snapshot of a running sandbox now.",
         "cp": "Copy files into a sandbox, or out of a sandbox or snapshot.",
         "port": "Reach a server inside a sandbox at an address of this machine.",
         "attach": "Follow a run, or a background command, from its beginning.",
         "logs": "Print what a run, or a background command, has printed so far.",
         "wait": "Wait until a run, or a background command, has ended.",
-        "kill": "Send a signal to background commands of a sandbox.",
+        "kill": "Send a signal to commands of a sandbox.",
         "stop": "End sandboxes after a last snapshot.",
         "rm": "Forget trajectories and free what only they used.",
         "ls": "List trajectories.",
-        "ps": "List live sandboxes, or a trajectory's background commands.",
+        "ps": "List live sandboxes, or a trajectory's commands.",
         "fork": "Start new sandboxes from a snapshot.",
         "experiment": "Run variants from one state, score them, and keep the best.",
         "resume": "Let an agent go on where it stopped.",
@@ -194,7 +196,8 @@ def main(args: list[str] | None = None) -> int:
 
 def _main(args: list[str] | None) -> int:
     try:
-        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False)
+        color = False if passed_on(["NO_COLOR"]).get("NO_COLOR") else None  # https://no-color.org
+        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False, color=color)
     except Failure as failure:
         return report(failure.error, failure.exit_code, as_json=failure.as_json)
     except NoArgsIsHelpError as exc:  # a group alone: a person looks round

@@ -187,11 +187,17 @@ class ExecInfo(ApiRecord):
     snapshot: SnapshotInfo | None
     call: Tool
 
+    @property
+    def timed_out(self) -> bool:
+        """True if its `timeout` ended it. An exit code of 124 alone may be the command's own."""
+        return self.call.status == "timed-out"
+
 
 @record(frozen=True)
 class CommandInfo(ApiRecord):
-    """A command in the background. `status` is running, or how its call ended: done, failed, interrupted, timed-out or
-    unknown. `snapshot` is the id of the one that was taken when it ended."""
+    """A command in the background, or one that a client runs in the foreground. `status` is running, or how its call
+    ended: done, failed, interrupted, timed-out or unknown. `snapshot` is the id of the one that was taken when it
+    ended."""
 
     id: str
     trajectory: str
@@ -205,6 +211,7 @@ class CommandInfo(ApiRecord):
     ended_at: str | None
     snapshot: str | None
     error: str | None
+    background: bool = True
 
 
 @record(frozen=True)

@@ -59,8 +59,9 @@ Event = dict[str, Any]
     started   trajectory, snapshot, runtime, image
     output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64); `call` where a tool call printed it, else `shown_bytes` (how many
               bytes of the program's stream are shown with this)
-    snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method; `reused`: the snapshot of an earlier run
-              that its call was answered from
+    snapshot  id, seq, tool, argument (the main one, as text), status, files (added, changed, deleted, bytes; None: to be counted, the
+              snapshot's own record has them then), pause_ms, method; `reused`: the snapshot of an earlier run that its call was
+              answered from. Comes before all that its agent does next
     warning   message; `code` (of errors.py) where it ended the run; `left_out_bytes` where so much output is not among the events
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
@@ -434,8 +435,9 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class CommandInfo:
-    """A command in the background. Its id is that of the call in the snapshot that it ends with. `status`: None while
-    it runs. `snapshot`: None while it runs, and if none could be taken."""
+    """A command in the background, or one that a client has in the foreground and that runs. Its id is that of the call in
+    the snapshot that it ends with. `status`: None while it runs. `snapshot`: None while it runs, and if none could be
+    taken."""
 
     id: CallID
     trajectory: TrajectoryID
@@ -449,6 +451,7 @@ class CommandInfo:
     ended_at_ns: int | None = None
     snapshot: SnapshotID | None = None
     error: str | None = None
+    background: bool = True
 
     @property
     def running(self) -> bool:
@@ -551,7 +554,8 @@ class Engine(ABC):
 
     @abstractmethod
     def commands(self, ref: str) -> list[CommandInfo]:
-        """A trajectory's background commands: those that run, and the newest of those that have ended."""
+        """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
+        background commands that have ended."""
 
     @abstractmethod
     def command(self, ref: str, command: str) -> CommandInfo:
@@ -560,7 +564,8 @@ class Engine(ABC):
     @abstractmethod
     def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
         """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
-        `snapshot`). With `follow`, waits for more until `finished`."""
+        `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
+        has its input and output; `write_command` alike."""
 
     @abstractmethod
     def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:
@@ -571,6 +576,15 @@ class Engine(ABC):
         """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
         the command took within some seconds; its input is closed only if that is all. UsageError: it has no input;
         Conflict: it has ended, or its input has."""
+
+    @abstractmethod
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
+        """Take a snapshot of a running sandbox as it is now, with `name` as its tag: a marker `snapshot` without a call. Processes
+        in it run on. In the middle of tool calls of its program it names them (`during`); a program that is resumed from
+        there makes such a call again on the files from before the call. With `if_changed`, no snapshot is taken if no file
+        was written since the head, which is then the answer; where something was alive at the head, one may be taken all
+        the same. Conflict: the trajectory does not run, its program is being replayed, or the name is taken; UsageError:
+        `name` and `if_changed` exclude each other."""
 
     @abstractmethod
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:

@@ -51,7 +51,7 @@ from snapshotd.engine.mind.reuse import INPUTS, REPLIES, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.requests import Requests, present
-from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover
+from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover, snapshot_now
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, check_name, children
 from snapshotd.engine.runs.launch import Launcher
@@ -146,9 +146,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self._archive.start(self._parts.disposal.evict)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
-        for snapshot in self._catalog.all_snapshots():
-            if snapshot.files is None:
-                self._background.submit(snapshot)
+        self._background.go_on(snapshot for snapshot in self._catalog.all_snapshots() if snapshot.files is None)
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
@@ -355,6 +353,15 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                     caller=caller,
                     timeout_s=timeout_s,
                 )
+
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        taken = snapshot_now.take_snapshot(
+            self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
+        )
+        if name is not None:
+            self._archive.tags_changed()
+        return taken
 
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
         trajectory = self._catalog.resolve_trajectory(ref)

@@ -126,6 +126,44 @@ def test_a_kill_ends_what_left_its_session_and_its_parent(snap: Snap, runtime: s
     sandbox.remove(force=True)
 
 
+@pytest.mark.each_runtime
+@pytest.mark.usefixtures("both_clients")
+def test_a_foreground_command_whose_client_went_away_is_listed_and_killed(snap: Snap, runtime: str) -> None:
+    sandbox = sandbox_of(snap, runtime)
+    client = snap.start("exec", sandbox.id, "--", "sh", "-c", "echo begun; echo half > half; sleep 1000 & sleep 1000")
+    assert client.stdout is not None
+    assert client.stdout.readline() == "begun\n"
+    (listed,) = snap.json("ps", sandbox.id)
+    assert (listed["status"], listed["background"], listed["argv"][0]) == ("running", False, "sh")
+    client.send_signal(signal.SIGINT)
+    assert "snapshotd ps" in client.communicate(timeout=60)[1]
+    (command,) = sandbox.commands()
+    assert (command.id, command.info.status) == (listed["id"], "running")
+    for refused in (lambda: command.write("x"), lambda: command.wait()):
+        with pytest.raises(UsageError, match="in the foreground"):
+            refused()
+    command.kill()
+    wait_until(lambda: sandbox.head().info.tool.name == "exec", "its snapshot is taken")
+    head = sandbox.head()
+    assert (head.info.tool.exit_code, head.cat("workspace/half")) == (137, b"half\n")
+    assert not sleeps(sandbox), "it is ended with all that it started"
+    assert sandbox.commands() == []
+    with pytest.raises(NotFound):
+        sandbox.command(command.id)
+    command.kill()
+    sandbox.remove(force=True)
+
+
+@pytest.mark.usefixtures("both_clients")
+def test_its_timeout_is_told_from_a_124_of_its_own(snap: Snap, runtime: str) -> None:
+    sandbox = sandbox_of(snap, runtime)
+    late = sandbox.exec("sleep 1000", background=True, timeout=0.1)
+    own = sandbox.exec("exit 124", background=True, timeout=1000)
+    results = [one.wait() for one in (late, own)]
+    assert [(one.exit_code, one.timed_out) for one in results] == [(124, True), (124, False)]
+    sandbox.remove(force=True)
+
+
 @pytest.mark.usefixtures("both_clients")
 def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     sandbox = sandbox_of(snap, runtime)

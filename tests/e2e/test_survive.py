@@ -4,6 +4,7 @@ daemon."""
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import subprocess
 from collections.abc import Iterator
@@ -199,6 +200,9 @@ def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, fail
     _ended(running)
     assert snap.daemon_pid() != first, "it died"
     assert _found(snap, "armed") == _expected()
+    events = [json.loads(line) for line in snap("attach", "--json", "armed", code=None).stdout.splitlines()]
+    told = [event["id"] for event in events if event["event"] == "snapshot"]
+    assert told == [one["id"] for one in snap.json("log", "--all", "armed")], "followers are told of each once"
 
 
 GATEWAY_AGENT = """

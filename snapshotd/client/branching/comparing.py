@@ -18,7 +18,7 @@ from snapshotd.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
-_MARKS = ("start", "exit", "stop", "diverged", "approval")
+_MARKS = ("start", "exit", "stop", "diverged", "approval", "snapshot")
 Difference = Literal["same", "arguments", "outcome", "left", "right"]
 """How two aligned calls differ. `left`, `right`: the call is only in the first, or only in the second."""
 

@@ -544,6 +544,11 @@ class RestoreRequest(Request):
     path: str = Field("", description="Only what lies below this path.")
 
 
+class SnapshotRequest(Request):
+    name: str | None = Field(None, description="The new snapshot's tag; not together with `if_changed`.")
+    if_changed: bool = Field(False, description="Answer with the head if no file was written since.")
+
+
 class TagRequest(Request):
     ref: str
     move: bool = Field(False, description="Take the tag away from the snapshot that has it.")

@@ -49,7 +49,7 @@ class WriteAnswer(models.Answer):
 
 
 class Command(models.Answer):
-    """A command in the background."""
+    """A command in the background, or one that a client runs in the foreground."""
 
     id: str
     trajectory: str
@@ -63,6 +63,9 @@ class Command(models.Answer):
     ended_at: str | None
     snapshot: str | None = Field(description="Taken when it ended; null while it runs, and if none could be taken.")
     error: str | None = Field(description="Why it ended, where its exit code does not say it.")
+    background: bool = Field(
+        description="False: a client runs it, which may have gone away. It is listed while it runs."
+    )
 
     @staticmethod
     def of(info: CommandInfo) -> Command:
@@ -79,6 +82,7 @@ class Command(models.Answer):
             ended_at=None if info.ended_at_ns is None else models.iso_time(info.ended_at_ns),
             snapshot=info.snapshot,
             error=info.error,
+            background=info.background,
         )
 
 

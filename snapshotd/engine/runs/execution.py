@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from snapshotd.engine import requests
-from snapshotd.engine.base import ExecResult, OutputSink, Stream
+from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink, Stream
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.gateways import Gateways
@@ -64,6 +64,16 @@ class Execution:
         sandbox.use.ended_for.clear()
         timeout = Timeout(sandbox, command, timeout_s)
         process, before = self.start(sandbox, spec, command=command)
+        command.info = CommandInfo(
+            call.id,
+            sandbox.trajectory.id,
+            tuple(call.arguments["argv"]),
+            call.arguments["cwd"],
+            call.started_at_ns,
+            stdin=spec.stdin,
+            timeout_s=timeout_s,
+            background=False,
+        )
         with timeout.over(process):
             outcome = pump(
                 process,

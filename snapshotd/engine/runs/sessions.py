@@ -87,6 +87,7 @@ class Sessions:
             lambda sandbox, data: sandbox.runtime.log(sandbox.container, data),
             ended_as,
             self._stepped,
+            self.find,
         )
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []
@@ -192,6 +193,7 @@ class Sessions:
             if survivor.process is not None:
                 program = self._program(sandbox, recorder, survivor.facts["began_at_ns"])
                 program.attach(survivor.process, self._context.events.begin(trajectory.id))
+                self._background.tell_missed(trajectory.id, survivor.facts["began_at_ns"])
         except BaseException:
             with sandbox.lock:
                 sandbox.use.no_more_steps()
@@ -397,6 +399,11 @@ class Sessions:
                 f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
                 f"done (`snapshotd attach {name}`), or fork a snapshot"
             )
+
+    def open_calls(self, sandbox: Sandbox) -> list[str]:
+        """Names of the tool calls that its program has begun and not ended."""
+        recorder = self._recorder(sandbox.trajectory)
+        return [] if recorder is None else recorder.pending.open_tools()
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
         """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if

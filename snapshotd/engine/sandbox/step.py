@@ -53,15 +53,16 @@ def commit_step(
     keep_messages: int | None = None,
     request: RequestKey | None = None,
     captured: Captured | None = None,
+    tags: tuple[str, ...] = (),
 ) -> Snapshot:
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
     `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
     that snapshot and not from the head: its journal, its state and its conversation, cut to the first `keep_messages`
     (None: all of them). Pending messages are appended to it. `request`: the client's, if this step is what it asks for.
-    `captured`: the sandbox's files are recorded already; else they are captured.
+    `captured`: the sandbox's files are recorded already; else they are captured. `tags`: of the new snapshot.
 
-    Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the
+    Raises Conflict when another writer moved the head or a tag is taken, SandboxFailed, OutOfSpace; then no snapshot exists and the
     sandbox goes on. Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the
     background.
     """
@@ -94,6 +95,7 @@ def commit_step(
             base=captured.base,
             own_layers=captured.own_layers,
             follows=None if follows is None else follows.id,
+            tags=tags,
             files=FileChanges() if captured.base == sandbox.head and not captured.own_layers else None,
         )
         try:

@@ -22,8 +22,9 @@ def test_create_prints_the_id(cli: Cli) -> None:
 def test_exec_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
     done = cli("exec", "--json", box, "--", "fail", "7", "oops")
     assert done.code == 7
-    assert list(done.json) == ["exit_code", "stdout", "stderr", "snapshot"]
-    assert done.json == {"exit_code": 7, "stdout": "", "stderr": "oops\n", "snapshot": done.json["snapshot"]}
+    assert list(done.json) == ["exit_code", "timed_out", "stdout", "stderr", "snapshot"]
+    told = {"exit_code": 7, "timed_out": False, "stdout": "", "stderr": "oops\n"}
+    assert done.json == {**told, "snapshot": done.json["snapshot"]}
     assert done.json["snapshot"] in cli("log", "-q", "--no-trunc", box).out.split()
 
 
@@ -177,9 +178,37 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
 def test_log_as_a_table(cli: Cli, box: str) -> None:
     cli("exec", box, "--", "fail", "2", "x")
     header, first, second = cli("log", box).out.splitlines()
-    assert header.split() == ["SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"]
+    assert header.split() == [
+        "SEQ",
+        "SNAPSHOT",
+        "TOOL",
+        "STATUS",
+        "EXIT",
+        "FILES",
+        "BYTES",
+        "PAUSE",
+        "STATE",
+        "TAGS",
+        "ARGUMENT",
+    ]
     assert first.split()[2:4] == ["start", "done"]
-    assert second.split()[2:] == ["exec", "failed", "2", "+1", "~2", "-0", "1.2", "KiB", "2.1", "ms", "captured", "-"]
+    assert second.split()[2:] == [
+        "exec",
+        "failed",
+        "2",
+        "+1",
+        "~2",
+        "-0",
+        "1.2",
+        "KiB",
+        "2.1",
+        "ms",
+        "captured",
+        "-",
+        "fail",
+        "2",
+        "x",
+    ]
 
 
 def test_ls_and_ps(cli: Cli, box: str) -> None:

@@ -20,7 +20,7 @@ SNAPSHOT = {
     "seq": 1,
     "name": "shell",
     "status": "done",
-    "files": None,
+    "files": {"added": 1, "changed": 0, "deleted": 0, "bytes": 4},
     "pause_ms": 2.0,
 }
 EVENTS: list[dict[str, Any]] = [

@@ -37,7 +37,13 @@ def fresh(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Daemon:
 
 def test_without_wait_no_answer_says_a_state(cli: Cli, box: str) -> None:
     assert sorted(cli("create", "--json").json) == ["snapshot", "trajectory"]
-    assert list(cli("exec", "--json", box, "--", "ls").json) == ["exit_code", "stdout", "stderr", "snapshot"]
+    assert list(cli("exec", "--json", box, "--", "ls").json) == [
+        "exit_code",
+        "timed_out",
+        "stdout",
+        "stderr",
+        "snapshot",
+    ]
     assert list(cli("fork", "--json", box).json) == ["experiment", "trajectories"]
     assert "state" not in cli("stop", "--json", box).json[0]
 
@@ -63,7 +69,7 @@ def test_wait_as_text(cli: Cli, box: str) -> None:
     first = cli("log", "-q", box).out.split()[0]
     assert cli("rewind", "--wait", "stored", box, first).err.endswith("2.1 ms  stored\n")
     assert "2 snapshots, stored; " in cli("run", "--wait", "stored", "--", "ls").err
-    assert {line.split()[-2] for line in cli("log", box).out.splitlines()[1:]} == {"stored"}
+    assert {item["state"] for item in cli("log", "--json", box).json} == {"stored"}
     assert "stored, captured by pivot" in cli("show", box).out
 
 

@@ -306,6 +306,17 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         sink("stdout", " ".join(argv).encode() + b"\n")
         return 0
 
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> t.Snapshot:
+        line = self.trajectory(ref)
+        if line.status is not t.TrajectoryStatus.RUNNING:
+            raise Conflict(f"{line.name} is not running; `snapshotd tag {line.head[:12]} NAME` names its head")
+        if if_changed and self.files[line.head] == self.files.get(self.taken[line.head].parent or ""):
+            return self.taken[line.head]
+        taken = self._take(line, self._call("snapshot", {"name": name}, None), self.files[line.head])
+        if name is not None:
+            self.tag(taken.id, name, move=False)
+        return self.taken[taken.id]
+
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> base.Connection:
         line = self.trajectory(ref)
         if line.status is not t.TrajectoryStatus.RUNNING:

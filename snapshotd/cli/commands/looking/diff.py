@@ -6,9 +6,9 @@ import base64
 
 import click
 
-from snapshotd.cli.changes import change_json, change_line, change_path
+from snapshotd.cli.changes import ShownPatch, change_json, change_line, change_path
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import RawOutput, note
+from snapshotd.cli.follow import note
 from snapshotd.cli.text import is_snapshot, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
@@ -35,8 +35,10 @@ _BAR_CHARS = 30
 def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, as_json: bool) -> int:
     """Show what changed between two snapshots.
 
-    With one, what changed from its parent to it. A line is A (added), M (changed) or D (deleted) and the path. With
-    --json: an array of {change,path,before,after}; with --patch, {"patch_b64","outside"}.
+    With one, what changed from its parent to it. A line is A (added), M (changed) or D (deleted) and the path. A patch on
+    a terminal is in colour (not with NO_COLOR), with control characters escaped; elsewhere it is as it is.
+
+    With --json: an array of {change,path,before,after}; with --patch, {"patch_b64","outside"}.
     """
     if stat and patch:
         refuse("--stat and --patch exclude each other; choose one")
@@ -80,8 +82,9 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
         outside = client.patch(a, b, write=parts.append)
         print_json({"patch_b64": base64.b64encode(b"".join(parts)).decode(), "outside": outside})
         return 0
-    raw = RawOutput()
-    outside = client.patch(a, b, write=lambda data: raw.write("stdout", data))
+    shown = ShownPatch()
+    outside = client.patch(a, b, write=shown.write)
+    shown.end()
     if outside:
         note(
             f"{outside} changes outside /workspace are not in the patch; `snapshotd diff {a}{' ' + b if b else ''}` lists them"

@@ -12,7 +12,7 @@ from snapshotd.cli.text import file_counts, milliseconds, print_json, printable,
 from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.terms import short
+from snapshotd.terms import main_argument, short
 
 _LAST = 100
 
@@ -46,7 +46,8 @@ def command(
     """List a trajectory's snapshots.
 
     Oldest first, with the tool call that each was taken after, its changed files, and its state: captured (survives a
-    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The daemon counts
+    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The last column is
+    the call's main argument, cut to the terminal's width. The daemon counts
     changed files in the background: until then they are shown as "…", and "files" is null. With --json: an array of
     {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings,reused}. A call that was answered from
     an earlier run (`run --reuse`) has "← SNAPSHOT", the one that it was answered from.
@@ -103,11 +104,13 @@ def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
             milliseconds(item.pause_ms),
             status(item.state),
             " ".join(item.tags) or "-",
+            main_argument(item.tool.arguments),
         )
         for item in found
     ]
     table(
-        ("SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"),
+        ("SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS", "ARGUMENT"),
         rows,
         right=(0, 4, 6, 7),
+        fit=True,
     )

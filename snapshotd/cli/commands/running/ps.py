@@ -16,21 +16,20 @@ from snapshotd.client.results import CommandInfo, SandboxInfo
 _LINE_CHARS = 60
 
 
-@declare(
-    "ps", examples=["snapshotd ps", "snapshotd stop $(snapshotd ps -q)", "snapshotd ps box   # its background commands"]
-)
+@declare("ps", examples=["snapshotd ps", "snapshotd stop $(snapshotd ps -q)", "snapshotd ps box   # its commands"])
 @click.option("-q", "--quiet", is_flag=True, help="Only the ids: of trajectories, or of the commands that run.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
 @click.pass_context
 def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: bool, as_json: bool) -> int:
-    """List live sandboxes, or a trajectory's background commands.
+    """List live sandboxes, or a trajectory's commands.
 
-    With a TRAJECTORY: the commands that `snapshotd exec --detach` started in it and that run, and the newest of the ended
-    ones. `snapshotd log TRAJECTORY` has the snapshot of every command. With --json: an array of
+    With a TRAJECTORY: the commands that run in it, also of a `snapshotd exec` whose client has gone away, and the newest
+    ended ones of `snapshotd exec --detach`. `snapshotd kill` ends each. `snapshotd log TRAJECTORY` has the snapshot of
+    every command. With --json: an array of
     {trajectory,name,container,pid,runtime,agent_running,started_at}, or of commands: {id,trajectory,argv,cwd,stdin,
-    timeout_s,started_at,status,exit_code,ended_at,snapshot,error}.
+    timeout_s,background,started_at,status,exit_code,ended_at,snapshot,error}.
     """
     client = connect(ctx)
     if trajectory is not None:
