@@ -60,6 +60,7 @@ from snapshotd.layers import store as layer_store
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
+from snapshotd.repo.writing import reserve as index_reserve
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.keeper import KeeperClient
@@ -93,6 +94,7 @@ def open_engine(config: Config) -> Engine:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     state_dir = Path(config.state_dir)
     reserve.adjust(state_dir)
+    index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:
         catalog = SqliteCatalog(state_dir / "catalog.db")

@@ -334,6 +334,14 @@ def reserve_file(path: Path, size: int) -> None:
         os.close(fd)
 
 
+def allocated_bytes(path: Path) -> int:
+    """The space that a file takes on its disk, which a copy without its holes does not; 0 where there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> int:
     """Write all of it, at an offset or where the descriptor stands. Returns its length."""
     size = len(data)

@@ -20,6 +20,8 @@ Concurrency: thread-safe; two calls never work on one layer id.
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
 import subprocess
 import tempfile
@@ -29,13 +31,15 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
+from snapshotd.errors import NO_ROOM, DataLoss, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files, loop, quota
 from snapshotd.kernel import syscalls as sc
+from snapshotd.layers import witness_main
 from snapshotd.layers.limits import DiskLimits
 from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.trim import Trimmer
+from snapshotd.layers.witness import Witness
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
 from snapshotd.types import ImageID, LayerID, Stack, new_id
@@ -52,19 +56,34 @@ READY_LAYERS = 4
 _TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
 """Opens a lazy layer's content for overlayfs: the host id that container id 0 is shown as, to an O_PATH descriptor."""
+FAILED = (
+    "the file system of the layers reported an error (the daemon's and the kernel's logs say which): snapshots that are not "
+    "stored are lost, stored ones are whole; look after the disk, then restart the daemon (`snapshotd daemon --stop`)"
+)
+_log = logging.getLogger(__name__)
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LayerStore:
-    """See the module's text. `root` must exist; `kind`: its file system: `reflink`, `loop-xfs` or `plain`."""
+    """See the module's text. `root` must exist; `kind`: its file system: `reflink`, `loop-xfs`, `plain`, or `missing`."""
 
-    def __init__(self, root: Path, kind: str, *, trims: bool = False) -> None:
-        """`trims`: the space of layers that go is given back to the disk on which the image lies."""
+    def __init__(
+        self, root: Path, kind: str, *, image: Path | None = None, witness: Witness | None = None, missing: str = ""
+    ) -> None:
+        """`image`: the file that the file system lies in; the space of layers that go is given back to its disk.
+        `witness`: the store's own from now on; None for a store that only a child process opens. `missing`: the reason
+        why the layers cannot be reached; `root` is an empty directory then."""
         self.root = root
         self.kind = kind
         self.failed = False
-        """The file system below reported an error: unsynced data may be gone when it is mounted again."""
+        """The file system below reported an error: what was not proven before may be other bytes than were written."""
+        self.missing = missing
+        self.witness = witness
+        self._image = image
         self._fd = os.open(root, files.DIR_FLAGS)
+        self._image_fd = -1 if image is None else os.open(image, os.O_RDONLY | os.O_CLOEXEC)
+        self._proving = threading.Lock()
+        self._proven: set[LayerID] = set()
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 
         self._pins: set[LayerID] = set()
@@ -78,7 +97,7 @@ class LayerStore:
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
         self._limits = DiskLimits(self._fd)
-        self._trimmer = Trimmer(self._fd) if trims else None
+        self._trimmer = Trimmer(self._fd) if image is not None else None
 
     def close(self) -> None:
         """Remove the layers made ahead and release the descriptor. Idempotent."""
@@ -90,9 +109,16 @@ class LayerStore:
                 self._trimmer.close()
             os.close(self._fd)
             self._fd = -1
+        if self._image_fd >= 0:
+            os.close(self._image_fd)
+            self._image_fd = -1
+        if self.witness is not None:
+            self.witness.close()
 
     def create(self) -> LayerID:
-        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now. OutOfSpace."""
+        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now. OutOfSpace; DataLoss
+        and Unsupported as `check`."""
+        self.check()
         with self._lock:
             if self._ready:
                 return self._ready.pop()
@@ -101,7 +127,7 @@ class LayerStore:
     def make_ahead(self) -> None:
         """Have `READY_LAYERS` empty layers at hand, so that a step need not wait for the file system's journal.
         OutOfSpace."""
-        while True:
+        while not self.missing:
             with self._lock:
                 if len(self._ready) >= READY_LAYERS:
                     return
@@ -261,6 +287,7 @@ class LayerStore:
             os.rename(made, layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             self._pins.discard(made)
             self._pins.add(layer)
+            self._proven.discard(layer)  # it was proven at most as the mount that served it
             self._sizes.moved(made, layer)
             self._lazy.pop(layer, None)
 
@@ -357,6 +384,7 @@ class LayerStore:
         except FileNotFoundError:
             return False
         self._pins.discard(layer)
+        self._proven.discard(layer)
         self._sizes.gone(layer)
         return True
 
@@ -415,13 +443,49 @@ class LayerStore:
                     self._freed()
         return gone
 
+    # -- proving that layers are what was written ----------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """No layer is here that must not be trusted. From now on what is captured is written. OSError."""
+        if self.witness is not None and not self.missing:
+            self.witness.watch(self.root, self._image)
+
     def fail(self) -> None:
         """Note that the file system below reported an error."""
         self.failed = True
 
+    def check(self) -> None:
+        """DataLoss: a write to the layers failed. Unsupported: they cannot be reached."""
+        if self.missing:
+            raise Unsupported(self.missing)
+        if self.failed:
+            raise DataLoss(FAILED)
+
+    def prove(self, layers: Iterable[LayerID]) -> None:
+        """Return when sealed layers are on the disk as they were written, so that what is read from them is right. Errors
+        as `check`. Cost: nothing if they were proven before, else a syncfs."""
+        wanted = set(layers)
+        self.check()
+        if wanted <= self._proven:
+            return
+        try:
+            self.flush()
+        except OSError as exc:
+            raise DataLoss(FAILED) from exc
+        with self._lock:
+            self._proven |= wanted
+
     def flush(self) -> None:
-        """Return when everything written to the layer directory is durable. OSError: it is not, and never will be."""
-        files.sync_filesystem(self._fd)
+        """Return when everything written to the layer directory is durable. OSError: it is not, and never will be: the
+        kernel tells of a failed write once, so every later flush fails, too."""
+        with self._proving:
+            if self.failed:
+                raise OSError(errno.EIO, FAILED)
+            try:
+                witness_main.sync(self._fd, self._image_fd)
+            except OSError:
+                self.failed = True
+                raise
 
 
 def _root_identity(fd: int) -> tuple[object, ...]:
@@ -446,20 +510,32 @@ def prepare(state_dir: Path) -> LayerStore:
     sparse XFS image `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly.
 
     The choice is made once: an existing image is always used again. A loop device that still holds the image from
-    before a crash is reused, since two devices on one image would corrupt it. Raises Unsupported when an existing image
-    cannot be mounted.
+    before a crash is reused, since two devices on one image would corrupt it. An image that cannot be mounted is left as
+    it is, and the store is `missing`: what is stored can be read and removed without it. OutOfSpace.
     """
     directory, image = state_dir / "layers", state_dir / "layers.img"
     directory.mkdir(mode=0o700, exist_ok=True)
-    if image.exists():
-        _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs", trims=True)
-    if can_reflink(directory):
-        return LayerStore(directory, "reflink")
-    if not any(directory.iterdir()) and _make_image(image):
-        _mount_image(image, directory)
-        return LayerStore(directory, "loop-xfs", trims=True)
-    return LayerStore(directory, "plain")
+    witness = Witness(state_dir)
+    try:
+        if not image.exists():
+            if can_reflink(directory):
+                return LayerStore(directory, "reflink", witness=witness)
+            if not _is_unused(directory) or not _make_image(image):
+                return LayerStore(directory, "plain", witness=witness)
+        try:
+            _mount_image(image, directory)
+        except Unsupported as exc:
+            _log.error("%s", exc.message)
+            return LayerStore(directory, "missing", witness=witness, missing=exc.message)
+        return LayerStore(directory, "loop-xfs", image=image, witness=witness)
+    except BaseException:
+        witness.close()
+        raise
+
+
+def _is_unused(directory: Path) -> bool:
+    """True if there has been no layer: a store that was missing leaves the directory of images, which is empty."""
+    return not any(path.name != "images" or any(path.iterdir()) for path in directory.iterdir())
 
 
 def can_reflink(directory: Path) -> bool:
@@ -512,7 +588,9 @@ def _mount_image(image: Path, directory: Path) -> None:
                 return
             reason = result.stderr.strip()
     raise Unsupported(
-        f"cannot mount the layer image {image}: {reason}; it needs root, XFS and a free loop device (`snapshotd doctor`)"
+        f"cannot mount the layer image {image} ({reason}): stored snapshots can be read, exported and removed; nothing can "
+        "be started, and captured snapshots wait in the image. It needs root, XFS, a free loop device (`snapshotd doctor`) "
+        "and space on its disk: see to that and restart the daemon, or move the image away to begin without those snapshots"
     )
 
 
