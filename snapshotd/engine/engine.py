@@ -592,7 +592,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             "instance": context.instance,
             "state_dir": str(context.state_dir),
             "layers": context.store.kind,
-            "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
+            "free_bytes": context.store.free_bytes(),
             "free_memory_bytes": available_bytes(),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectories": len(self._catalog.trajectories()),

@@ -36,9 +36,9 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel import files, loop, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.layers import witness_main
+from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
 from snapshotd.layers.sizes import LayerSizes, layers_in
-from snapshotd.layers.trim import Trimmer
 from snapshotd.layers.witness import Witness
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
@@ -70,7 +70,7 @@ class LayerStore:
     def __init__(
         self, root: Path, kind: str, *, image: Path | None = None, witness: Witness | None = None, missing: str = ""
     ) -> None:
-        """`image`: the file that the file system lies in; the space of layers that go is given back to its disk.
+        """`image`: the file that the file system lies in, whose blocks are allocated ahead and given back (ballast.py).
         `witness`: the store's own from now on; None for a store that only a child process opens. `missing`: the reason
         why the layers cannot be reached; `root` is an empty directory then."""
         self.root = root
@@ -97,7 +97,7 @@ class LayerStore:
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
         self._limits = DiskLimits(self._fd)
-        self._trimmer = Trimmer(self._fd) if image is not None else None
+        self._ballast = Ballast(self._fd, image) if image is not None else None
 
     def close(self) -> None:
         """Remove the layers made ahead and release the descriptor. Idempotent."""
@@ -105,8 +105,8 @@ class LayerStore:
             for layer in self._ready:
                 files.remove_tree(self._fd, layer)
             self._ready.clear()
-            if self._trimmer is not None:
-                self._trimmer.close()
+            if self._ballast is not None:
+                self._ballast.close()
             os.close(self._fd)
             self._fd = -1
         if self._image_fd >= 0:
@@ -305,6 +305,12 @@ class LayerStore:
         with self._lock:
             return self._limits.room(stack, disk_bytes, self._sizes.known(self._fd))
 
+    def free_bytes(self) -> int:
+        """Space that layers can still take, from users other than root. With an image: together with everything else on
+        its disk."""
+        st = os.fstatvfs(self._fd)
+        return st.f_bavail * st.f_frsize + (0 if self._ballast is None else self._ballast.reserve_bytes())
+
     @property
     def quotas(self) -> bool:
         """True if the file system keeps the limits of live uppers."""
@@ -391,11 +397,6 @@ class LayerStore:
     def _empty_trash(self, layer: LayerID) -> None:
         with self._trash:
             files.remove_tree(self._fd, _TRASH + layer)
-        self._freed()
-
-    def _freed(self) -> None:
-        if self._trimmer is not None:
-            self._trimmer.wanted()
 
     def revive(self, upper: LayerID, stack: Stack) -> bool:
         """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not
@@ -440,7 +441,6 @@ class LayerStore:
             for name in os.listdir(self._fd):
                 if name.startswith(_TRASH):  # an eviction that was cut off
                     files.remove_tree(self._fd, name)
-                    self._freed()
         return gone
 
     # -- proving that layers are what was written ----------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -48,10 +50,18 @@ class Rig:
             secrecy=SimpleNamespace(vault=SimpleNamespace(flush=lambda: None)),
         )
         command = ["sh", "-c", _DIES, str(self._deaths), *places.command("archive")]
-        self.archive = Archive(cast(Context, context), Archiver(command))
+        self.archiver = Archiver(command)
+        self.archive = Archive(cast(Context, context), self.archiver)
 
     def die(self, times: int) -> None:
         self._deaths.write_text(f"{times}\n")
+
+    def kill_worker(self) -> None:
+        """The one that is there now."""
+        pid = self.archiver.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: self.archiver.pid is None, "the worker is gone")
 
     def stored(self) -> bool:
         return self.catalog.get_snapshot(self.snapshot.id).state is SnapshotState.STORED
@@ -78,8 +88,9 @@ def test_it_is_tried_again_after_a_while(rig: Rig, monkeypatch: pytest.MonkeyPat
 def test_who_waits_has_it_tried_again(rig: Rig) -> None:
     rig.die(archive_queue._STRIKES)
     rig.archive.start(lambda: None)
-    wait_until(lambda: rig.archive.stuck is not None, "it is given up for a while")
+    wait_until(lambda: rig.archive.stuck is not None and rig.archive.failure is None, "it is given up for a while")
     rig.die(1)
+    rig.kill_worker()
     with pytest.raises(InternalError, match="cannot be stored yet, and is tried again each minute"):
         rig.archive.wait()
     rig.archive.wait()
