@@ -607,7 +607,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         """`ok`, or the reason why snapshots cannot be taken or stored."""
         context = self._context
         try:
-            context.store.check()
+            context.store.proof.check()
         except SnapshotdError as exc:
             return exc.message
         if self._archive.failure is not None:

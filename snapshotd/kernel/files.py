@@ -13,7 +13,6 @@ import errno
 import fcntl
 import os
 import stat
-import struct
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM

@@ -20,7 +20,6 @@ Concurrency: thread-safe; two calls never work on one layer id.
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
@@ -31,13 +30,13 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 
-from snapshotd.errors import NO_ROOM, DataLoss, NotFound, OutOfSpace, Unsupported
+from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files, loop, quota
 from snapshotd.kernel import syscalls as sc
-from snapshotd.layers import witness_main
 from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
+from snapshotd.layers.proof import Proof
 from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.witness import Witness
 from snapshotd.trees.stack_view import StackView
@@ -56,10 +55,6 @@ READY_LAYERS = 4
 _TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
 """Opens a lazy layer's content for overlayfs: the host id that container id 0 is shown as, to an O_PATH descriptor."""
-FAILED = (
-    "the file system of the layers reported an error (the daemon's and the kernel's logs say which): snapshots that are not "
-    "stored are lost, stored ones are whole; look after the disk, then restart the daemon (`snapshotd daemon --stop`)"
-)
 _log = logging.getLogger(__name__)
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -75,15 +70,8 @@ class LayerStore:
         why the layers cannot be reached; `root` is an empty directory then."""
         self.root = root
         self.kind = kind
-        self.failed = False
-        """The file system below reported an error: what was not proven before may be other bytes than were written."""
-        self.missing = missing
-        self.witness = witness
-        self._image = image
         self._fd = os.open(root, files.DIR_FLAGS)
-        self._image_fd = -1 if image is None else os.open(image, os.O_RDONLY | os.O_CLOEXEC)
-        self._proving = threading.Lock()
-        self._proven: set[LayerID] = set()
+        self.proof = Proof(root, self._fd, image, witness, missing)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 
         self._pins: set[LayerID] = set()
@@ -107,18 +95,14 @@ class LayerStore:
             self._ready.clear()
             if self._ballast is not None:
                 self._ballast.close()
+            self.proof.close()
             os.close(self._fd)
             self._fd = -1
-        if self._image_fd >= 0:
-            os.close(self._image_fd)
-            self._image_fd = -1
-        if self.witness is not None:
-            self.witness.close()
 
     def create(self) -> LayerID:
         """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now. OutOfSpace; DataLoss
-        and Unsupported as `check`."""
-        self.check()
+        and Unsupported as `Proof.check`."""
+        self.proof.check()
         with self._lock:
             if self._ready:
                 return self._ready.pop()
@@ -127,7 +111,7 @@ class LayerStore:
     def make_ahead(self) -> None:
         """Have `READY_LAYERS` empty layers at hand, so that a step need not wait for the file system's journal.
         OutOfSpace."""
-        while not self.missing:
+        while not self.proof.missing:
             with self._lock:
                 if len(self._ready) >= READY_LAYERS:
                     return
@@ -287,7 +271,7 @@ class LayerStore:
             os.rename(made, layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             self._pins.discard(made)
             self._pins.add(layer)
-            self._proven.discard(layer)  # it was proven at most as the mount that served it
+            self.proof.forget(layer)  # it was proven at most as the mount that served it
             self._sizes.moved(made, layer)
             self._lazy.pop(layer, None)
 
@@ -390,7 +374,7 @@ class LayerStore:
         except FileNotFoundError:
             return False
         self._pins.discard(layer)
-        self._proven.discard(layer)
+        self.proof.forget(layer)
         self._sizes.gone(layer)
         return True
 
@@ -443,49 +427,9 @@ class LayerStore:
                     files.remove_tree(self._fd, name)
         return gone
 
-    # -- proving that layers are what was written ----------------------------------------------------------------------
-
-    def watch(self) -> None:
-        """No layer is here that must not be trusted. From now on what is captured is written. OSError."""
-        if self.witness is not None and not self.missing:
-            self.witness.watch(self.root, self._image)
-
-    def fail(self) -> None:
-        """Note that the file system below reported an error."""
-        self.failed = True
-
-    def check(self) -> None:
-        """DataLoss: a write to the layers failed. Unsupported: they cannot be reached."""
-        if self.missing:
-            raise Unsupported(self.missing)
-        if self.failed:
-            raise DataLoss(FAILED)
-
-    def prove(self, layers: Iterable[LayerID]) -> None:
-        """Return when sealed layers are on the disk as they were written, so that what is read from them is right. Errors
-        as `check`. Cost: nothing if they were proven before, else a syncfs."""
-        wanted = set(layers)
-        self.check()
-        if wanted <= self._proven:
-            return
-        try:
-            self.flush()
-        except OSError as exc:
-            raise DataLoss(FAILED) from exc
-        with self._lock:
-            self._proven |= wanted
-
     def flush(self) -> None:
-        """Return when everything written to the layer directory is durable. OSError: it is not, and never will be: the
-        kernel tells of a failed write once, so every later flush fails, too."""
-        with self._proving:
-            if self.failed:
-                raise OSError(errno.EIO, FAILED)
-            try:
-                witness_main.sync(self._fd, self._image_fd)
-            except OSError:
-                self.failed = True
-                raise
+        """Return when everything written to the layer directory is durable. OSError: it is not, and never will be."""
+        self.proof.sync()
 
 
 def _root_identity(fd: int) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Whether the layers that a daemon finds are what an earlier one acknowledged.
+"""Tells if the layers that a daemon finds are what an earlier one acknowledged.
 
 A sealed layer lies in the page cache when its snapshot is captured, and is written later. A write that fails is told
 once, to whoever has had the file system open since before: a daemon that was killed is not told, and the next one reads

@@ -26,12 +26,12 @@ from snapshotd.daemon.host import enter_own_mount_namespace
 from snapshotd.layers import store as layer_store
 enter_own_mount_namespace()
 store = layer_store.prepare(Path(sys.argv[1]))
-assert store.witness.proven
-store.watch()
+assert store.proof.earlier
+store.proof.watch()
 layer = store.create()
 (store.root / layer / "upper" / "file").write_bytes(os.urandom(20 << 20))
 if sys.argv[2] == "proven":
-    store.prove([layer])
+    store.proof.prove([layer])
 print(layer, flush=True)
 sys.stdin.read()
 """
@@ -68,8 +68,7 @@ def _witness(state: Path) -> int:
 
 def _next_start(state: Path) -> tuple[bool, LayerStore]:
     store = layer_store.prepare(state)
-    assert store.witness is not None
-    return store.witness.proven, store
+    return store.proof.earlier, store
 
 
 @pytest.mark.parametrize("how", ["killed", "killed with its witness"])
@@ -111,12 +110,12 @@ def test_a_write_that_fails_is_told_once_and_remembered(tmp_path: Path) -> None:
         store = LayerStore(disk.mount_point, "reflink")
         good, bad = store.create(), store.create()
         (store.root / good / "upper" / "file").write_bytes(b"good")
-        store.prove([good])
+        store.proof.prove([good])
         (store.root / bad / "upper" / "file").write_bytes(b"bad")
         disk.cut()
         for _ in range(2):
             with pytest.raises(DataLoss, match="reported an error"):
-                store.prove([bad])
+                store.proof.prove([bad])
             with pytest.raises(OSError, match="reported an error"):
                 store.flush()
         with pytest.raises(DataLoss, match="reported an error"):
@@ -143,7 +142,7 @@ def test_an_image_that_cannot_be_mounted_is_kept_and_its_place_stays_empty(tmp_p
         assert (proven, store.kind) == (True, "missing")
         with pytest.raises(Unsupported, match="cannot mount the layer image"):
             store.create()
-        store.watch()  # the layers were not touched, so what was said of them stays
+        store.proof.watch()  # the layers were not touched, so what was said of them stays
         layer_store.release(store)
         with image.open("r+b") as file:
             file.write(head)

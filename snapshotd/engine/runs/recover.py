@@ -36,7 +36,7 @@ _BOOT, _CLEAN = "boot_id", "clean_boot_id"
 
 def recover(context: Context) -> list[Survivor]:
     """See the module's text. Returns the sandboxes to go on with."""
-    found = survivors(context) if _proven(context) and not context.store.missing else []
+    found = survivors(context) if context.store.proof.earlier and not context.store.proof.missing else []
     alive = {survivor.container.id for survivor in found}
     drop_kept(context, lambda container: container not in alive)
     for runtime in context.runtimes.values():
@@ -63,13 +63,8 @@ def recover(context: Context) -> list[Survivor]:
     _remove_half_made(context)
     sweep_spool(context)
     context.store.sweep(lambda: referenced_layers(context))
-    context.store.watch()
+    context.store.proof.watch()
     return found
-
-
-def _proven(context: Context) -> bool:
-    witness = context.store.witness
-    return witness is None or witness.proven
 
 
 def _remove_half_made(context: Context) -> None:
@@ -103,12 +98,12 @@ def _clear_run_dir(context: Context, spared: Collection[str]) -> None:
 def _after_boot(context: Context) -> None:
     """Captured survives the daemon, not the machine, unless the daemon had closed: then it had synced the layers
     (`mark_clean`). Layers that cannot be reached keep what they have for a later start."""
-    if context.store.missing:
+    if context.store.proof.missing:
         return
     catalog = context.catalog
     boot = _BOOT_ID.read_text().strip()
     before, clean = catalog.get_meta(_BOOT), catalog.get_meta(_CLEAN)
-    if not _proven(context) or (before is not None and before != boot and clean != before):
+    if not context.store.proof.earlier or (before is not None and before != boot and clean != before):
         lost = catalog.unstored()
         if lost:
             _log.error(
@@ -130,13 +125,11 @@ def _after_boot(context: Context) -> None:
 def mark_clean(context: Context) -> None:
     """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next
     start does not trust them, and declares snapshots that were only captured lost."""
-    store = context.store
-    if store.missing:
+    proof = context.store.proof
+    if proof.missing:
         return
     try:
-        store.flush()
-        if store.witness is not None:
-            store.witness.settle()
+        proof.settle()
     except OSError as exc:
         _log.error("the layers cannot be synced, so the next start does not trust them: %s", exc)
         return

@@ -22,7 +22,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import NO_ROOM, DataLoss, OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.kernel import turns
-from snapshotd.layers.store import FAILED
+from snapshotd.layers.proof import FAILED
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -121,7 +121,7 @@ def commit_step(
 
 
 def _capture(sandbox: Sandbox) -> Captured:
-    sandbox.root.store.check()
+    sandbox.root.store.proof.check()
     try:
         return sandbox.root.capture()
     except OSError as exc:
@@ -132,7 +132,7 @@ def _capture(sandbox: Sandbox) -> Captured:
             ) from exc
         if exc.errno not in (errno.EIO, errno.EROFS):
             raise
-        sandbox.root.store.fail()
+        sandbox.root.store.proof.fail()
         raise DataLoss(FAILED) from exc
 
 

@@ -27,7 +27,7 @@ from snapshotd.engine.storing import records
 from snapshotd.engine.storing.archiver import ArchivedTree, Archiver
 from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.failpoints import hit
-from snapshotd.layers.store import FAILED
+from snapshotd.layers.proof import FAILED
 from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
 
 _log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Archive:
     """See the module's text. Thread-safe."""
 
     def __init__(self, context: Context, archiver: Archiver) -> None:
-        self._catalog, self._store, self._batches = context.catalog, context.store, _Batches(context, archiver)
+        self._catalog, self._proof, self._batches = context.catalog, context.store.proof, _Batches(context, archiver)
         self._after_batch: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
         self._due_at: float | None = None
@@ -131,8 +131,8 @@ class Archive:
     def wait(self) -> None:
         """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError,
         DataLoss, Unsupported (the layers cannot be reached)."""
-        if self._store.failed:
-            self._store.check()
+        if self._proof.failed:
+            self._proof.check()
         wanted = set(self._catalog.unstored())
         with self._changed:
             self._waiters += 1
@@ -207,7 +207,7 @@ class Archive:
                 self._batches.archiver.begin()
                 todo = self._batches.todo()
                 if todo:
-                    self._store.check()
+                    self._proof.check()
                     self._batches.store(todo[:BATCH], lambda: self._closed)
                 if self._tags_changed:
                     self._save_tags()
@@ -216,7 +216,7 @@ class Archive:
             failure = exc
         except OSError as exc:
             failure = InternalError(f"snapshots cannot be stored: {exc}")
-        if failure is not None and not self._store.missing:
+        if failure is not None and not self._proof.missing:
             failure = self._layers_failed() or failure
         with self._changed:
             self.failure, self._rounds = failure, self._rounds + 1
@@ -224,7 +224,7 @@ class Archive:
                 self._failures, self._backlog = 0, len(left)
                 if left:
                     self._due_at = time.monotonic()
-            elif not self._closed and not self._store.missing:
+            elif not self._closed and not self._proof.missing:
                 delay = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
                 self._failures += 1
                 self._due_at = time.monotonic() + delay
@@ -240,7 +240,7 @@ class Archive:
         """Nothing could be stored. If a write to the layers failed, meanwhile or before, no snapshot that is not stored
         is what was acknowledged for certain: they are lost from now on. The error to tell; None: the layers are good."""
         try:
-            self._store.flush()
+            self._proof.sync()
             return None
         except OSError as exc:
             reason = exc.strerror
@@ -310,7 +310,7 @@ class _Batches:
                     break
                 self._one(snapshot_id, done, images)
             self.archiver.flush()
-            self._context.store.prove(layer for item in done.values() for layer in item.snapshot.stack.layers)
+            self._context.store.proof.prove(layer for item in done.values() for layer in item.snapshot.stack.layers)
         except BaseException:
             self._records.clear()  # the records of this batch may not exist
             raise

@@ -33,8 +33,8 @@ def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | Non
     if snapshot.state is SnapshotState.LOST:
         raise gone(snapshot)
     if snapshot.state is SnapshotState.CAPTURED:
-        context.store.prove(stack.layers)
-    elif context.store.failed:
+        context.store.proof.prove(stack.layers)
+    elif context.store.proof.failed:
         return None
     # A lazy layer is read through the mount that our own child serves; the repository is the shorter way, as soon as it
     # has the snapshot.
