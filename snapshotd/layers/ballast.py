@@ -29,10 +29,12 @@ from pathlib import Path
 from snapshotd.errors import NO_ROOM
 from snapshotd.kernel import files
 
-NAME = ".ballast"
+NAME, SPARE = ".ballast", ".spare"
 MAX_BYTES = 4 << 30
 MIN_BYTES = 16 << 20
 """Not given back even on a disk that is full: steps that remove things need some space, too."""
+SPARE_BYTES = 4 << 20
+"""Space in the layers' file system that is given up when not even a layer can be removed: its new name may need a block."""
 _BLOCK_BYTES = 1 << 20
 """The ballast changes by multiples of this."""
 _BUSY_S, _IDLE_S = 0.02, 0.1
@@ -66,6 +68,14 @@ class Ballast:
         for fd in (self._file, self._image, self._fd):
             os.close(fd)
 
+    def give_up_spare(self) -> bool:
+        """Have a little space, so that something can be removed. False when that was done already."""
+        try:
+            os.unlink(SPARE, dir_fd=self._fd)
+        except FileNotFoundError:
+            return False
+        return True
+
     def reserve_bytes(self) -> int:
         """Space that could still be added to the free space of the layers."""
         return min(os.fstat(self._file).st_size, self._disk_free())
@@ -85,6 +95,7 @@ class Ballast:
                     _log.warning(
                         "the disk is full: the layers may fail, and what is not stored is lost then; free space"
                     )
+            self._look()
             return True
         except OSError as exc:
             _log.warning("blocks for the layers cannot be allocated ahead; a full disk may end them: %s", exc)
@@ -112,6 +123,8 @@ class Ballast:
     def _look(self) -> bool:
         """Bring the free space to what is wanted. True when something was done."""
         free, below = self._free(), self._disk_free()
+        if free > 4 * SPARE_BYTES:
+            self._make_spare()
         wanted = max(min((free + below) // 2, MAX_BYTES), MIN_BYTES)
         slop = max(wanted // 8, 2 * _BLOCK_BYTES)
         if free < wanted - slop:
@@ -119,6 +132,16 @@ class Ballast:
         if free > wanted + slop:
             return self._grow(free - wanted)
         return False
+
+    def _make_spare(self) -> None:
+        try:
+            fd = os.open(SPARE, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+        except FileExistsError:
+            return
+        try:
+            os.posix_fallocate(fd, 0, SPARE_BYTES)
+        finally:
+            os.close(fd)
 
     def _grow(self, count: int) -> bool:
         """Take free space into the ballast and give it back to the disk."""

@@ -370,13 +370,20 @@ class LayerStore:
         """Take a layer away from all other threads, so that only one deletes it. False when it is not there. Caller
         holds the lock."""
         try:
-            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            self._rename_to_trash(layer)
         except FileNotFoundError:
             return False
+        except OSError as exc:
+            if exc.errno not in NO_ROOM or self._ballast is None or not self._ballast.give_up_spare():
+                raise
+            self._rename_to_trash(layer)
         self._pins.discard(layer)
         self.proof.forget(layer)
         self._sizes.gone(layer)
         return True
+
+    def _rename_to_trash(self, layer: LayerID) -> None:
+        os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def _empty_trash(self, layer: LayerID) -> None:
         with self._trash:

@@ -155,5 +155,7 @@ def test_layers_on_a_full_disk_meet_it_at_once_and_never_later(state: Path) -> N
                 while True:
                     file.write(os.urandom(1 << 20))
             store.flush()
+            for layer in store.layers():
+                store.remove(layer)
         finally:
             layer_store.release(store)
