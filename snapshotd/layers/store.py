@@ -163,6 +163,8 @@ class LayerStore:
         try:
             return os.open(relative, flags, dir_fd=self._fd)
         except FileNotFoundError as exc:
+            if self.proof.missing:
+                raise Unsupported(self.proof.missing) from exc
             message = f"{relative} is missing in {self.root}: its snapshots cannot be read; restore the state directory from a backup"
             raise NotFound(message) from exc
 
