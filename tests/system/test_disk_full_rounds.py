@@ -154,7 +154,7 @@ class Round:
         return counts
 
 
-@pytest.mark.parametrize("kind", ["ext4", "xfs"])
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.long)])
 @pytest.mark.parametrize("seed", SEEDS)
 @in_own_mount_namespace
 def test_no_acknowledged_snapshot_has_other_bytes(
