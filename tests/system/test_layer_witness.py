@@ -16,7 +16,7 @@ from snapshotd.layers import store as layer_store
 from snapshotd.layers.store import LayerStore
 from tests.capabilities import require
 from tests.loop_disk import loop_disk
-from tests.storage_rig import in_own_mount_namespace, wait_until
+from tests.storage_rig import Daemon, in_own_mount_namespace, wait_until
 
 DISK_BYTES = 400 << 20
 _DAEMON = """
@@ -83,6 +83,38 @@ def test_layers_are_trusted_after_a_kill_if_the_witness_says_so(how: str, tmp_pa
     assert proven == (how == "killed")
     assert (store.root / layer).exists()
     layer_store.release(store)
+
+
+@in_own_mount_namespace
+def test_snapshots_that_nobody_can_vouch_for_are_called_lost(tmp_path: Path, small_root: Path) -> None:
+    """A captured one is, after its daemon was killed with the witness. The stored one before it is not."""
+    require("root", "runc")
+    daemon = Daemon(tmp_path / "state")
+    try:
+        with daemon.explained():
+            client = daemon.start()
+            client.import_image(str(small_root), name="small")
+            line = client.create(image="small", runtime="runc")[0].id
+            stored = client.exec(line, ["sh", "-c", "echo a > a"], wait="stored").snapshot
+            (archive,) = daemon.children("archive")
+            os.kill(archive, signal.SIGSTOP)
+            captured = client.exec(line, ["sh", "-c", "echo b > a"]).snapshot
+            assert stored is not None
+            assert captured is not None
+            assert daemon.process is not None
+            for pid in (_witness(daemon.state_dir), daemon.process.pid, archive):
+                os.kill(pid, signal.SIGKILL)
+            daemon.kill()
+            client = daemon.start()
+            assert [client.snapshot(one.id).state for one in (stored, captured)] == ["stored", "lost"]
+            assert captured.id in daemon.log()
+            with pytest.raises(DataLoss, match="was lost"):
+                client.restore(captured.id, tmp_path / "lost")
+            client.restore(stored.id, tmp_path / "restored", path="workspace")
+            assert (tmp_path / "restored" / "a").read_bytes() == b"a\n"
+            daemon.stop()
+    finally:
+        daemon.end()
 
 
 @in_own_mount_namespace
