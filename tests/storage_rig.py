@@ -31,6 +31,7 @@ from snapshotd.daemon.http.wire import log_path_of, socket_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.kernel import syscalls
+from snapshotd.layers import ballast
 from snapshotd.layers.store import READY_LAYERS
 from snapshotd.types import TrajectoryStatus
 from tests import forked
@@ -43,6 +44,7 @@ Content = dict[str, tuple[int, str]]
 _STATE_NAMES = {
     "layers",
     "layers.img",
+    "layers.state",
     "repo",
     "commands",
     "runs",
@@ -514,7 +516,7 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
     finally:
         catalog.close()
     directory = daemon.root / "layers"
-    names = set(os.listdir(directory)) - {"images"}
+    names = set(os.listdir(directory)) - {"images", ballast.NAME, ballast.SPARE}
     found = [f"layers/images/{name}" for name in os.listdir(directory / "images") if name not in images]
     stray = sorted(name for name in names - layers if name.startswith(".") or _is_filled(directory / name / "upper"))
     found += [f"layer {name} belongs to no snapshot" for name in stray if not merged or name.startswith(".")]

@@ -65,6 +65,7 @@ from snapshotd.layers import store as layer_store
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
+from snapshotd.repo.writing import reserve as index_reserve
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.keeper import KeeperClient
@@ -103,6 +104,7 @@ def open_engine(config: Config) -> Engine:
     state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
     reserve.adjust(state_dir)
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
+    index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:
         instance = catalog.get_meta("instance")

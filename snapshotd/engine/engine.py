@@ -99,6 +99,9 @@ from snapshotd.types import (
 )
 
 MAX_FORKS = 256
+STEP_BYTES = 256 << 10
+"""With less space than this even a step that changes nothing may fail: a layer's directories, an output, the catalog's
+log."""
 _log = logging.getLogger(__name__)
 
 
@@ -593,16 +596,35 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             "instance": context.instance,
             "state_dir": str(context.state_dir),
             "layer_kind": context.store.kind,
-            "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
+            "free_bytes": context.store.free_bytes(),
             "free_memory_bytes": available_bytes(),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
             "trajectory_count": len(self._catalog.trajectories()),
             "sandbox_count": len(self._sessions.live()),
             "policy_file": str(self._parts.gate.policy.path),
             "image_count": len(context.images.list()),
-            "durability": self._archive.failure.message if self._archive.failure else "ok",
+            "durability": self._durability(),
             "settings": context.config.shown(),
         }
+
+    def _durability(self) -> str:
+        """`ok`, or the reason why snapshots cannot be taken or stored."""
+        context = self._context
+        try:
+            context.store.proof.check()
+        except SnapshotdError as exc:
+            return exc.message
+        if self._archive.failure is not None:
+            return self._archive.failure.message
+        if self._archive.stuck:
+            return self._archive.stuck
+        for place in (context.store.root, context.state_dir):
+            if free_bytes(place) < STEP_BYTES:
+                return (
+                    f"no step can be captured: the disk of {place} is full; free space, remove trajectories with "
+                    "`snapshotd rm`, or `snapshotd prune`"
+                )
+        return "ok"
 
     def flush(self, ref: TrajectoryID | None = None) -> None:
         self._background.wait()

@@ -13,14 +13,12 @@ import errno
 import fcntl
 import os
 import stat
-import struct
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
 from snapshotd.kernel import syscalls as sc
 
 _FICLONE = 0x40049409
-_FITRIM = 0xC0185879
 _BENEATH = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 _IN_ROOT = sc.RESOLVE_IN_ROOT | sc.RESOLVE_NO_XDEV | sc.RESOLVE_NO_MAGICLINKS
 _COPY_STEP_BYTES = 64 << 20
@@ -292,10 +290,9 @@ def punch_hole(fd: int, begin: int, size: int) -> None:
         sc.call("fallocate", fd, sc.FALLOC_FL_KEEP_SIZE | sc.FALLOC_FL_PUNCH_HOLE, begin, size)
 
 
-def trim(fd: int, least_bytes: int) -> None:
-    """Tell the device below the file system that holds `fd` which blocks are free, in pieces of `least_bytes` or more.
-    OSError (EOPNOTSUPP: the device cannot use it)."""
-    fcntl.ioctl(fd, _FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, least_bytes))
+def allocate(fd: int, begin: int, size: int) -> None:
+    """Have the blocks of a part of a file allocated; what it holds and its size stay. OSError."""
+    sc.call("fallocate", fd, sc.FALLOC_FL_KEEP_SIZE, begin, size)
 
 
 def sync_filesystem(fd: int) -> None:
@@ -343,6 +340,14 @@ def reserve_file(path: Path, size: int) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def allocated_bytes(path: Path) -> int:
+    """The space that a file takes on its disk, which a copy without its holes does not; 0 where there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> int:
