@@ -75,7 +75,7 @@ class Recorder:
         self.pending = Pending(sandbox)
         self._keys = keys
         self.replay = (
-            Live(sandbox)
+            Live(sandbox, context.catalog)
             if resumption is None
             else Retracing(context, sandbox, listener, places, self.funnel, self.state, resumption)
         )
@@ -468,7 +468,7 @@ class Recorder:
             recorded: Iterable[Message] = ()
             known = self.replay.known()
             if offset < known:
-                recorded = itertools.islice(self._catalog.conversation(self.sandbox.head, offset), known - offset)
+                recorded = self.replay.told(offset)
             pending = tuple(self.sandbox.mind.messages)[max(0, offset - known) :]
             found = list(itertools.islice(itertools.chain(recorded, pending), limit))
         return [Message(message.role, self.funnel.reveal(message.content)) for message in found]

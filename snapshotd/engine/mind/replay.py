@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +45,8 @@ TOKENS = "tokens"
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded
 first."""
+EDITED = "edited"
+"""Detail of an entry whose result a person has changed: the id under which it was recorded."""
 SAID = "said"
 """Detail of an entry: messages that were appended from within it."""
 PROMOTED = "promoted"
@@ -116,6 +118,10 @@ class Replay:
     def next(self) -> JournalEntry | None:
         """The recorded entry that comes next."""
         return self._left[0] if self._left else None
+
+    def has_met(self, entries: Set[CallID]) -> bool:
+        """True if none of these entries is left that the program has to meet."""
+        return not any(entry.id in entries and not entry.details.get(SIDE) for entry in self._left)
 
     def match(self, kind: EntryKind, name: str, arguments: Any) -> JournalEntry | None:
         """Take the entry that this is; None when all have been met. Raises Mismatch."""

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.replay import DENIED, KEPT, LANE, PROMOTED, SAID, canonical, compared
+from snapshotd.engine.mind.replay import DENIED, EDITED, KEPT, LANE, PROMOTED, SAID, canonical, compared
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import DataLoss, NotFound
@@ -248,7 +248,7 @@ def _is_source(entry: JournalEntry) -> bool:
         entry.status is CallStatus.DONE
         and entry.side_effect is SideEffect.LOCAL
         and details.get(REUSE) is not False
-        and not any(mark in details for mark in (DENIED, KEPT, PROMOTED, LANE, BEYOND, SAID, "decided", "edited"))
+        and not any(mark in details for mark in (DENIED, KEPT, PROMOTED, LANE, BEYOND, SAID, "decided", EDITED))
     )
 
 
