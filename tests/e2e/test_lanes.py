@@ -139,6 +139,11 @@ def test_a_difference_is_shown_line_by_line(agents: Agents, tmp_path: Path) -> N
         assert "\n-Now: " in shown
         assert "\n+Now: " in shown
         assert "You lead." not in shown.partition("differs:")[2]
+        listed = agents.snap("log", trajectory).stderr
+        assert f"the program of {trajectory[:12]} was refused" in listed
+        assert "message 0 (system) differs:" in listed
+        agents.snap("rewind", trajectory, agents.steps(trajectory)[1]["id"])
+        assert "refused" not in agents.snap("log", trajectory).stderr
 
 
 RESPONSES = """
