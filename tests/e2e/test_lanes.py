@@ -123,6 +123,26 @@ def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -
     assert agents.files(fork) == {"begun": "begun\n", "more": "more\n"}
 
 
+def test_results_of_one_turn_come_in_any_order(agents: Agents, tmp_path: Path) -> None:
+    """Also from a snapshot between them, where only one is recorded: the other one runs."""
+    both = {
+        "text": "Both.",
+        "calls": [{"name": "bash", "arguments": {"command": f"echo x >> {name}"}} for name in ("left", "right")],
+    }
+    with provider(tmp_path, both, bash("cat left right", "I look."), {"text": "Done."}) as at:
+        trajectory = agents.run(at, TEAM, "do it all", kind="anthropic")
+        for step in agents.steps(trajectory)[1:4]:
+            fork = agents.snap("edit", "--env", "LAST_FIRST=1", "--resume", step["id"]).stdout.strip()
+            agents.snap("attach", fork)
+            assert agents.files(fork) == {"left": "x\n", "right": "x\n"}
+            assert [call["status"] for call in agents.calls(fork)] == ["done"] * 3
+            assert sorted(call["arguments"]["command"] for call in agents.calls(fork)) == [
+                "cat left right",
+                "echo x >> left",
+                "echo x >> right",
+            ]
+
+
 def test_a_difference_is_shown_line_by_line(agents: Agents, tmp_path: Path) -> None:
     """The time in a prompt is another one in each run: a resume is refused, and its message says what differs."""
     program = tmp_path / "agent.py"

@@ -188,7 +188,7 @@ class Recorder:
                 return cut_off
         return call_id
 
-    def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
+    def end_step(self, opened: Open, call: ToolCall, details: dict[str, Any] | None = None) -> Snapshot:
         """The outcome of a tool call, with its snapshot."""
         self.replay.check()
         ended = Ended(
@@ -196,7 +196,11 @@ class Recorder:
             call.status,
             time.time_ns(),
             error=call.error,
-            details={**({SAID: opened.said} if opened.said else {}), **({BEYOND: True} if opened.beyond else {})},
+            details={
+                **({SAID: opened.said} if opened.said else {}),
+                **({BEYOND: True} if opened.beyond else {}),
+                **(details or {}),
+            },
         )
         try:
             return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)

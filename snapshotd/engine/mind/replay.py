@@ -38,6 +38,11 @@ CALL = "call"
 PARAMS = "params"
 """Detail of a model's entry on the wire: the parameters of its request, where they are others than those before in its
 conversation."""
+SILENT = "silent"
+"""Detail of a tool's entry on the wire whose outcome is unknown, because the agent went on without telling the model a
+result."""
+TURN = "turn"
+"""Name of the entry, and of the snapshot, that ends a turn of a model whose actions are in its words."""
 CAPTURE = "capture"
 """Detail of a model's entry on the wire: the fields by which the gateway has asked for tokens, and those that the provider has refused."""
 TOKENS = "tokens"
@@ -89,7 +94,9 @@ class Replay:
 
     def __init__(self, entries: Iterable[JournalEntry]) -> None:
         left = (
-            entry for entry in _with_denials(list(entries)) if entry.status in _OUTCOMES and not _passed_over(entry)
+            entry
+            for entry in _with_denials(list(entries))
+            if (entry.status in _OUTCOMES or SILENT in entry.details) and not _passed_over(entry)
         )
         self._left = _without_repeated(left)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
@@ -159,6 +166,10 @@ class Replay:
     def has_left(self, lane: int | None) -> bool:
         """True if entries of a lane are left."""
         return any(not self._apart or entry.details.get(LANE) == lane for entry in self._left)
+
+    def comes_next(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> bool:
+        """True if such an entry is among those that may come next in a lane."""
+        return self._find(kind, name, arguments, lane) is not None
 
     def needs(self, lane: int, call_ids: Iterable[str]) -> bool:
         """True if entries are left that follow from these calls of a lane: their ends, or what they led to."""

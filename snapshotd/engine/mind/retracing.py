@@ -85,6 +85,10 @@ class Live:
         """True if recorded entries of a lane are still to be met."""
         return False
 
+    def comes_next(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> bool:
+        """True if such an entry may be met next in a lane."""
+        return False
+
     def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
         """A replayed reply asks for calls. Where nothing that follows from them is recorded, they run for real, so
         everything else has to be met before the program gets the reply. Diverged."""
@@ -250,6 +254,11 @@ class Retracing(Live):
     def has_left(self, lane: int | None) -> bool:
         with self.lock:
             return self.replaying and self._replay.has_left(lane)
+
+    def comes_next(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> bool:
+        name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
+        with self.lock:
+            return self.replaying and self._replay.comes_next(kind, name, arguments, lane)
 
     def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
         with self.lock:

@@ -38,7 +38,8 @@ class Talk:
 
     def ask(self, *messages: tuple[str, Any], reply: tuple[str, Any] | None = None, **more: Any) -> tuple[Lane, int]:
         asked = request(*messages, **more)
-        lane, known = self.lanes.of(asked, self.open)
+        place = self.lanes.of(asked, self.open)
+        lane, known = place.lane, place.known
         lane.digests[known:] = asked.digests[known:]
         if reply is not None:
             lane.digests += request(reply, system="").digests

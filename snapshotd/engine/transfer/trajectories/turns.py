@@ -29,7 +29,7 @@ OUTPUT_LIMIT_BYTES = 1 << 20
 """The most of one recorded output that is exported. The snapshot has all of it."""
 _DAEMONS_OWN = frozenset(
     (
-        *("start", "exit", "stop", "diverged", "approval", "checkpoint", "edits", "prompt"),
+        *("start", "exit", "stop", "diverged", "approval", "checkpoint", "turn", "edits", "prompt"),
         *("rewind", "undo", "edit", "retry", "promote", "merge"),
     )
 )
