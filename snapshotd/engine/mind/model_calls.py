@@ -1,8 +1,7 @@
 """The journal of an agent that does not use our library: the recording gateway reads its mind from the wire.
 
     a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
-    the next request without      ends them, too: some agents hand results in as text. Where no tools were offered, the agent acts
-                                  on the model's words alone: the request ends that turn, with a snapshot
+    the next request without      ends them, too, or the turn of an agent that acts on the model's words (wire_calls.py)
     a request                     is a MODEL entry: its outline (the messages themselves are the conversation). Where nothing is
                                   answered from records, it is written while the provider has the request already
     a reply                       is that entry's result, as it came; what the model says joins the conversation, tools are intents
@@ -18,7 +17,6 @@ import difflib
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -29,65 +27,32 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.lanes import Lane, Lanes, Place, Words, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import (
-    CALL,
-    CALLER,
-    CAPTURE,
-    LANE,
-    OF_MODEL,
-    PARAMS,
-    REPLY_DENIED,
-    SIDE,
-    SILENT,
-    TOKENS,
-    TURN,
-)
+from snapshotd.engine.mind.replay import CALLER, CAPTURE, LANE, PARAMS, REPLY_DENIED, SIDE, TOKENS
 from snapshotd.engine.mind.reuse import REUSED
+from snapshotd.engine.mind.wire_calls import Ends, WireCalls
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
-from snapshotd.engine.sandbox.step import marker
 from snapshotd.errors import Denied, SnapshotdError, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.gateway.base import Api, ModelCall, RecordedReply, ReplyContent, ToolResult, TurnReply, TurnRequest
-from snapshotd.types import BlobID, CallID, CallStatus, EntryKind, JournalEntry, Message, ToolCall, new_id
+from snapshotd.gateway.base import Api, ModelCall, RecordedReply, ReplyContent, TurnReply, TurnRequest
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, new_id
 
-MAX_OPEN_TOOLS = 1000
-_NOT_REPORTED = "not reported: the agent has gone on without telling the model a result of this call"
 _LINES, _LINE_CHARS = 20, 200
 """The most of a difference that a person is shown."""
 _TOLD = 2000
 """Messages at the end of a recorded conversation that are recognised when another program sends them."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tool:
-    """A call that the model has asked for, in the reply at place `at` of lane number `lane`."""
-
-    opened: Open
-    lane: int
-    at: int
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    """The end of a call. `result`: None where the agent goes on and says nothing of it."""
-
-    call_id: str
-    name: str
-    result: ToolResult | None
-
-
 @dataclass(slots=True)
 class _Turn:
-    """A turn in the course of forwarding. `ends`, `words`: the calls, or the model's words, that the request ends.
-    `opened`: its entry, once the provider has the request."""
+    """A turn in the course of forwarding. `ends`: what the request ends of the turn before it. `opened`: its entry, once
+    the provider has the request."""
 
     intent: Intent
     details: dict[str, Any]
     lane: Lane
-    ends: list[_End]
-    words: Words | None
+    ends: Ends
     opened: Open | None = None
     step: threading.Thread | None = None
     failure: SnapshotdError | None = None
@@ -97,13 +62,10 @@ class ModelCalls:
     """Implements `gateway.base.GatewayHandler` for one sandbox. Thread-safe."""
 
     def __init__(self, context: Context, recorder: Recorder, gate: Gate) -> None:
-        self._context, self._recorder, self._gate = context, recorder, gate
-        self._lanes, self._finished = _past(recorder)
-        self._tools: dict[str, _Tool] = {}
-        """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
+        self._recorder = recorder
+        self._lanes, finished = _past(recorder)
+        self._calls = WireCalls(context, recorder, gate, self._lanes, finished)
         self._heard_before: dict[Api, frozenset[bytes]] = {}
-        self._unclosed: set[str] = set()
-        """The calls among them that an earlier daemon opened: the agent may have sent it their results."""
         self._resumed: set[int] = set()
         """Conversations of an earlier daemon that no request has continued yet."""
         self._turns: dict[int, _Turn] = {}
@@ -122,8 +84,7 @@ class ModelCalls:
         place = self._place(request)
         lane, known = place.lane, place.known
         replaying = self._recorder.replay.replaying
-        ends = self._unrecorded_ends(lane, self._ends(request, place))
-        words = self._unrecorded_words(lane, place.end(request))
+        ends = self._calls.ends(request, place)
         outline = wire_records.outline(request, place.opening)
         replayed = self._recorder.replay.replayed_on_wire(
             EntryKind.MODEL,
@@ -159,7 +120,7 @@ class ModelCalls:
         if reply is not None:
             more[REUSED] = reply.id
         intent = Intent(new_id(), request.model[:200], outline, EntryKind.MODEL)
-        turn = _Turn(intent, {**lane.details, **more}, lane, ends, words)
+        turn = _Turn(intent, {**lane.details, **more}, lane, ends)
         if reply is not None:
             return self._reuse(request, turn, self._begin(turn), reply)
         with self._lock:
@@ -180,7 +141,7 @@ class ModelCalls:
         except BaseException:
             self._forwarded(request)
             raise
-        if turn.ends or turn.words is not None:
+        if turn.ends:
             turn.step = threading.Thread(target=self._take_steps, args=(turn,), name="gateway-step")
             turn.step.start()
 
@@ -256,168 +217,13 @@ class ModelCalls:
         self._said(turn.lane, request, content, _calls(reply), opened.entry)
         return recorded
 
-    # -- tools ---------------------------------------------------------------------------------------------------------
-
-    def _open_tool(self, call: ModelCall, model: JournalEntry, lane: Lane, at: int) -> None:
-        """The model asks for a tool in its reply at place `at` of the lane, and the agent has not heard of it yet: the
-        moment to ask a person. Denied."""
-        with self._lock:
-            if call.id in self._tools:
-                return
-            self._finished.discard(call.id)
-            while len(self._tools) >= MAX_OPEN_TOOLS:
-                self._recorder.pending.lost([self._tools.pop(next(iter(self._tools))).opened.entry.id])
-        intent = Intent(new_id(), call.name[:200] or "tool", call.arguments)
-        try:
-            self._gate.admit(
-                self._recorder.sandbox,
-                CallID(intent.call_id),
-                intent.name,
-                self._recorder.funnel.conceal(call.arguments),
-                intent.side_effect,
-                asked=False,
-                expires_s=None,
-                step=self._recorder.step,
-                cancelled=threading.Event(),  # the gate notices the sandbox's end
-            )
-        except Denied as denied:
-            self._recorder.refused(
-                intent, denied.message, {"gateway": True, OF_MODEL: model.id, LANE: lane.number, CALL: call.id}
-            )
-            raise
-        opened = self._recorder.begin(intent, {LANE: lane.number, CALL: call.id})
-        self._note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number, "at": at})
-        with self._lock:
-            self._tools[call.id] = _Tool(opened, lane.number, at)
-
-    def _ends(self, request: TurnRequest, place: Place) -> list[_End]:
-        """The calls that a request ends. By their results: those of calls that are open, and of calls that nobody knows
-        in a lane that goes on; results that an earlier daemon received and did not process are among them, and those of
-        the past are not. By going on from the reply that asked for them: the open ones without a result."""
-        with self._lock:
-            since = 0 if self._unclosed else place.known
-            self._unclosed.clear()
-            ends = [
-                _End(result.id, result.name or "tool", result)
-                for result in request.results_since(since)
-                if result.id in self._tools
-                or (result.message >= place.known and place.at > 0 and result.id not in self._finished)
-            ]
-            told, end = {one.call_id for one in ends}, place.end(request)
-            silent = [
-                _End(call_id, tool.opened.entry.name, None)
-                for call_id, tool in self._tools.items()
-                if tool.lane == place.lane.number and tool.at < end and call_id not in told
-            ]
-        return ends + silent
-
     def _take_steps(self, turn: _Turn) -> None:
-        """Take the snapshots of what a request ends."""
         try:
-            for end in turn.ends:
-                self._close_tool(end)
-            if turn.words is not None:
-                self._close_words(turn.lane, turn.words)
+            self._calls.close(turn.ends)
         except SnapshotdError as exc:
             turn.failure = exc
 
-    def _close_words(self, lane: Lane, words: Words) -> None:
-        if self._recorder.known(words.call_id) is not None:
-            return  # an earlier daemon was killed before the agent had the reply to the request that ends them
-        call = replace(marker(TURN, {}, started_at_ns=words.said_at_ns), id=words.call_id)
-        self._recorder.complete(
-            EntryKind.CHECKPOINT, TURN, {}, call, began_at_ns=words.said_at_ns, details={LANE: lane.number}
-        )
-
-    def _close_tool(self, end: _End) -> None:
-        with self._lock:
-            tool = self._tools.pop(end.call_id, None)
-            self._finished.add(end.call_id)
-        lane = self._lanes.lane_of(end.call_id)
-        details: dict[str, Any] = {CALL: end.call_id, **({} if lane is None else {LANE: lane.number})}
-        if tool is None:
-            opened = self._recorder.begin(Intent(new_id(), end.name[:200], None), details)
-        elif self._recorder.pending.opened(tool.opened.entry.id) is None:  # asked for in the replay, ended after it
-            entry = tool.opened.entry
-            opened = self._recorder.begin(Intent(new_id(), entry.name, entry.arguments), details)
-        else:
-            opened = tool.opened
-        self._recorder.pending.take(opened.entry.id)
-        call = ToolCall(
-            id=opened.entry.id,
-            name=opened.entry.name,
-            arguments=opened.entry.arguments,
-            status=CallStatus.UNKNOWN,
-            started_at_ns=opened.entry.began_at_ns,
-            duration_ns=time.perf_counter_ns() - opened.clock_ns,
-            error=_NOT_REPORTED,
-        )
-        if end.result is not None:
-            status = CallStatus.FAILED if end.result.is_error else CallStatus.DONE
-            call = replace(call, status=status, error=None, output=self._save(end.result.content))
-        self._recorder.end_step(opened, call, {SILENT: True} if end.result is None else None)
-
-    def _save(self, content: Any) -> BlobID:
-        writer = self._context.spool.writer()
-        try:
-            writer.write(
-                json.dumps(self._recorder.funnel.conceal(content), ensure_ascii=False).encode("utf-8", "replace")
-            )
-            return writer.save()
-        finally:
-            writer.discard()
-
     # -- replay --------------------------------------------------------------------------------------------------------
-
-    def _unrecorded_ends(self, lane: Lane, ends: list[_End]) -> list[_End]:
-        """The ends that the journal does not record. The files are as they were after the others, which come first:
-        results of one turn come in any order."""
-        return [
-            end
-            for end in sorted(ends, key=lambda end: not self._is_recorded(lane, end))
-            if not self._replayed_end(lane, end)
-        ]
-
-    def _is_recorded(self, lane: Lane, end: _End) -> bool:
-        with self._lock:
-            tool = self._tools.get(end.call_id)
-        number = lane.number if lane.recorded else None
-        return tool is not None and self._recorder.replay.comes_next(
-            EntryKind.TOOL, tool.opened.entry.name, tool.opened.entry.arguments, number
-        )
-
-    def _replayed_end(self, lane: Lane, end: _End) -> bool:
-        """True if the journal records the call's end. The files are then as they were."""
-        with self._lock:
-            tool = self._tools.get(end.call_id)
-        number = lane.number if lane.recorded else None
-        if not self._recorder.replay.has_left(number) or tool is None:
-            return False
-        recorded = end.result is not None or self._is_recorded(lane, end)  # older journals do not end a silent call
-        name, arguments = tool.opened.entry.name, tool.opened.entry.arguments
-        if (
-            recorded
-            and self._recorder.replay.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None
-        ):
-            return False
-        with self._lock:
-            self._tools.pop(end.call_id, None)
-            self._finished.add(end.call_id)
-        return True
-
-    def _unrecorded_words(self, lane: Lane, end: int) -> Words | None:
-        """The model's newest words, if the request goes on from them, and the journal does not record the turn's end. The
-        files are as they were after it if it does."""
-        words = lane.words
-        if words is None or words.at >= end:
-            return None
-        lane.words = None
-        number = lane.number if lane.recorded else None
-        if not self._recorder.replay.has_left(number):
-            return words
-        if self._recorder.replay.comes_next(EntryKind.CHECKPOINT, TURN, {}, number):
-            self._recorder.replay.replayed_on_wire(EntryKind.CHECKPOINT, TURN, {}, number, called=False)
-        return None
 
     def _again(self, request: TurnRequest, place: Place, entry: JournalEntry) -> RecordedReply:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
@@ -436,19 +242,12 @@ class ModelCalls:
             self._recorder.met([*request.new_messages(place.known), *content.messages])
         if REPLY_DENIED in entry.details:
             return replace(recorded, status=Denied.http_status, error=entry.details[REPLY_DENIED])
-        asked = {call["id"]: call["arguments"] for call in entry.result["calls"]}
-        self._lanes.called(lane, asked)
-        if asked:
-            self._recorder.replay.meets_calls(lane.number, list(asked))
-        else:
-            self._expect_words(lane, request, at)
+        calls = _calls(entry)
+        self._lanes.called(lane, {call.id: call.arguments for call in calls})
+        if calls:
+            self._recorder.replay.meets_calls(lane.number, [call.id for call in calls])
         live = self._recorder.replay.live_if_exhausted()
-        for call in _calls(entry):
-            if live:
-                self._open_tool(call, entry, lane, at)
-            else:
-                with self._lock:
-                    self._tools[call.id] = _Tool(self._recorder.unrecorded(call.name, call.arguments), lane.number, at)
+        self._calls.asked(lane, request, calls, entry if live else None, at)
         return recorded
 
     # -- conversations -------------------------------------------------------------------------------------------------
@@ -463,22 +262,8 @@ class ModelCalls:
                 self._recorder.message(message, rid=_rid(lane, at, number, message))
         self._heard(lane, at, content.digests)
         self._replied(lane, request, content.response_id)
-        self._asked(lane, request, calls, entry, at)
-
-    def _asked(self, lane: Lane, request: TurnRequest, calls: list[ModelCall], entry: JournalEntry, at: int) -> None:
-        """A reply at place `at` of the lane asks for calls, or for none. Denied."""
         self._lanes.called(lane, {call.id: call.arguments for call in calls})
-        for call in calls:
-            self._open_tool(call, entry, lane, at)
-        if not calls:
-            self._expect_words(lane, request, at)
-
-    def _expect_words(self, lane: Lane, request: TurnRequest, at: int) -> None:
-        """A reply at place `at` asks for no calls. Where no tools are offered, the agent may do what the words say."""
-        if request.offers_tools or (lane.side and lane.caller is None):
-            return
-        lane.words = Words(at, CallID(new_id()), time.time_ns())
-        self._note({"words": lane.number, "at": at, "call": lane.words.call_id, "said": lane.words.said_at_ns})
+        self._calls.asked(lane, request, calls, entry, at)
 
     def _replied(self, lane: Lane, request: TurnRequest, reply_id: str | None) -> None:
         """The lane ends with a reply of this id now, which a later request may name."""
@@ -498,7 +283,8 @@ class ModelCalls:
         if len(lane.digests) == place.at:
             self._said(lane, request, request.reader.read_again(request, recorded), _calls(entry), entry)
         else:
-            self._asked(lane, request, _calls(entry), entry, place.at)
+            self._lanes.called(lane, {call["id"]: call["arguments"] for call in entry.result["calls"]})
+            self._calls.asked(lane, request, _calls(entry), entry, place.at)
         return recorded
 
     def _heard(self, lane: Lane, at: int, digests: Sequence[bytes]) -> None:
@@ -540,25 +326,20 @@ class ModelCalls:
             elif "reply" in line:
                 self._lanes.remember(lanes[line["of"]], line["at"], line["reply"], line["conversation"])
             else:
-                opened = self._recorder.pending.opened(line["entry"])
-                if opened is not None:
-                    self._tools[line["tool"]] = _Tool(opened, line.get("lane", -1), line.get("at", 0))
-                    self._unclosed.add(line["tool"])
+                arguments = self._calls.restore(line)
                 owner = lanes.get(line.get("lane", -1))
                 if owner is not None:
-                    self._lanes.called(owner, {line["tool"]: None if opened is None else opened.entry.arguments})
+                    self._lanes.called(owner, {line["tool"]: arguments})
         for lane in lanes.values():
             self._lanes.add(lane)
         self._resumed = set(lanes)
 
     def _place(self, request: TurnRequest) -> Place:
         """The place of a request in its lane."""
-        with self._lock:
-            open_calls = {call_id: tool.opened.entry.arguments for call_id, tool in self._tools.items()}
-        place = self._lanes.of(request, open_calls)
+        place = self._lanes.of(request, self._calls.open)
         if not place.known and request.aside:
             place.lane.side = True
-        if self._finished and not place.lane.digests:
+        if self._calls.finished and not place.lane.digests:
             told = place.known
             while told < len(request.items) and request.digests[told] in self._told(request):
                 told += 1
