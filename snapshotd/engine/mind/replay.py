@@ -1,7 +1,7 @@
 """The recorded entries of a journal, matched with the requests of a program that was started again from the top.
 
 Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they
-began, within each lane: conversations on the wire (lanes.py) come in any order. Where calls ran side by side the order
+began, within each lane: conversations on the wire (wire/lanes.py) come in any order. Where calls ran side by side the order
 in which they come again is left open, within each run of calls that overlapped: threads that take their work from one
 queue take it otherwise when a recorded call takes no time. Cut-off entries (no outcome, or UNKNOWN) are passed over:
 the program runs those again.
@@ -28,7 +28,7 @@ never received."""
 REPLY_DENIED = "reply_denied"
 """Detail of such a model's entry while it is replayed: why the agent did not get the reply. It is not recorded."""
 LANE = "lane"
-"""Detail of an entry on the wire: the number of its conversation (lanes.py)."""
+"""Detail of an entry on the wire: the number of its conversation (wire/lanes.py)."""
 CALLER = "caller"
 """Detail of a model's entry: the provider's id of the call that led to its conversation."""
 SIDE = "side"

@@ -188,7 +188,7 @@ class Retracing(Live):
         self._replay, self._kept = Replay(resumption.entries), Kept(resumption.entries)
         changes = edits(context.catalog, resumption.began, resumption.head)
         self._edited = {edit.source.id: edit.edited for edit in changes}
-        """What people have made of snapshots on the way."""
+        """The edits on the way, by the snapshots that they were made of."""
         retelling = Retelling(context.catalog, resumption.began, resumption.head, changes, self._replay.has_met)
         self._way = _Way(resumption, retelling)
         self._before_live: Callable[[], None] = lambda: None

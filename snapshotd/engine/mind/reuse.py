@@ -12,7 +12,7 @@ may be another one.
 
 A model's requests are answered, if that is wanted, one conversation at a time: by the next reply of an earlier run in which the
 requests and replies of the conversation were the same so far. The results of tools are not compared there, as in a
-replay (wire_records.py).
+replay (wire/records.py).
 
 Where a run stands follows from its own journal, so a program that is resumed goes on being answered.
 """

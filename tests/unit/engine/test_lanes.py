@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.lanes import Lane, Lanes, Place
 from snapshotd.engine.mind.replay import Elsewhere, Mismatch, Replay
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes
 from snapshotd.gateway.anthropic import AnthropicMessages
 from snapshotd.gateway.base import TurnRequest
 from snapshotd.gateway.digest import DigestMemo
@@ -202,7 +202,7 @@ def output(call_id: str) -> dict[str, Any]:
     return {"type": "function_call_output", "call_id": call_id, "output": "ok"}
 
 
-def follow(lanes: Lanes, asked: TurnRequest, reply_id: str, *calls: str) -> Place:
+def follow(lanes: Lanes, asked: TurnRequest, reply_id: str, *calls: str) -> LanePlace:
     place = lanes.of(asked, {})
     said = [{"type": "function_call", "call_id": call_id, "name": "t", "arguments": "{}"} for call_id in calls]
     place.lane.digests[place.at :] = [*asked.digests[place.known :], *continuing(*said, instructions="").digests]

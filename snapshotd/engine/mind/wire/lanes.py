@@ -62,7 +62,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LanePlace:
     """The place of a request in a lane. The lane holds the first `known` of its messages, and the next one is message
     number `at` of the lane. `opening`: the number of its messages that come before anything that the model said."""
 
@@ -92,7 +92,7 @@ class Lanes:
         self._next = first
         self._lock = threading.Lock()
 
-    def of(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> Place:
+    def of(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> LanePlace:
         """The place of a request in the lane that it continues or begins. `open_calls`: the arguments of the calls that
         have no result yet, by id."""
         opening = opening_count(request)
@@ -110,7 +110,7 @@ class Lanes:
                 lane = Lane(self._next, caller=caller)
                 lane.side = lane.caller is not None
                 self._next += 1
-                place = Place(lane, 0, 0, opening)
+                place = LanePlace(lane, 0, 0, opening)
             else:
                 lane = place.lane
                 self._lanes.remove(lane)
@@ -119,7 +119,7 @@ class Lanes:
             del self._lanes[:-MAX_LANES]
         return place
 
-    def _following(self, request: TurnRequest) -> Place | None:
+    def _following(self, request: TurnRequest) -> LanePlace | None:
         """The place of a request that names what it continues: a reply, or a conversation that the provider keeps."""
         if request.previous is None:
             return None
@@ -135,9 +135,9 @@ class Lanes:
         known = int(instructed and request.digests[:1] == tuple(lane.digests[:1]))
         while known < len(request.items) and lane.digests[at : at + 1] == [request.digests[known]]:
             known, at = known + 1, at + 1
-        return Place(lane, known, at, instructed)
+        return LanePlace(lane, known, at, instructed)
 
-    def _continued(self, request: TurnRequest, opening: int) -> Place | None:
+    def _continued(self, request: TurnRequest, opening: int) -> LanePlace | None:
         """The lane whose first messages the request repeats, else the one whose calls it carries. A question on the side
         may carry the calls of the conversation that it is about."""
         found: tuple[int, Lane] | None = None
@@ -150,14 +150,14 @@ class Lanes:
                 found = known, lane
         if found is not None:
             found[1].digests[: found[0]] = request.digests[: found[0]]
-            return Place(found[1], found[0], found[0], opening)
+            return LanePlace(found[1], found[0], found[0], opening)
         if request.aside:
             return None
         for number in range(len(request.items) - 1, opening - 1, -1):
             for call in request.reader.calls(request.items[number]):
                 owner = self._owners.get(call.id)
                 if owner is not None and owner in self._lanes:
-                    return Place(owner, number + 1, number + 1, opening)
+                    return LanePlace(owner, number + 1, number + 1, opening)
         return None
 
     def _known(self, request: TurnRequest, lane: Lane) -> int:

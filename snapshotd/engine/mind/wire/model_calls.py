@@ -1,7 +1,7 @@
 """The journal of an agent that does not use our library: the recording gateway reads its mind from the wire.
 
     a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
-    the next request without      ends them, too, or the turn of an agent that acts on the model's words (wire_calls.py)
+    the next request without      ends them, too, or the turn of an agent that acts on the model's words (open_calls.py)
     a request                     is a MODEL entry: its outline (the messages themselves are the conversation). Where nothing is
                                   answered from records, it is written while the provider has the request already
     a reply                       is that entry's result, as it came; what the model says joins the conversation, tools are intents
@@ -22,14 +22,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind import wire_records
 from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.lanes import Lane, Lanes, Place, Words, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import CALLER, CAPTURE, LANE, PARAMS, REPLY_DENIED, SIDE, TOKENS
 from snapshotd.engine.mind.reuse import REUSED
-from snapshotd.engine.mind.wire_calls import Ends, WireCalls
+from snapshotd.engine.mind.wire import records
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words, texts
+from snapshotd.engine.mind.wire.open_calls import Ends, WireCalls
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
@@ -85,7 +85,7 @@ class ModelCalls:
         lane, known = place.lane, place.known
         replaying = self._recorder.replay.replaying
         ends = self._calls.ends(request, place)
-        outline = wire_records.outline(request, place.opening)
+        outline = records.outline(request, place.opening)
         replayed = self._recorder.replay.replayed_on_wire(
             EntryKind.MODEL,
             request.model[:200],
@@ -112,7 +112,7 @@ class ModelCalls:
         self._heard(lane, place.at, request.digests[known:])
         reply = self._reused_reply(request, outline, lane)
         more: dict[str, Any] = {SIDE: True} if lane.side and lane.caller is None else {}
-        params = wire_records.params(request, lane.params)
+        params = records.params(request, lane.params)
         if params != lane.params:
             more[PARAMS] = lane.params = params
         if lane.side:
@@ -167,11 +167,11 @@ class ModelCalls:
         self._recorder.pending.take(opened.entry.id)
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
-        details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
+        details = {"gateway": True, "usage": records.usage(reply), "stop_reason": content.stop_reason}
         if request.sent_as is not None:
             details["sent_as"] = request.sent_as
         details |= self._captured(request, reply)
-        result = wire_records.result(reply, calls)
+        result = records.result(reply, calls)
         status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
         if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
@@ -198,14 +198,14 @@ class ModelCalls:
         """An earlier run's reply to this request; None: it is forwarded."""
         reply = self._recorder.reused_reply(request.model[:200], outline, lane.number)
         try:
-            return None if reply is None or wire_records.recorded(reply) is None else reply
+            return None if reply is None or records.recorded(reply) is None else reply
         except Unsupported:
             return None  # it was too large to be kept
 
     def _reuse(self, request: TurnRequest, turn: _Turn, opened: Open, reply: JournalEntry) -> RecordedReply:
         """An earlier run's reply is recorded as this one's, after the results that the request brings, and goes to the agent."""
         self._take_steps(turn)
-        recorded = wire_records.recorded(reply)
+        recorded = records.recorded(reply)
         content = request.reader.read_again(request, recorded)
         self._recorder.pending.take(opened.entry.id)
         failure = turn.failure
@@ -225,7 +225,7 @@ class ModelCalls:
 
     # -- replay --------------------------------------------------------------------------------------------------------
 
-    def _again(self, request: TurnRequest, place: Place, entry: JournalEntry) -> RecordedReply:
+    def _again(self, request: TurnRequest, place: LanePlace, entry: JournalEntry) -> RecordedReply:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
         recorded runs for real."""
         lane = place.lane
@@ -233,7 +233,7 @@ class ModelCalls:
             lane.recorded, lane.number = True, entry.details.get(LANE, lane.number)
             lane.caller, lane.side = entry.details.get(CALLER, lane.caller), _is_side(entry.details)
             self._lanes.add(lane)
-        recorded = wire_records.recorded(entry)
+        recorded = records.recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         at = place.end(request)
         self._heard(lane, place.at, [*request.digests[place.known :], *content.digests])
@@ -271,7 +271,7 @@ class ModelCalls:
         if reply_id is not None and request.store:
             self._note({"reply": reply_id, "of": lane.number, "at": len(lane.digests), "conversation": conversation})
 
-    def _unheard(self, request: TurnRequest, place: Place, outline: dict[str, Any]) -> RecordedReply | None:
+    def _unheard(self, request: TurnRequest, place: LanePlace, outline: dict[str, Any]) -> RecordedReply | None:
         """Returns a recorded reply that the agent never received: the daemon was killed in between, and the agent
         repeats its request. The rest of the reply's recording is completed here, as far as it is missing."""
         lane = place.lane
@@ -279,7 +279,7 @@ class ModelCalls:
         entry = self._recorder.reply(request.model[:200], outline) if place.known == len(request.digests) else None
         if entry is None:
             return None
-        recorded = wire_records.recorded(entry)
+        recorded = records.recorded(entry)
         if len(lane.digests) == place.at:
             self._said(lane, request, request.reader.read_again(request, recorded), _calls(entry), entry)
         else:
@@ -334,7 +334,7 @@ class ModelCalls:
             self._lanes.add(lane)
         self._resumed = set(lanes)
 
-    def _place(self, request: TurnRequest) -> Place:
+    def _place(self, request: TurnRequest) -> LanePlace:
         """The place of a request in its lane."""
         place = self._lanes.of(request, self._calls.open)
         if not place.known and request.aside:

@@ -15,10 +15,10 @@ from typing import Any
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.lanes import Lane, Lanes, Place, Words
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import CALL, LANE, OF_MODEL, SILENT, TURN
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.errors import Denied
@@ -49,7 +49,7 @@ class _End:
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What a request ends in its lane: calls, or the turn of words that asked for none."""
+    """The calls that a request ends in its lane, or the turn of words that asked for none."""
 
     lane: Lane
     calls: list[_End]
@@ -142,15 +142,15 @@ class WireCalls:
 
     # -- to the request that ends --------------------------------------------------------------------------------------
 
-    def ends(self, request: TurnRequest, place: Place) -> Ends:
-        """What a request ends, without what the journal records: the files are made as they were after that, and it comes
-        first, since the results of one turn come in any order. Diverged."""
+    def ends(self, request: TurnRequest, place: LanePlace) -> Ends:
+        """The calls, or the turn, that a request ends. Those whose ends the journal records are met first, since the results
+        of one turn come in any order, and are not among them. Diverged."""
         lane, calls = place.lane, self._ended(request, place)
         calls = sorted(calls, key=lambda end: not self._is_recorded(lane, end))
         left = [end for end in calls if not self._is_met(lane, end)]
         return Ends(lane, left, self._ended_words(lane, place.end(request)))
 
-    def _ended(self, request: TurnRequest, place: Place) -> list[_End]:
+    def _ended(self, request: TurnRequest, place: LanePlace) -> list[_End]:
         """The calls that a request ends. By their results: those of calls that are open, and of calls that nobody knows
         in a lane that goes on; results that an earlier daemon received and did not process are among them, and those of
         the past are not. By going on from the reply that asked for them: the open ones without a result."""
