@@ -143,8 +143,8 @@ class WireCalls:
     # -- to the request that ends --------------------------------------------------------------------------------------
 
     def ends(self, request: TurnRequest, place: LanePlace) -> Ends:
-        """The calls, or the turn, that a request ends. Those whose ends the journal records are met first, since the results
-        of one turn come in any order, and are not among them. Diverged."""
+        """The calls, or the turn, that a request ends, without the ends that the journal records: they are met here, before
+        the others, since the results of one turn come in any order. Diverged."""
         lane, calls = place.lane, self._ended(request, place)
         calls = sorted(calls, key=lambda end: not self._is_recorded(lane, end))
         left = [end for end in calls if not self._is_met(lane, end)]
