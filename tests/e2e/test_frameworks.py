@@ -58,6 +58,8 @@ class Framework:
     program: str
     packages: tuple[str, ...]
     manner: str = "calls"
+    image: str = "minimal"
+    """Or "full": its packages need the C++ library."""
 
     @property
     def steps(self) -> Counter[str]:
@@ -95,7 +97,7 @@ FRAMEWORKS = {
     "langgraph": Framework("graph_agent.py", OPENAI),
     "agno": Framework("agno_agent.py", ("agno==3.1.10", "openai==3.57.0")),
     "pydantic-ai": Framework("pydantic_agent.py", ("pydantic-ai-slim[openai]==2.68.0",)),
-    "crewai": Framework("crew_agent.py", ("crewai==1.15.30",)),
+    "crewai": Framework("crew_agent.py", ("crewai==1.15.30",), image="full"),
     "strands": Framework("strands_agent.py", ("strands-agents[openai]==1.62.0",)),
     "deepagents": Framework("deep_agent.py", ("deepagents==0.7.32", "langchain-openai==1.7.4")),
     "smolagents": Framework("smol_agent.py", SMOLAGENTS, "reports"),
@@ -120,8 +122,9 @@ def options(tmp_path: Path, framework: Framework) -> tuple[str, ...]:
 
 
 @pytest.fixture
-def agents(snap: Snap, runc_ready: None) -> Agents:
-    return Agents(snap, "runc")
+def agents(snap: Snap, runc_ready: None, framework: Framework, request: pytest.FixtureRequest) -> Agents:
+    image = request.getfixturevalue("full_image") if framework.image == "full" else "default"
+    return Agents(snap, "runc", image)
 
 
 def test_one_snapshot_for_each_call(
