@@ -425,7 +425,7 @@ class World:
         none. Nothing waits to be stored then: it would keep what it is built on, and let that go once it is stored."""
         self.client.flush()
         plan = self.client.prune(Policy(keep_last=keep_last), dry_run=True, grace_s=0)
-        may_go = {p.snapshot for p in plan.snapshots}
+        may_go = {p.snapshot for p in plan.pruned}
         self.stored -= may_go
         self.client.prune(Policy(keep_last=keep_last), grace_s=0)
 
@@ -463,12 +463,12 @@ def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> Non
     client.flush()
     report = client.check(read_data=True)
     assert not report.damages, report
-    assert not report.snapshots, report
+    assert not report.unreadable, report
     client.prune(Policy(), grace_s=0)
     packs = [path for path in (daemon.state_dir / "repo/store/packs").rglob("*") if path.is_file()]
     again = client.prune(Policy(), grace_s=0)
     assert again.freed_bytes < max(MERGED_HEADS_BYTES, 64 * len(packs)), (again, len(packs))
-    assert not again.snapshots, again
+    assert not again.pruned, again
     found: list[str] = []
 
     def accounted() -> bool:

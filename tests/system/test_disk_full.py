@@ -222,7 +222,7 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
                     _fails(lambda: rig.world.fill(rig.line))
                     fill()
                 report = rig.client.prune(Policy(keep_last=1), grace_s=0)
-                rig.world.pruned |= {item.snapshot for item in report.snapshots}
+                rig.world.pruned |= {item.snapshot for item in report.pruned}
                 rig.world.stored -= rig.world.pruned
                 assert report.freed_bytes > 10_000_000
                 wait_until(lambda: rig.disk.free_bytes() > 10_000_000, "the disk has the space")
