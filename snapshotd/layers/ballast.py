@@ -18,6 +18,7 @@ looked again.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -61,10 +62,12 @@ class Ballast:
             self._thread.start()
 
     def close(self) -> None:
-        """End. The free space stays as it is."""
+        """End, and give the disk back what was kept ahead: nobody writes to the layers until the next daemon starts."""
         self._closing.set()
         if self._works:
             self._thread.join()
+            with contextlib.suppress(OSError):  # the file system has failed; the next start finds out
+                self._grow(self._free() - MIN_BYTES)
         for fd in (self._file, self._image, self._fd):
             os.close(fd)
 

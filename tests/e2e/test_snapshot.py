@@ -38,7 +38,7 @@ def sandbox_of(snap: Snap, runtime: str) -> Sandbox:
 
 def files_inside(snap: Snap, name: str, inside: str) -> Path:
     """A path in a running sandbox, seen from here."""
-    (pid,) = [one["pid"] for one in snap.json("ps") if name in (one["trajectory"]["name"], one["trajectory"]["id"])]
+    (pid,) = [one["pid"] for one in snap.json("ps") if name in (one["name"], one["trajectory"])]
     return Path(f"/proc/{pid}/root/{inside}")
 
 

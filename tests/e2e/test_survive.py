@@ -361,7 +361,7 @@ def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path)
     lone.kill_daemon()
     command.communicate(timeout=60)
     (sandbox,) = lone.json("ps")
-    assert sandbox["trajectory"]["name"] == "sleeper"
+    assert sandbox["name"] == "sleeper"
     wait_until(lambda: not _sleeps(sandbox["pid"], "999"), "what the client ran has ended")
     assert _sleeps(sandbox["pid"], "998"), "what it had left in the background goes on"
     assert [one["status"] for one in lone.json("ls") if one["id"] == bare] == ["stopped"]
