@@ -284,7 +284,7 @@ def main() -> None:
             "machine": {
                 "cpus": os.cpu_count(),
                 "kernel": platform.release(),
-                "layers": client.status()["layers"],
+                "layers": client.status()["layer_kind"],
                 "runtime": options.runtime,
             },
             "pauses": {},

@@ -1,8 +1,35 @@
-"""`python -m snapshotd` is the command `snapshotd`."""
+"""The command `snapshotd`, and `python -m snapshotd`."""
 
+import signal
 import sys
 
-from snapshotd.cli.main import main
+
+def main() -> int:
+    """Run this process's command line. Returns the exit code.
+
+    Until the command runs, and once it has ended, Ctrl-C ends the process by the signal itself: the interpreter would
+    print where it was. Where SIGINT is ignored (`nohup`, a job in the background of a script) it stays ignored.
+    """
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is not signal.default_int_handler:
+        return _command()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    import snapshotd.cli.main  # noqa: F401 - a third of a second of imports
+
+    try:
+        signal.signal(signal.SIGINT, handler)
+        return _command()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _command() -> int:
+    from snapshotd.cli.main import main as run
+
+    return run()
+
 
 if __name__ == "__main__":
     sys.exit(main())

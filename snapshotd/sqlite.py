@@ -73,7 +73,8 @@ class Form:
     on can be read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss when it has
     returned, and a disk that fails is an OSError, after which any commit may be lost; else `flush` makes commits
     durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums_from`: the version from which on each
-    page has a checksum, so that no changed byte is believed.
+    page has a checksum, so that no changed byte is believed. `keeps_log`: the log stays when the last one closes, empty,
+    so that a missing log is a lost one.
     """
 
     what: str
@@ -84,6 +85,7 @@ class Form:
     durable_commits: bool = False
     pragmas: str = ""
     checksums_from: int | None = None
+    keeps_log: bool = False
 
 
 class Database:
@@ -122,6 +124,8 @@ class Database:
         with self._translated():
             self._conn = _connect(str(path or ":memory:"), form, self._write)
             self._conn.set_wal_hook(self._on_commit)
+            if form.keeps_log:
+                _keep_log(self._conn)
             application, version = self.pragma("application_id"), self.pragma("user_version")
         if path is not None and application != form.application_id:
             raise DataLoss(
@@ -176,6 +180,9 @@ class Database:
         """Idempotent. The last one to close folds the WAL into the file."""
         with self._flushing, self.lock:
             if self._conn is not None:
+                if self.form.keeps_log and self._write:
+                    with suppress(apsw.Error):  # only a longer log is left
+                        self._conn.execute("PRAGMA journal_size_limit = 0").fetchall()
                 self._conn.close()
                 self._conn = None
             if self._wal_fd >= 0:
@@ -299,6 +306,11 @@ class Database:
         busy = self.pragma("wal_checkpoint(TRUNCATE)")
         if busy:
             raise Conflict(f"{self.name} is in use by another process: close the other program")
+
+    def checkpoint(self) -> None:
+        """Put what is in the WAL into the file itself, durably, as far as no other process reads an earlier state."""
+        with self.lock, self._translated():
+            self.connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
 
     def problems(self) -> list[str]:
         """The problems that SQLite's own checks find; [] if there are none. Reads the whole file, over a connection of
@@ -433,6 +445,19 @@ def _create(path: Path, form: Form, script: str) -> None:
     sync_dir(path.parent)
 
 
+def read_without_log(path: Path, form: Form, sql: str, values: Sequence[Value] = ()) -> list[Row]:
+    """The rows of one statement as the file alone has them; makes no log, so that one that is missing stays missing. The
+    errors of `Database.read`."""
+    _check_sqlite()
+    with closing(
+        apsw.Connection(f"{path.absolute().as_uri()}?immutable=1", apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    ) as connection:
+        try:
+            return connection.execute(sql, values).fetchall()
+        except apsw.Error as exc:
+            raise _meaning(exc, connection.system_errno, f"{form.what} {path}", form) from exc
+
+
 def remove(path: Path) -> None:
     """Remove a database that is not open anywhere, with SQLite's files beside it. A missing one is no error.
     OSError."""
@@ -455,6 +480,11 @@ def _reserved(connection: apsw.Connection, count: int) -> int:
     number = ctypes.c_int(count)
     connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(number))
     return number.value
+
+
+def _keep_log(connection: apsw.Connection) -> None:
+    on = ctypes.c_int(1)
+    connection.file_control("main", apsw.SQLITE_FCNTL_PERSIST_WAL, ctypes.addressof(on))
 
 
 @cache

@@ -3,13 +3,21 @@ what a short command may take."""
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+from typing import Any
 
 SHORT_ID_CHARS = 12
 """Number of characters of an id that people are shown (as docker does)."""
 
 NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-"""The form of names and tags. It excludes paths, options and control sequences."""
+"""The form of names and tags that are given. It excludes paths, options and control sequences."""
+KNOWN_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}(?:@[1-9][0-9]{0,9})?")
+"""The form of names and tags that exist: NAME@UID is of the folders of that user, who is not root, and only hooks give
+it."""
+ID_FORM = re.compile(r"[0-9a-f]{4,32}")
+"""An id, or the beginning of one that may stand for it. It is no name."""
 
 SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 """Seconds in a unit of time, as durations are written: 90s, 12h, 7d."""
@@ -37,3 +45,28 @@ def duration(seconds: float) -> str:
     """`7d`, `90m`, `30s`: in the largest unit that divides it, days at most."""
     unit = next((unit for unit in "dhm" if seconds % SECONDS[unit] == 0), "s")
     return f"{seconds / SECONDS[unit]:.10g}{unit}"
+
+
+ARGUMENT_CHARS = 200
+"""Most characters of a call's main argument that are shown."""
+_SCRIPTS = (["sh", "-c"], ["bash", "-c"], ["/bin/sh", "-c"], ["/bin/bash", "-c"], ["snapshotd-line"])
+"""Programs whose one further argument is a script. The last one is that of `shell --each`."""
+
+
+def main_argument(arguments: Any) -> str:
+    """The part of a call's arguments that tells a person what it did, on one line: a command line, else the first one that
+    is text, else all of them as JSON. Not yet safe for a terminal."""
+    values = list(arguments.values()) if isinstance(arguments, dict) else [arguments]
+    text = next(filter(None, map(_as_text, values)), None)
+    if text is None:
+        text = json.dumps(arguments, ensure_ascii=False) if arguments else ""
+    line = " ".join(text[: 4 * ARGUMENT_CHARS].split())
+    return line if len(line) <= ARGUMENT_CHARS else line[: ARGUMENT_CHARS - 1] + "…"
+
+
+def _as_text(value: Any) -> str | None:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        return None
+    return str(value[-1]) if value[:-1] in _SCRIPTS else shlex.join(value)

@@ -14,6 +14,8 @@ from typing import Any, Literal, NewType
 from snapshotd.terms import BRANCHES as BRANCHES
 from snapshotd.terms import DEFAULT_TENANT as DEFAULT_TENANT
 from snapshotd.terms import EXPERIMENTS_TENANT as EXPERIMENTS_TENANT
+from snapshotd.terms import ID_FORM as ID_FORM
+from snapshotd.terms import KNOWN_NAME_PATTERN as KNOWN_NAME_PATTERN
 from snapshotd.terms import NAME_PATTERN as NAME_PATTERN
 from snapshotd.terms import SECONDS as SECONDS
 from snapshotd.terms import SECONDS_MOST as SECONDS_MOST
@@ -40,6 +42,12 @@ MIN_PREFIX_CHARS = 4
 
 FOLDER = "folder"
 """The runtime of a trajectory that is a folder of this machine: no sandbox runs in it."""
+
+
+SNAPSHOT_NOW = "snapshot"
+"""Name of the marker of a snapshot that a person has taken between calls."""
+DURING = "during"
+"""Argument of that marker: the tool calls of the agent that had begun and not ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ from snapshotd.daemon.http.wire import log_path_of, socket_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.kernel import syscalls
+from snapshotd.layers import ballast
 from snapshotd.layers.store import READY_LAYERS
 from snapshotd.types import TrajectoryStatus
 from tests import forked
@@ -43,6 +44,7 @@ Content = dict[str, tuple[int, str]]
 _STATE_NAMES = {
     "layers",
     "layers.img",
+    "layers.state",
     "repo",
     "commands",
     "runs",
@@ -423,7 +425,7 @@ class World:
         none. Nothing waits to be stored then: it would keep what it is built on, and let that go once it is stored."""
         self.client.flush()
         plan = self.client.prune(Policy(keep_last=keep_last), dry_run=True, grace_s=0)
-        may_go = {p.snapshot for p in plan.snapshots}
+        may_go = {p.snapshot for p in plan.pruned}
         self.stored -= may_go
         self.client.prune(Policy(keep_last=keep_last), grace_s=0)
 
@@ -461,12 +463,12 @@ def clean(daemon: Daemon, *, damaged: bool = False, merged: bool = False) -> Non
     client.flush()
     report = client.check(read_data=True)
     assert not report.damages, report
-    assert not report.snapshots, report
+    assert not report.unreadable, report
     client.prune(Policy(), grace_s=0)
     packs = [path for path in (daemon.state_dir / "repo/store/packs").rglob("*") if path.is_file()]
     again = client.prune(Policy(), grace_s=0)
     assert again.freed_bytes < max(MERGED_HEADS_BYTES, 64 * len(packs)), (again, len(packs))
-    assert not again.snapshots, again
+    assert not again.pruned, again
     found: list[str] = []
 
     def accounted() -> bool:
@@ -514,7 +516,7 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
     finally:
         catalog.close()
     directory = daemon.root / "layers"
-    names = set(os.listdir(directory)) - {"images"}
+    names = set(os.listdir(directory)) - {"images", ballast.NAME, ballast.SPARE}
     found = [f"layers/images/{name}" for name in os.listdir(directory / "images") if name not in images]
     stray = sorted(name for name in names - layers if name.startswith(".") or _is_filled(directory / name / "upper"))
     found += [f"layer {name} belongs to no snapshot" for name in stray if not merged or name.startswith(".")]

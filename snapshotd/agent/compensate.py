@@ -3,7 +3,8 @@
 The call comes as JSON in SNAPSHOTD_CALL (`name`, `arguments`, `result`, `key`) and is handed to the function as a dict.
 FILE is imported as a module, in its package if it lies in one. Actions of the function are part of the compensation,
 which the daemon records: the function makes no records of its own. Exit status 0 if the function returned, 1 if it
-raised, 2 for a wrong invocation.
+raised, 2 for a wrong invocation, 75 (NOT_BEGUN) if it was not called, since it could not be imported: only then may the
+same compensation be tried again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ import importlib.util
 import json
 import os
 import sys
+import traceback
 from typing import Any, List
 
 from snapshotd.agent.session import session
 
 CALL_VARIABLE = "SNAPSHOTD_CALL"
+NOT_BEGUN = 75
 
 
 def main(arguments: List[str]) -> int:
@@ -31,10 +34,17 @@ def main(arguments: List[str]) -> int:
         "{} was imported to find {}, which undoes a call, and ran the agent; put the program's start under "
         '`if __name__ == "__main__":`.'.format(file, name)
     )
-    function = getattr(module_of(file), name)
+    try:
+        function = getattr(module_of(file), name)
+    except (Exception, SystemExit):  # noqa: BLE001 - whatever a program does that was not to start
+        traceback.print_exc()
+        return NOT_BEGUN
     session.refuse(None)
     session.leave()
-    function(call)
+    try:
+        function(call)
+    except SystemExit as exc:
+        return 1 if exc.code else 0
     return 0
 
 

@@ -71,6 +71,11 @@ class Catalog(ABC):
     def flush(self) -> None:
         """Return when everything committed so far is durable against power loss."""
 
+    @abstractmethod
+    def checkpoint(self) -> None:
+        """Put what was committed into the catalog's main file, where it is seen without the log, too, as far as no other
+        process reads an earlier state."""
+
     # -- small facts ---------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -316,8 +321,8 @@ class Catalog(ABC):
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
         """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
-        A tag or name wins over a prefix. NotFound; Ambiguous lists up to five candidates, or both that an older version
-        gave one name."""
+        An exact id wins over all, a tag or name over a prefix. NotFound; Ambiguous lists up to five candidates, or both
+        that an older version gave one name; so it is for a name and a prefix that are the same."""
 
     @abstractmethod
     def resolve_trajectory(self, ref: str) -> Trajectory:
@@ -327,7 +332,7 @@ class Catalog(ABC):
     @abstractmethod
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
         """Give a snapshot a tag. Conflict when another snapshot has it, unless `move`, or when a trajectory has that
-        name; UsageError when the name is malformed."""
+        name; UsageError when the name is malformed, or could be taken for an id."""
 
     @abstractmethod
     def untag(self, name: str) -> None:
@@ -430,6 +435,10 @@ class Compensations(ABC):
         self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None
     ) -> None:
         """NotFound: none is open."""
+
+    @abstractmethod
+    def forget(self, entry_id: CallID) -> None:
+        """The open one has done nothing, so another may begin. NotFound: none is open."""
 
     @abstractmethod
     def get(self, entry_id: CallID) -> Compensation | None: ...

@@ -7,32 +7,33 @@ from typing import Literal
 
 from snapshotd.catalog import schema
 from snapshotd.errors import Conflict
-from snapshotd.sqlite import Database, Form, create, creating
+from snapshotd.sqlite import Database, Form, create, creating, read_without_log
 
 _REMEDY = "restore it from a backup, or make it again from the repository with `snapshotd daemon --rebuild-catalog`"
 _PRAGMAS = """
 PRAGMA foreign_keys = ON;
 PRAGMA cell_size_check = ON;   -- find damaged pages when they are read
 """
+FORM = Form(
+    "the catalog",
+    schema.APPLICATION_ID,
+    schema.VERSION,
+    0,
+    _REMEDY,
+    pragmas=_PRAGMAS,
+    checksums_from=schema.CHECKSUMS_FROM,
+    keeps_log=True,
+)
 
 
 def open_database(path: Path | Literal[":memory:"]) -> Database:
     """Open the catalog, creating or migrating it as needed. Also: NotFound (no such folder)."""
-    form = Form(
-        "the catalog",
-        schema.APPLICATION_ID,
-        schema.VERSION,
-        0,
-        _REMEDY,
-        pragmas=_PRAGMAS,
-        checksums_from=schema.CHECKSUMS_FROM,
-    )
     if path != ":memory:":
-        with creating(f"{form.what} {path}"):
+        with creating(f"{FORM.what} {path}"):
             exists = path.exists()
         if not exists:
-            create(path, form)
-    database = Database(path, form)
+            create(path, FORM)
+    database = Database(path, FORM)
     try:
         _migrate(database)
     except BaseException:
@@ -53,3 +54,10 @@ def _migrate(database: Database) -> None:
             for migration in schema.MIGRATIONS[version:]:
                 database.write(migration)
             database.write(f"PRAGMA user_version = {schema.VERSION}")
+
+
+def meta_in_file(path: Path, key: str) -> str | None:
+    """A named fact as the file alone has it, without its log; None if there is none. Changes nothing. DataLoss."""
+    tables = read_without_log(path, FORM, "SELECT 1 FROM sqlite_master WHERE name = 'meta'")
+    rows = read_without_log(path, FORM, "SELECT value FROM meta WHERE key = ?", (key,)) if tables else []
+    return str(rows[0][0]) if rows else None

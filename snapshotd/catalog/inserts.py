@@ -8,7 +8,7 @@ from snapshotd.catalog import rows
 from snapshotd.catalog.lookup import image_number, snapshot_numbers, tagged
 from snapshotd.errors import Conflict, UsageError
 from snapshotd.sqlite import Database
-from snapshotd.types import NAME_PATTERN, Image, Message, RecordID, Snapshot, SnapshotID, Stack, Trajectory, short
+from snapshotd.types import KNOWN_NAME_PATTERN, Image, Message, RecordID, Snapshot, SnapshotID, Stack, Trajectory, short
 
 
 def add_image(db: Database, image: Image) -> None:
@@ -74,7 +74,7 @@ def set_warnings(db: Database, snapshot: SnapshotID, warnings: Sequence[str]) ->
 
 def add_tag(db: Database, snapshot: int, name: str, *, move: bool) -> None:
     """See `Catalog.tag`."""
-    if not NAME_PATTERN.fullmatch(name):
+    if not KNOWN_NAME_PATTERN.fullmatch(name):
         raise UsageError(
             f"{name[:80]!r} cannot be a tag: use up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit"
         )

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from snapshotd.catalog import rows
-from snapshotd.errors import Ambiguous, NotFound
+from snapshotd.errors import Ambiguous, NotFound, UsageError
 from snapshotd.sqlite import Database, Row
-from snapshotd.types import MIN_PREFIX_CHARS, NAME_PATTERN, ImageID, SnapshotID, TrajectoryID, short
+from snapshotd.types import (
+    ID_FORM,
+    ID_HEX_CHARS,
+    KNOWN_NAME_PATTERN,
+    MIN_PREFIX_CHARS,
+    ImageID,
+    SnapshotID,
+    TrajectoryID,
+    short,
+)
 
 CANDIDATES = 5
 _AFTER_ALL = "\U0010ffff"
@@ -56,11 +65,29 @@ def owner(db: Database, name: str) -> Row | None:
     )
 
 
+def find(db: Database, wanted: str, ref: str) -> Row:
+    """(snapshot id, trajectory id, ...) that `ref` means: an exact id before all, then a name, then the beginning of an
+    id. NotFound. Ambiguous: it fits several, also a name that an older version gave and the beginning of an id."""
+    if not ref or not searchable(ref):
+        raise no(wanted, ref)
+    begun = _begun(db, ref) if ID_FORM.fullmatch(ref) else []
+    if begun and len(ref) == ID_HEX_CHARS:
+        return begun[0][1:]
+    called = named(db, ref)
+    if called is None:
+        return _by_prefix(wanted, ref, begun or _begun(db, ref))
+    clash = next((row for row in begun if row[1:] != called[:2]), None)
+    if clash is not None:
+        raise Ambiguous(
+            f"{ref} is a name, of snapshot {short(called[0])}, and the beginning of the id {short(clash[0])}: type more of "
+            f"the id of the one you mean; a tag is taken away with `snapshotd tag --delete {ref}`"
+        )
+    return called
+
+
 def named(db: Database, ref: str) -> Row | None:
     """(snapshot id, trajectory id, ...) of the row with exactly the name `ref`. Ambiguous: an older version gave it to
     a snapshot and to a trajectory."""
-    if not searchable(ref):
-        return None
     tag, name = tagged(db, ref), owner(db, ref)
     if tag is not None and name is not None:
         raise Ambiguous(
@@ -70,29 +97,38 @@ def named(db: Database, ref: str) -> Row | None:
     return tag or name
 
 
-def by_prefix(db: Database, wanted: str, ref: str) -> Row:
-    """(snapshot id, trajectory id) of the one snapshot or trajectory whose id begins with `ref`."""
-    if not ref or not searchable(ref):
-        raise no(wanted, ref)
+def _begun(db: Database, ref: str) -> list[Row]:
+    """(id, snapshot id, trajectory id) of snapshots and trajectories whose id begins with `ref`: enough to tell whether
+    it is one."""
     bounds = (*id_range(ref), CANDIDATES + 1)
-    found = db.read(
+    return db.read(
         "SELECT s.id, s.id, t.id FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory WHERE s.id >= ? AND s.id < ? LIMIT ?",
         bounds,
     ) + db.read(
         "SELECT t.id, s.id, t.id FROM trajectories t JOIN snapshots s ON s.pk = t.head WHERE t.id >= ? AND t.id < ? LIMIT ?",
         bounds,
     )
+
+
+def _by_prefix(wanted: str, ref: str, found: list[Row]) -> Row:
     if not found:
         raise no(wanted, ref)
     check_unique(ref, [row[0] for row in found])
     return found[0][1:]
 
 
+def check_name(name: str) -> None:
+    """UsageError: a name in the form of an id could be taken for that id."""
+    if ID_FORM.fullmatch(name.partition("@")[0]):
+        raise UsageError(f"{name} could be taken for an id, which begins like that: choose a name with another letter")
+
+
 def no(kind: str, ref: str) -> NotFound:
     """The error for a missing row, for the caller to raise."""
-    shown = ref if NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
+    shown = ref if KNOWN_NAME_PATTERN.fullmatch(ref) else repr(ref[:80])
     where = {
         "image": "`snapshotd image ls` lists them",
+        "tag": "`snapshotd tag --list` lists them",
         "experiment": "`snapshotd ls` shows them",
         "approval": "`snapshotd approvals` lists them",
     }

@@ -20,11 +20,11 @@ from snapshotd.catalog.inserts import add_image, add_tag, set_warnings
 from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import (
     CANDIDATES,
-    by_prefix,
+    check_name,
     check_unique,
+    find,
     id_range,
     image_number,
-    named,
     no,
     searchable,
     snapshot_numbers,
@@ -79,6 +79,9 @@ class SqliteCatalog(Catalog):
     def flush(self) -> None:
         self._db.flush()
 
+    def checkpoint(self) -> None:
+        self._db.checkpoint()
+
     def problems(self) -> list[str]:
         return self._db.problems()
 
@@ -106,7 +109,9 @@ class SqliteCatalog(Catalog):
     def find_image(self, ref: str) -> Image:
         if not ref or not searchable(ref):
             raise no("image", ref)
-        called = self._db.read_one(rows.IMAGE_SELECT + " WHERE i.name = ?", (ref,))
+        called = self._db.read_one(
+            rows.IMAGE_SELECT + " WHERE i.id = ?1 OR i.name = ?1 ORDER BY i.id = ?1 DESC LIMIT 1", (ref,)
+        )
         if called is not None:
             return rows.decode_image(called)
         found = self._db.read(
@@ -137,6 +142,8 @@ class SqliteCatalog(Catalog):
     def add_trajectories(
         self, items: Sequence[tuple[Trajectory, Snapshot | None]], *, request: RequestKey | None = None
     ) -> None:
+        for trajectory, _ in items:
+            check_name(trajectory.name or "")
         with self._db.transaction():
             for trajectory, snapshot in items:
                 begin_trajectory(self._db, trajectory, snapshot)
@@ -392,15 +399,14 @@ class SqliteCatalog(Catalog):
 
     def resolve_snapshot(self, ref: str) -> Snapshot:
         with self._db.lock:
-            row = named(self._db, ref)
-            return self.get_snapshot(row[0] if row else by_prefix(self._db, "snapshot", ref)[0])
+            return self.get_snapshot(find(self._db, "snapshot", ref)[0])
 
     def resolve_trajectory(self, ref: str) -> Trajectory:
         with self._db.lock:
-            row = named(self._db, ref)
-            return self.get_trajectory(row[1] if row else by_prefix(self._db, "trajectory", ref)[1])
+            return self.get_trajectory(find(self._db, "trajectory", ref)[1])
 
     def tag(self, snapshot_id: SnapshotID, name: str, *, move: bool = False, request: RequestKey | None = None) -> None:
+        check_name(name)
         with self._db.transaction():
             add_tag(self._db, snapshot_numbers(self._db, snapshot_id)[0], name, move=move)
             add_request(self._db, request, [snapshot_id])

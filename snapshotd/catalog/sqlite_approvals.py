@@ -184,7 +184,14 @@ class SqliteCompensations(Compensations):
                 "UPDATE compensations SET status = ?, ended_at_ns = ?, exit_code = ?, error = ? WHERE entry = ? AND status IS NULL",
                 (status.value, at_ns, exit_code, rows.encode_text_or_none(error), rows.encode_text(entry_id)),
             ):
-                raise NotFound(f"no compensation of call {ascii(entry_id[:80])[1:-1]} is open: begin one first")
+                raise _none_open(entry_id)
+
+    def forget(self, entry_id: CallID) -> None:
+        with self._db.transaction():
+            if not self._db.write(
+                "DELETE FROM compensations WHERE entry = ? AND status IS NULL", (rows.encode_text(entry_id),)
+            ):
+                raise _none_open(entry_id)
 
     def get(self, entry_id: CallID) -> Compensation | None:
         row = self._db.read_one(_COMPENSATION_SELECT, (rows.encode_text(entry_id),))
@@ -201,6 +208,10 @@ class SqliteCompensations(Compensations):
                 exit_code,
                 rows.decode_text_or_none(error),
             )
+
+
+def _none_open(entry_id: CallID) -> NotFound:
+    return NotFound(f"no compensation of call {ascii(entry_id[:80])[1:-1]} is open: begin one first")
 
 
 def _where(wanted: dict[str, Value]) -> tuple[str, builtins.list[Value]]:

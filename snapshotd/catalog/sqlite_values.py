@@ -205,7 +205,7 @@ def _shown(text: str) -> str:
 def _no(namespace: str, key: str, version: int | None) -> NotFound:
     which = "" if version is None else f" in version {version}"
     return NotFound(
-        f"there is no key {_shown(key)}{which} in namespace {_shown(namespace)}: search shows what there is"
+        f"there is no key {_shown(key)}{which} in namespace {_shown(namespace)}: `snapshotd store ls` shows what there is"
     )
 
 

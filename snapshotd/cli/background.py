@@ -12,7 +12,8 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.follow import RawOutput, note
+from snapshotd.cli.follow import BetweenLines, note
+from snapshotd.cli.text import printable
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.feeding import Readable
 from snapshotd.client.results import CommandInfo
@@ -25,7 +26,8 @@ _PIECE_BYTES = 64 << 10
 def command_logs(client: Snapshotd, trajectory: str, ref: str, *, as_json: bool, following: bool) -> None:
     """Show what a command has printed so far; with `following`, until it has ended."""
     found = client.command(trajectory, ref)
-    for _ in _shown(client.command_events(found.trajectory, found.id, follow=following), as_json=as_json):
+    events = client.command_events(found.trajectory, found.id, follow=following)
+    for _ in _shown(events, BetweenLines(), as_json=as_json):
         pass
 
 
@@ -39,13 +41,14 @@ def attach_command(
     )
     if source is not None:
         threading.Thread(target=_feed, args=(client, found, source), name="stdin", daemon=True).start()
-    for _ in _shown(events, as_json=as_json):
+    lines = BetweenLines()
+    for _ in _shown(events, lines, as_json=as_json):
         pass
     done = client.command(found.trajectory, found.id)
     if not quiet and not as_json:
         taken = "no snapshot" if done.snapshot is None else f"snapshot {short(done.snapshot)}"
         code = "" if done.exit_code is None else f", exit code {done.exit_code}"
-        click.echo(f"■ {done.status}{code}, {taken}", err=True)
+        lines.line(f"■ {done.status}{code}, {taken}", at_once=True)
     return exit_code_of(done)
 
 
@@ -66,17 +69,16 @@ def exit_code_of(done: CommandInfo) -> int:
     return done.exit_code
 
 
-def _shown(events: Iterator[dict[str, Any]], *, as_json: bool) -> Iterator[dict[str, Any]]:
+def _shown(events: Iterator[dict[str, Any]], lines: BetweenLines, *, as_json: bool) -> Iterator[dict[str, Any]]:
     """The same events, each once it is on the terminal."""
-    raw = RawOutput()
     for event in events:
         if as_json:
             click.echo(json.dumps(event))
             sys.stdout.flush()
         elif event["event"] == "output":
-            raw.write(event["stream"], base64.b64decode(event["data_b64"]))
+            lines.output(event["stream"], base64.b64decode(event["data_b64"]))
         elif event["event"] == "warning":
-            note(event["message"])
+            lines.line(f"snapshotd: {printable(event['message'])}", at_once=True)
         yield event
 
 

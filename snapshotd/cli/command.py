@@ -19,6 +19,7 @@ from snapshotd.errors import (
     NO_ROOM,
     CommandNotFound,
     CommandNotRunnable,
+    NotPermitted,
     OutOfSpace,
     SandboxFailed,
     SnapshotdError,
@@ -26,6 +27,7 @@ from snapshotd.errors import (
 )
 
 if TYPE_CHECKING:
+    from snapshotd.cli.github import GitHub
     from snapshotd.client.client import Snapshotd
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -42,6 +44,10 @@ class Failure(Exception):  # noqa: N818 - carries an error, is none
         self.error = error
         self.exit_code = exit_code
         self.as_json = as_json
+
+
+class Declined(SnapshotdError):  # noqa: N818 - as those of `errors`
+    """A person has answered a question with no: exit code 1, in every command."""
 
 
 class ReaderGone(Exception):  # noqa: N818 - what happened, and no failure of ours
@@ -69,6 +75,11 @@ def standard_input() -> BinaryIO | None:
         return None
 
 
+def is_terminal() -> bool:
+    """True if standard input is a terminal, where a person can be asked."""
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
 def waiting_bytes(fd: int) -> int:
     """Number of bytes that can be read at once and that no person typed."""
     mode = os.fstat(fd).st_mode
@@ -79,13 +90,20 @@ def waiting_bytes(fd: int) -> int:
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
-def no_space(exc: OSError) -> OutOfSpace:
-    """The error to report when there is no room for our output, which is dropped from now on. Any other error is
-    raised."""
-    if exc.errno not in _FULL:
+def system_error(exc: OSError) -> SnapshotdError:
+    """The error to report when the system refuses: there is no room for our output, which is dropped from now on, or a
+    path of this machine cannot be used. Any other error is raised."""
+    path = None if exc.filename is None else os.fsdecode(exc.filename)
+    if exc.errno in _FULL:
+        if path is None:
+            drop_output()
+        what = path or "the output"
+        return OutOfSpace(f"{what} cannot be written to its end: {exc.strerror}; free some space or send it elsewhere")
+    if path is None and not isinstance(exc, FileNotFoundError):
         raise exc
-    drop_output()
-    return OutOfSpace(f"the output cannot be written to its end: {exc.strerror}; free some space or send it elsewhere")
+    path = path or "the working directory"  # `getcwd` names nothing
+    kind = NotPermitted if isinstance(exc, PermissionError) else UsageError
+    return kind(f"{path} cannot be used: {exc.strerror}; name another path, or change that one")
 
 
 class CliCommand(click.Command):
@@ -122,7 +140,7 @@ class CliCommand(click.Command):
         except SnapshotdError as exc:
             raise self._failure(exc, "--json" in before) from exc
         except OSError as exc:
-            raise self._failure(no_space(exc), "--json" in before) from exc
+            raise self._failure(system_error(exc), "--json" in before) from exc
 
     def own_words(self, ctx: click.Context, args: list[str]) -> list[str]:
         """The words that are options and arguments of this command; `keep_apart` gets the rest."""
@@ -140,11 +158,17 @@ class CliCommand(click.Command):
         except BrokenPipeError as exc:
             raise ReaderGone from exc  # before click sees it, which would end with its own exit code
         except click.UsageError as exc:
-            raise self._failure(usage_error(exc, ctx), wants_json(ctx)) from exc
+            raise self._told(ctx, usage_error(exc, ctx)) from exc
         except SnapshotdError as exc:
-            raise self._failure(exc, wants_json(ctx)) from exc
+            raise self._told(ctx, exc) from exc
         except OSError as exc:
-            raise self._failure(no_space(exc), wants_json(ctx)) from exc
+            raise self._told(ctx, system_error(exc)) from exc
+
+    def _told(self, ctx: click.Context, error: SnapshotdError) -> Failure:
+        step: GitHub | None = ctx.params.get("github")
+        if step is not None:
+            step.annotate("error", error.message, title=ctx.command_path)
+        return self._failure(error, wants_json(ctx))
 
     def _failure(self, error: SnapshotdError, as_json: bool) -> Failure:
         code = error.exit_code
@@ -246,6 +270,16 @@ def usage_error(exc: click.UsageError, ctx: click.Context | None) -> UsageError:
 
 def refuse(message: str) -> NoReturn:
     raise UsageError(message)
+
+
+def ask(question: str, *, default: bool = False) -> None:
+    """Ask the person at the terminal, on standard error: click's own question writes a blank to standard output, where
+    only data belongs. Declined: the answer is no, or none that can be understood."""
+    click.echo(f"{question} [{'Y/n' if default else 'y/N'}] ", nl=False, err=True)
+    line = sys.stdin.readline()
+    answer = line.strip().lower()
+    if not (answer in ("y", "yes") or (default and line.endswith("\n") and not answer)):
+        raise Declined("the answer was no, so nothing was changed")
 
 
 def _with_bare_network(cmd: click.Command, args: list[str]) -> list[str]:

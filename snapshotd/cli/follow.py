@@ -5,20 +5,24 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import dataclasses
 import json
+import os
 import signal
 import sys
 import threading
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from snapshotd.cli.command import drop_output
+from snapshotd.cli.taken import counted
 from snapshotd.cli.text import printable, snapshot_line
 from snapshotd.cli.waiting import Wait, settled
 from snapshotd.client.client import Snapshotd
+from snapshotd.client.results import FileCounts
 from snapshotd.errors import BY_CODE, DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.terms import short
 
@@ -39,6 +43,57 @@ class RawOutput:
         except BrokenPipeError:
             drop_output(target)
             raise
+
+
+class BetweenLines:
+    """Our lines on standard error, between the lines of a program whose output is shown beside them: none of ours comes in
+    the middle of one of theirs."""
+
+    def __init__(self) -> None:
+        self._raw = RawOutput()
+        self._beside = {"stderr", *({"stdout"} if _one_place(sys.stdout, sys.stderr) else ())}
+        """Streams of the program that go where our lines go."""
+        self._within = False
+        """A line of theirs has begun there."""
+        self._waiting: list[str] = []
+
+    def output(self, stream: str, data: bytes) -> None:
+        """Write what the program has printed, and behind the end of its line the lines that wait for it. BrokenPipeError
+        as `RawOutput.write`."""
+        if stream not in self._beside:
+            self._raw.write(stream, data)
+            return
+        if self._waiting and b"\n" in data:
+            end = data.index(b"\n") + 1
+            self._raw.write(stream, data[:end])
+            self._within = False
+            self.end()
+            data = data[end:]
+        if data:
+            self._raw.write(stream, data)
+            self._within = not data.endswith(b"\n")
+
+    def line(self, text: str, *, at_once: bool = False) -> None:
+        """Write a line of ours where the present one of theirs has ended; `at_once`: below it."""
+        self._waiting.append(text)
+        if at_once or not self._within:
+            self.end()
+
+    def end(self) -> None:
+        """Write all lines that wait, below what has been printed so far."""
+        waiting, self._waiting = self._waiting, []
+        if waiting and self._within:
+            click.echo(err=True)
+            self._within = False
+        for text in waiting:
+            click.echo(text, err=True)
+
+
+def _one_place(a: TextIO, b: TextIO) -> bool:
+    try:
+        return os.path.sameopenfile(a.fileno(), b.fileno())
+    except OSError:
+        return False  # one is closed
 
 
 class Interruption:
@@ -106,6 +161,8 @@ def follow(
     """
     replay = ReplayLine()
     events = client.events(trajectory, on_lost=None if quiet else lambda: _tell_lost(replay))
+    if as_json or not quiet:
+        events = _counted(client, trajectory, events)
     if wait is not None:
         events = _waiting(events, client, trajectory, wait)
     if not stop_on_interrupt:
@@ -117,6 +174,25 @@ def follow(
             client.stop(trajectory)
             raise
     return code if interruption.signal is None else 128 + interruption.signal
+
+
+def _counted(client: Snapshotd, trajectory: str, events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The same with the changed files of snapshots, which are told before these are counted. Where the daemon does not
+    keep up with its agent, and where it is away, no line waits for them."""
+    known: dict[str, FileCounts] | None = None
+    waits = True
+    for event in events:
+        if event["event"] == "snapshot" and event["files"] is None:
+            with contextlib.suppress(SnapshotdError):
+                if known is None:  # all that are counted so far, in one request
+                    known = {one.id: one.files for one in client.log(trajectory) if one.files is not None}
+                files = known.get(event["id"])
+                if files is None:
+                    taken = client.snapshot(event["id"])
+                    files = (counted(client, taken) if waits else taken).files
+                    waits = files is not None
+                event = {**event, "files": None if files is None else dataclasses.asdict(files)}
+        yield event
 
 
 def _tell_lost(replay: ReplayLine) -> None:
@@ -168,13 +244,16 @@ def _show(events: Iterable[dict[str, Any]], trajectory: str, replay: ReplayLine,
 def logs(client: Snapshotd, trajectory: str, *, as_json: bool, following: bool) -> None:
     """Show what a run has printed so far; with `following`, until it has finished."""
     events = client.events(trajectory, follow=following)
+    if as_json:
+        events = _counted(client, trajectory, events)
     if not sum(1 for _ in _shown(events, ReplayLine(), as_json=as_json, quiet=True)):
         raise _no_agent(trajectory)
 
 
 def _no_agent(trajectory: str) -> UsageError:
     return UsageError(
-        f"no agent ever ran in {short(trajectory)}, so there is nothing to follow; `snapshotd log` shows its snapshots"
+        f"no agent ever ran in {short(trajectory)}, so it has no run; `snapshotd log {short(trajectory)}` shows its "
+        f"snapshots, `snapshotd ps {short(trajectory)}` its background commands"
     )
 
 
@@ -199,38 +278,40 @@ def _shown(
     events: Iterable[dict[str, Any]], replay: ReplayLine, *, as_json: bool, quiet: bool
 ) -> Iterator[dict[str, Any]]:
     """The same events, each once it is on the terminal."""
-    raw = RawOutput()
+    lines = BetweenLines()
     for event in events:
         if as_json:
             click.echo(json.dumps(event))
             sys.stdout.flush()
         elif event["event"] == "output":
             replay.clear()
-            raw.write(event["stream"], base64.b64decode(event["data_b64"]))
+            lines.output(event["stream"], base64.b64decode(event["data_b64"]))
         elif not quiet or "left_out_bytes" in event:
             for line in (replay.line(event), _line(event)):
                 if line:
-                    click.echo(line, err=True)
+                    lines.line(line, at_once=event["event"] in ("approval", "finished"))
         yield event
+    lines.end()
 
 
 def _line(event: dict[str, Any]) -> str | None:
     kind = event["event"]
     if kind == "started":
-        return f"▶ trajectory {short(event['trajectory'])}  {event['runtime']}  {printable(str(event['image']))}"
+        return f"▶ trajectory {short(event['trajectory'])}  {event['runtime']}  {printable(str(event['image_name']))}"
     if kind == "snapshot":
         return snapshot_line(
             seq=event["seq"],
             snapshot_id=event["id"],
-            tool=event["tool"],
+            tool=event["name"],
             status=event["status"],
             files=event.get("files"),
             pause_ms=event["pause_ms"],
             method=event.get("method", "pivot"),
             reused=event.get("reused"),
+            argument=event.get("argument", ""),
         )
     if kind == "approval":
-        which, tool = short(event["id"]), printable(str(event["tool"]))
+        which, tool = short(event["id"]), printable(str(event["name"]))
         if event["status"] == "pending":
             return f"⏸ {tool} waits for approval: `snapshotd approval {which}` shows it, `snapshotd approve {which}` lets it run"
         return f"⏵ {tool}: approval {which} is {event['status']}"
@@ -240,8 +321,8 @@ def _line(event: dict[str, Any]) -> str | None:
         code = event["exit_code"]
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
-        reused = _reused(event["reused"]) if "reused" in event else ""
-        return f"■ {how}, {event['snapshots']} snapshots{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
+        reused = _reused(event["reuse"]) if "reuse" in event else ""
+        return f"■ {how}, {event['snapshot_count']} snapshots{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
 
 

@@ -7,13 +7,20 @@ import sys
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
+import click
+
 from snapshotd.cli.taken import snapshot_json
-from snapshotd.cli.text import file_counts, print_json, printable, shown_id
+from snapshotd.cli.text import file_counts, fitted, print_json, printable, shown_id
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo, TrajectoryInfo
+from snapshotd.terms import main_argument
 
 if TYPE_CHECKING:
     from rich.text import Text
+
+
+_INDENT = 4
+"""Columns by which a level of a tree is indented."""
 
 
 def show_forest(client: Snapshotd, ref: str | None = None, *, full: bool, as_json: bool) -> None:
@@ -51,7 +58,8 @@ def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[Snapshot
     from rich.tree import Tree
 
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 1000)
-    known = {item.id for line in snapshots.values() for item in line}
+    owners = {item.id: item.trajectory for line in snapshots.values() for item in line}
+    levels: dict[str, int] = {}
     nodes: dict[str, Tree] = {}
     roots: list[Tree] = []
     for item in trajectories:  # oldest first: whatever a fork began at has its node already
@@ -62,22 +70,43 @@ def _draw(trajectories: list[TrajectoryInfo], snapshots: dict[str, list[Snapshot
         if parent is None:
             tree = Tree(label)
             roots.append(tree)
-            if item.forked_from is not None and item.forked_from not in known:
+            if item.forked_from is not None and item.forked_from not in owners:
                 label.append("  (forked from a snapshot that is gone)", style="dim")
         else:
             tree = parent.add(label)
-        for snapshot in snapshots[item.id]:
-            nodes[snapshot.id] = tree.add(_label(snapshot, full))
+        levels[item.id] = level = 0 if parent is None else levels[owners[item.forked_from or ""]] + 1
+        line = snapshots[item.id]
+        for snapshot, label in zip(line, _labels(line, _INDENT * (2 * level + 1), full), strict=True):
+            nodes[snapshot.id] = tree.add(label)
     for root in roots:
-        console.print(root)
+        with console.capture() as drawn:  # rich would end the process with 1 where the reader has gone away
+            console.print(root)
+        click.echo(drawn.get(), nl=False)
 
 
-def _label(item: SnapshotInfo, full: bool) -> Text:
+def _labels(line: list[SnapshotInfo], indent: int, full: bool) -> list[Text]:
+    """The snapshots of one trajectory, in columns; the last one is fitted."""
     from rich.text import Text
 
-    label = Text(f"{item.seq} {shown_id(item.id, full=full)}  {printable(item.tool.name)}  ")
-    label.append(item.tool.status, style="green" if item.tool.status == "done" else "red")
-    label.append(f"  {file_counts(item.files)}")
-    if item.tags:
-        label.append("  " + " ".join(item.tags), style="yellow")
-    return label
+    rows = [
+        (
+            (f"{item.seq} {shown_id(item.id, full=full)}", ""),
+            (printable(item.tool.name), ""),
+            (item.tool.status, "green" if item.tool.status == "done" else "red"),
+            (file_counts(item.files), ""),
+            (" ".join(item.tags), "yellow"),
+        )
+        for item in line
+    ]
+    widths = [max(len(text) for text, _ in column) for column in zip(*rows, strict=True)]
+    numbers = max((len(str(item.seq)) for item in line), default=0)
+    labels = []
+    for item, row in zip(line, rows, strict=True):
+        label = Text(" " * (numbers - len(str(item.seq))))
+        for (text, style), width in zip(row, widths, strict=True):
+            if width:
+                label.append(text, style=style).append(" " * (width - len(text) + 2))
+        label.append(fitted(main_argument(item.tool.arguments), indent + len(label.plain)), style="dim")
+        label.rstrip()
+        labels.append(label)
+    return labels

@@ -6,7 +6,10 @@ command line named here exists.
 
 from __future__ import annotations
 
-_EACH_CALL = "a snapshot is taken after every tool call by itself; `snapshotd tag NAME TAG` gives the newest a name"
+_EACH_CALL = (
+    "a snapshot is taken after every tool call by itself; `snapshotd snapshot NAME` takes one now, `snapshotd tag NAME TAG` names "
+    "the newest"
+)
 _FORK = "`snapshotd fork ID` starts a new sandbox from a snapshot"
 _BACK = "`snapshotd rewind NAME ID` goes back in place, `snapshotd fork ID` starts a new sandbox from there"
 _RM = "`snapshotd rm NAME` forgets a trajectory and frees what only it used"
@@ -99,7 +102,6 @@ HABITS: dict[str, str] = {
     "serve": _DAEMON,
     "server": _DAEMON,
     "sh": _SHELL,
-    "snapshot": _EACH_CALL,
     "snapshots": _LOG,
     "ssh": _SHELL,
     "start": _START,

@@ -13,6 +13,7 @@ import sys
 from typing import Any
 
 import click
+from click.exceptions import NoArgsIsHelpError
 
 from snapshotd.cli.command import (
     CONTEXT_SETTINGS,
@@ -20,9 +21,10 @@ from snapshotd.cli.command import (
     ReaderGone,
     drop_output,
     global_options,
-    no_space,
+    system_error,
     usage_error,
 )
+from snapshotd.config import passed_on
 from snapshotd.errors import SnapshotdError, UsageError
 
 SECTIONS: dict[str, str] = {
@@ -40,16 +42,17 @@ COMMANDS: dict[str, dict[str, str]] = {
         "create": "Start a sandbox without an agent.",
         "exec": "Run a command as a tool call in a sandbox, or in a throw-away fork.",
         "shell": "Open a shell in a sandbox.",
+        "snapshot": "Take a snapshot of a running sandbox now.",
         "cp": "Copy files into a sandbox, or out of a sandbox or snapshot.",
         "port": "Reach a server inside a sandbox at an address of this machine.",
         "attach": "Follow a run, or a background command, from its beginning.",
         "logs": "Print what a run, or a background command, has printed so far.",
         "wait": "Wait until a run, or a background command, has ended.",
-        "kill": "Send a signal to background commands of a sandbox.",
+        "kill": "Send a signal to commands of a sandbox.",
         "stop": "End sandboxes after a last snapshot.",
         "rm": "Forget trajectories and free what only they used.",
         "ls": "List trajectories.",
-        "ps": "List live sandboxes, or a trajectory's background commands.",
+        "ps": "List live sandboxes, or a trajectory's commands.",
         "fork": "Start new sandboxes from a snapshot.",
         "experiment": "Run variants from one state, score them, and keep the best.",
         "resume": "Let an agent go on where it stopped.",
@@ -184,16 +187,22 @@ def main(args: list[str] | None = None) -> int:
     except (ReaderGone, BrokenPipeError):
         drop_output()
         return 141
+    except KeyboardInterrupt:  # while the outcome was told
+        return 130
     except OSError as exc:
-        error = no_space(exc)
+        error = system_error(exc)
         return report(error, error.exit_code, as_json=False)
 
 
 def _main(args: list[str] | None) -> int:
     try:
-        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False)
+        color = False if passed_on(["NO_COLOR"]).get("NO_COLOR") else None  # https://no-color.org
+        outcome: Any = cli.main(args, prog_name="snapshotd", standalone_mode=False, color=color)
     except Failure as failure:
         return report(failure.error, failure.exit_code, as_json=failure.as_json)
+    except NoArgsIsHelpError as exc:  # a group alone: a person looks round
+        click.echo(exc.ctx.get_help())
+        return 0
     except click.UsageError as exc:
         error = usage_error(exc, None)
         return report(error, error.exit_code, as_json=False)

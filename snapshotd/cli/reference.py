@@ -12,6 +12,7 @@ import click
 from snapshotd import errors
 from snapshotd.cli.command import CliCommand
 from snapshotd.cli.main import cli
+from snapshotd.daemon.http.words import WORDS
 
 _INTRODUCTION = """\
 # Commands
@@ -20,7 +21,7 @@ Generated from the commands by `python -m snapshotd.cli.reference`; do not edit.
 
 - Wherever a command takes an id, any unique prefix of it (four characters or more), a name or a tag will do.
 - Data goes to standard output; progress and one line per snapshot go to standard error. `--json` prints JSON instead of text, and an
-  error as `{"error":{"code","message"}}`.
+  error as `{"error":{"code","message"}}`. [The words of --json](#the-words-of---json) says what each word means.
 - `--state-dir` (`SNAPSHOTD_STATE_DIR`) and `--socket` (`SNAPSHOTD_SOCKET`) may stand before or after the command's name.
 - The first command that needs the daemon starts it, when run as root.
 """
@@ -31,6 +32,7 @@ def reference() -> str:
     lines = [_INTRODUCTION, *_exit_codes(), *_contents()]
     for name, command in _walk():
         lines += _section(name, command)
+    lines += _words()
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -45,7 +47,14 @@ def _walk() -> Iterator[tuple[str, click.Command]]:
 
 
 def _exit_codes() -> list[str]:
-    lines = ["## Exit codes", "", "| code | meaning |", "|---|---|", "| 0 | it worked |"]
+    lines = [
+        "## Exit codes",
+        "",
+        "| code | meaning |",
+        "|---|---|",
+        "| 0 | it worked |",
+        "| 1 | the answer to a question was no; or what the command itself says of 1 |",
+    ]
     lines += [
         f"| {kind.exit_code} | {code} |"
         for code, kind in sorted(errors.BY_CODE.items(), key=lambda item: item[1].exit_code)
@@ -60,6 +69,20 @@ def _exit_codes() -> list[str]:
         "",
     ]
     return lines
+
+
+def _words() -> list[str]:
+    lines = [
+        "## The words of --json",
+        "",
+        "One word has one type and one meaning in every command, and in the API and the client where they say the same. ",
+    ]
+    lines[-1] += (
+        "An `id` is 32 or 64 hexadecimal digits, never a prefix or a name; a `time` is ISO 8601 in UTC; the keys of a `map` are data; "
+        "`any` is as it was recorded. Any may be null: there is none, or it is not known yet."
+    )
+    rows = (f"| `{word}` | {kind} | {meaning} |" for word, (kind, meaning) in sorted(WORDS.items()))
+    return [*lines, "", "| word | type | |", "|---|---|---|", *rows, ""]
 
 
 def _contents() -> list[str]:

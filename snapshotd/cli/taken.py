@@ -95,7 +95,7 @@ def details_json(item: SnapshotInfo) -> dict[str, Any]:
     }
     return answer | {
         "method": item.method,
-        "messages": item.messages,
+        "message_count": item.messages,
         "image": item.image,
         "layers": item.layers,
         "follows": item.follows,

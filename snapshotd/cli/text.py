@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from snapshotd.terms import SECONDS, short
+
+_REST_CHARS, _REST_LEAST_CHARS = 60, 10
+"""How much of a call is shown where there is no terminal, and on one of any width."""
 
 
 def printable(text: str) -> str:
@@ -41,6 +46,11 @@ def shown_id(any_id: str | None, *, full: bool) -> str:
     if any_id is None:
         return "-"
     return any_id if full else short(any_id)
+
+
+def is_snapshot(ref: str, found: Any) -> bool:
+    """True if `ref`, which led to this snapshot, names it; false if it names its trajectory."""
+    return found.id.startswith(ref) or ref in found.tags
 
 
 def size(count: int) -> str:
@@ -86,10 +96,25 @@ def call_text(name: str, arguments: Any, limit: int) -> str:
     return printable(text if len(text) <= limit else text[: limit - 1] + "…")
 
 
-def table(header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+def fitted(text: str, taken: int, stream: TextIO | None = None) -> str:
+    """A text for people, without controls, and cut so that it ends with a line in which it begins at column `taken`.
+    `stream` (standard output) tells the terminal's width; without a terminal the text is cut to a usual length."""
+    limit = _REST_CHARS
+    with contextlib.suppress(OSError):  # no terminal
+        limit = max(_REST_LEAST_CHARS, os.get_terminal_size((stream or sys.stdout).fileno()).columns - taken)
+    shown = printable(text)
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = (), fit: bool = False
+) -> None:
     """Print aligned columns on standard output. `right` are the columns to align right. The last column is never
-    padded."""
+    padded; with `fit` it is any text, and `fitted`."""
     widths = [max(len(click.unstyle(row[i])) for row in (header, *rows)) for i in range(len(header))]
+    if fit:
+        before = sum(widths[:-1]) + 2 * len(widths[:-1])
+        rows = [(*row[:-1], fitted(row[-1], before)) for row in rows]
     for number, row in enumerate((header, *rows)):
         cells = []
         for i, cell in enumerate(row):
@@ -136,8 +161,10 @@ def snapshot_line(
     method: str,
     state: str | None = None,
     reused: str | None = None,
+    argument: str = "",
 ) -> str:
-    """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`, and the state if it was waited for. `files`: None until counted."""
+    """`● 3 a1b2c3d4e5f6  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms`, the state if it was waited for, and the call's main
+    argument. `files`: None until counted."""
     parts = [f"● {seq} {short(snapshot_id)}", printable(tool), status]
     parts += (
         ["…"] if files is None else [f"+{files['added']} ~{files['changed']} -{files['deleted']}", size(files["bytes"])]
@@ -149,4 +176,5 @@ def snapshot_line(
         parts.append(f"(reused from {short(reused)})")
     if state is not None:
         parts.append(state)
-    return "  ".join(parts)
+    line = "  ".join(parts)
+    return f"{line}  {fitted(argument, len(line) + 2, sys.stderr)}" if argument else line

@@ -54,28 +54,45 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
     name = "time"
 
     def __init__(self, *, zero: bool = False) -> None:
-        self._zero = zero
+        self.zero = zero
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         if isinstance(value, float):
             return value
-        if self._zero and value.strip() == "0":
-            return 0.0
-        match = _DURATION.fullmatch(value.strip())
-        seconds = float(match[1]) * SECONDS[match[2].lower()] if match else 0.0
-        if not (0 < seconds <= SECONDS_MOST or (self._zero and match and seconds == 0)):
+        seconds = self.seconds(value)
+        if seconds is None:
+            least = "" if self.zero else " above 0"
             self.fail(
-                f"{value!r} is not a duration: write a number with s, m, h, d or w, such as 12h or 7d", param, ctx
+                f"{value!r} is not a duration: write a number{least} with s, m, h, d or w, such as 12h or 7d",
+                param,
+                ctx,
             )
         return seconds
+
+    def seconds(self, text: str) -> float | None:
+        """The duration that a text says; None if it says none, or one that is not allowed."""
+        if self.zero and text.strip() == "0":
+            return 0.0
+        match = _DURATION.fullmatch(text.strip())
+        seconds = float(match[1]) * SECONDS[match[2].lower()] if match else 0.0
+        return seconds if 0 < seconds <= SECONDS_MOST or (self.zero and match and seconds == 0) else None
 
 
 class Seconds(Duration):
     """`90`, `1.5`, `10m`: seconds, if it says nothing else."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        plain = isinstance(value, str) and value.strip()[-1:].isdigit()
-        seconds = super().convert(f"{value.strip()}s" if plain else value, param, ctx)
+        if isinstance(value, float):
+            return value
+        plain = value.strip()[-1:].isdigit()
+        seconds = self.seconds(f"{value.strip()}s" if plain else value)
+        if seconds is None:
+            least = "" if self.zero else " above 0"
+            self.fail(
+                f"{value!r} is no time: write seconds{least}, or a number with s, m, h, d or w: 90, 1.5, 10m",
+                param,
+                ctx,
+            )
         if seconds > TIMEOUT_MAX_S:
             self.fail(f"{value!r} is longer than a year", param, ctx)
         return seconds
@@ -434,7 +451,7 @@ def complete_approval(ctx: click.Context, _param: click.Parameter, incomplete: s
         found = connect(ctx, autostart=False).approvals("pending")
     except SnapshotdError:
         return []
-    return [CompletionItem(short(item.id), help=item.tool) for item in found if item.id.startswith(incomplete)]
+    return [CompletionItem(short(item.id), help=item.name) for item in found if item.id.startswith(incomplete)]
 
 
 def complete_command(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -22,7 +22,7 @@ from snapshotd.client.feeding import Terminal
 from snapshotd.client.mind import RECORDED
 from snapshotd.client.ports import Port
 from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
-from snapshotd.client.sandbox import Command, ExecFailed, ExecResult, Sandbox, Snapshot
+from snapshotd.client.sandbox import Command, ExecFailed, ExecResult, RunResult, Sandbox, Snapshot
 from snapshotd.errors import SnapshotdError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ __all__ = [
     "Policy",
     "Port",
     "Provider",
+    "RunResult",
     "Sandbox",
     "Snapshot",
     "Snapshotd",

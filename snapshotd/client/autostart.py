@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from snapshotd.client.exchange import error_of
 from snapshotd.daemon.http.wire import log_path_of
-from snapshotd.daemon.lock import lock_holder, make_state_dir
+from snapshotd.daemon.lock import lock_holder, lock_socket, make_state_dir
 from snapshotd.errors import Conflict, DaemonUnavailable
 
 START_TIMEOUT_S = 60.0
@@ -48,6 +48,7 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
             except Conflict:
                 # Another process holds the state directory: a daemon that is just ending, or one that was not started
                 # by a command.
+                _check_socket(state_dir, socket_path)
                 if _answers_or_ends(state_dir, socket_path, deadline):
                     return
                 if time.monotonic() > deadline:
@@ -169,8 +170,19 @@ def _answers_or_ends(state_dir: Path, socket_path: Path, deadline: float) -> boo
     while not answers(socket_path):
         if lock_holder(state_dir) is None or time.monotonic() > deadline:
             return False
+        _check_socket(state_dir, socket_path)
         time.sleep(_POLL_S)
     return True
+
+
+def _check_socket(state_dir: Path, socket_path: Path) -> None:
+    """Conflict when the daemon of the state directory serves at another socket: it will never answer at this one."""
+    holder, other = lock_holder(state_dir), lock_socket(state_dir)
+    if holder is not None and other is not None and other != socket_path.absolute():
+        raise Conflict(
+            f"the daemon (pid {holder}) of the state directory {state_dir} serves at {other}, not at {socket_path}: use "
+            f"that socket, or stop it first with `snapshotd daemon --stop --state-dir {state_dir}`"
+        )
 
 
 def answers(socket_path: Path) -> bool:

@@ -191,6 +191,20 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
         return Following(self._transport, path, what=ref, patience_s=self._reconnect_s, on_lost=on_lost).events()
 
+    def wait(self, ref: str, *, on_output: OutputSink | None = None) -> TrajectoryInfo:
+        """Wait until the run of a trajectory, or of a fork's program, has ended, as `events` follows it; the trajectory
+        then has its `status` and `exit_code`. All output from the beginning goes to `on_output`. UsageError: no program
+        ever ran in it."""
+        identity, ended = self.trajectory(ref).id, False
+        shown = ShownOutput(on_output)
+        for event in self.events(identity):
+            if event["event"] == "output":
+                shown.show(event)
+            ended = event["event"] == "finished"
+        if not ended:
+            raise UsageError(f"no program ever ran in {ref}, so there is no run to wait for")
+        return self.trajectory(identity)
+
     def exec(
         self,
         ref: str,
@@ -219,8 +233,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
         time one runs, and the others get a Conflict that names the head.
 
-        After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the call's
-        status `timed-out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
+        After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the result
+        `timed_out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
         the sandbox from now on; None: as it is, or the daemon's default (half an hour) if it was stopped.
 
         With `terminal` the command has a terminal in place of pipes: all that it prints comes as "stdout", `stdin` is
@@ -441,6 +455,16 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             options=options,
         )
 
+    def take_snapshot(
+        self, ref: str, name: str | None = None, *, if_changed: bool = False, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Take a snapshot of a running sandbox as it is now, with `name` as its tag. Processes in it run on. With
+        `if_changed`, the answer is the head if no file was written since; where processes were alive at the head, a
+        snapshot may be taken all the same. Conflict: the trajectory does not run, its program is being replayed, or the
+        name is taken."""
+        body = {"name": name, "if_changed": if_changed}
+        return self._step(f"/trajectories/{ref_segment(ref, 'trajectory')}/snapshot", body, wait)
+
     def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
         check_wait(wait)
@@ -609,13 +633,16 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         dry_run: bool = False,
         *,
         commit: str | bool = False,
+        hooks: bool = False,
     ) -> ApplyInfo:
         """Bring what changed from `base` to `snapshot` below the directory `path` (/workspace) to the local folder
         `to`, all or nothing; with `dry_run`, only say what that would be. `base` is the snapshot from right after the
-        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it.
+        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it; hooks of the
+        folder's repository, and programs that its settings name, run only with `hooks`.
 
         Three-way: the folder's own changes are kept. Where both exclude each other, nothing is written and the answer
-        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there), Conflict
+        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there, or none
+        without a program of its repository), Conflict
         (the folder changed meanwhile; another apply is at work; git refused the commit of what is applied), OutOfSpace,
         Unsupported (there is no git, and it is needed)."""
         from snapshotd.client.apply import apply
@@ -624,7 +651,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         start = apply.first_of(self, info) if base is None else self.snapshot(base).id
         source = apply.SnapshotReader(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
-        done = apply.apply(source, local_path(to), dry_run=dry_run, message=message)
+        done = apply.apply(source, local_path(to), dry_run=dry_run, message=message, hooks=hooks)
         return dataclasses.replace(done, base=start, snapshot=info.id)
 
     @on_this_machine

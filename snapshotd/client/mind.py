@@ -64,7 +64,14 @@ class Mind(Verbs):
         )
 
     def rewind(
-        self, ref: str, to: str, *, mode: Mode = "both", compensate: bool = False, wait: Wait = "captured"
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: Mode = "both",
+        compensate: bool = False,
+        wait: Wait = "captured",
+        session: str | None = None,
     ) -> SnapshotInfo:
         """Go back to snapshot `to`, in place: files, the agent's mind, or both. Returns the new snapshot that records
         it; nothing is destroyed, and `undo` takes it back.
@@ -72,15 +79,22 @@ class Mind(Verbs):
         With `compensate`, the registered compensations of irreversible calls that are left behind run before, newest
         first, each at most once. Conflict while a process of the sandbox's own lives, or `to` is no part of the
         trajectory's history; SandboxFailed: a compensation failed, and nothing was rewound.
+
+        In a user's own folder, `session` takes back the changes of one session of the agent alone, or of "all". Conflict:
+        it is not given, and several sessions have changed files since; NotFound: it has changed none. The paths that
+        had to stay are in `left` of the snapshot's `tool.arguments`.
         """
-        body = {"to": to, "mode": mode, "compensate": compensate}
+        body: Json = {"to": to, "mode": mode, "compensate": compensate}
+        if session is not None:
+            body["session"] = session
         return self._step(self._line(ref, "rewind"), body, wait)
 
     def preview_rewind(
-        self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES
+        self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES, session: str | None = None
     ) -> RewindPreview:
         """The effect that `rewind` would have. Changes nothing."""
         query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
+        query["session"] = session
         return RewindPreview.of(self._transport.request("GET", self._line(ref, "rewind"), query=query))
 
     def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:

@@ -187,11 +187,17 @@ class ExecInfo(ApiRecord):
     snapshot: SnapshotInfo | None
     call: Tool
 
+    @property
+    def timed_out(self) -> bool:
+        """True if its `timeout` ended it. An exit code of 124 alone may be the command's own."""
+        return self.call.status == "timed-out"
+
 
 @record(frozen=True)
 class CommandInfo(ApiRecord):
-    """A command in the background. `status` is running, or how its call ended: done, failed, interrupted, timed-out or
-    unknown. `snapshot` is the id of the one that was taken when it ended."""
+    """A command in the background, or one that a client runs in the foreground. `status` is running, or how its call
+    ended: done, failed, interrupted, timed-out or unknown. `snapshot` is the id of the one that was taken when it
+    ended."""
 
     id: str
     trajectory: str
@@ -199,12 +205,13 @@ class CommandInfo(ApiRecord):
     cwd: str
     stdin: bool
     timeout_s: float | None
-    began_at: str
+    started_at: str
     status: str
     exit_code: int | None
     ended_at: str | None
     snapshot: str | None
     error: str | None
+    background: bool = True
 
 
 @record(frozen=True)
@@ -284,7 +291,7 @@ class WriteInfo(ApiRecord):
     """The effect of a write, and the snapshot after it. `warnings` names what was left out."""
 
     snapshot: SnapshotInfo
-    files: int
+    file_count: int
     directories: int
     bytes: int
     warnings: tuple[str, ...]
@@ -302,7 +309,7 @@ class MessageInfo(ApiRecord):
 class RestoreInfo(ApiRecord):
     """The result of a restore. `warnings` names everything the target could not hold."""
 
-    files: int
+    file_count: int
     directories: int
     bytes: int
     warnings: tuple[str, ...]
@@ -314,7 +321,7 @@ class ImageInfo(ApiRecord):
     name: str
     source: str
     bytes: int
-    files: int
+    file_count: int
     created_at: str
 
 
@@ -368,7 +375,7 @@ class PruneInfo(ApiRecord):
     """The result of a prune, or with `dry_run` its plan."""
 
     dry_run: bool
-    snapshots: tuple[PrunedInfo, ...]
+    pruned: tuple[PrunedInfo, ...]
     kept: int
     freed_bytes: int
     evicted_layer_bytes: int
@@ -389,13 +396,13 @@ class DamageInfo(ApiRecord):
 
 @record(frozen=True)
 class CheckInfo(ApiRecord):
-    """The result of a check. `snapshots` are all that cannot be read in full."""
+    """The result of a check. `unreadable` are the snapshots that cannot be read in full."""
 
     objects: int
     packs: int
     bytes_read: int
     damages: tuple[DamageInfo, ...]
-    snapshots: tuple[str, ...]
+    unreadable: tuple[str, ...]
 
 
 @record(frozen=True)
@@ -417,7 +424,7 @@ class ExportInfo:
 @record(frozen=True)
 class ImportInfo(ApiRecord):
     trajectories: tuple[TrajectoryInfo, ...]
-    snapshots: int
+    snapshot_count: int
     warnings: tuple[str, ...]
 
 

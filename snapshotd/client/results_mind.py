@@ -21,27 +21,27 @@ class JournalInfo(ApiRecord):
     side_effect: str
     key: str | None
     status: str | None
-    began_at: str
+    started_at: str
     ended_at: str | None
     result: Any
     error: str | None
     facts: tuple[Any, ...]
     details: Json
-    after: str
+    parent: str
     snapshot: str | None
 
 
 @record(frozen=True)
 class TaskInfo(ApiRecord):
-    """A subtask. `status` is pending, in-progress, completed, failed or skipped; `began` the snapshot before its first
-    call."""
+    """A subtask. `status` is pending, in-progress, completed, failed or skipped; `started_in` the snapshot before its
+    first call."""
 
     name: str
     status: str
     depends: tuple[str, ...]
     note: str | None
-    began: str | None
-    ended: str | None
+    started_in: str | None
+    ended_in: str | None
 
 
 @record(frozen=True)
@@ -55,7 +55,7 @@ class EffectInfo(ApiRecord):
     name: str
     arguments: Any
     status: str | None
-    began_at: str
+    started_at: str
     result: Any
     compensation: tuple[str, ...] | None
     compensated: str | None
@@ -63,16 +63,18 @@ class EffectInfo(ApiRecord):
 
 @record(frozen=True)
 class RewindPreview(ApiRecord):
-    """The effect that a rewind would have: `files` that change (at most as many as the caller asked for; `file_count`
-    is the number of all), `messages` that go, `effects` that cannot be undone, newest first."""
+    """The effect that a rewind would have: `changes` of files (at most as many as the caller asked for; `change_count`
+    is the number of all), `messages` that go, `effects` that cannot be undone, newest first. `left`: in a user's own
+    folder, a sentence for each path that stays though an agent has changed it since."""
 
     head: str
     target: str
-    mode: str
-    files: tuple[ChangeInfo, ...]
-    file_count: int
+    rewinds: str
+    changes: tuple[ChangeInfo, ...]
+    change_count: int
     messages: tuple[MessageInfo, ...]
     effects: tuple[EffectInfo, ...]
+    left: tuple[str, ...] = ()
 
 
 @record(frozen=True)
@@ -83,7 +85,7 @@ class ApprovalInfo(ApiRecord):
     id: str
     trajectory: str
     call: str
-    tool: str
+    name: str
     arguments: Any
     digest: str
     snapshot: str
@@ -105,7 +107,7 @@ class ApprovalView(ApiRecord):
 
     approval: ApprovalInfo
     trajectory: TrajectoryInfo
-    files: tuple[ChangeInfo, ...]
+    changes: tuple[ChangeInfo, ...]
     more: bool
     since: str | None
 
@@ -121,4 +123,4 @@ class ValueInfo(ApiRecord):
     value: Any
     created_at: str
     expires_at: str | None
-    deleted: bool
+    is_deleted: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import io
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +33,7 @@ from snapshotd.client.results import (
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.terms import DEFAULT_TENANT
 
 
@@ -42,12 +43,14 @@ class ExecResult:
     are in `*_bytes`.
 
     `snapshot_id` is the snapshot that holds everything the command did; None for a command in a throw-away fork.
+    `timed_out`: its `timeout` ended it. An exit code of 124 alone may be the command's own.
     """
 
     exit_code: int
     stdout_bytes: bytes
     stderr_bytes: bytes
     snapshot_id: str | None
+    timed_out: bool = False
 
     @property
     def stdout(self) -> str:
@@ -58,9 +61,18 @@ class ExecResult:
         return self.stderr_bytes.decode(errors="replace")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult(ExecResult):
+    """The result of an agent's run: its output, the exit code of its program (-1: not known), and its last snapshot.
+    `status` is the trajectory's: finished, failed, stopped or interrupted."""
+
+    trajectory: str
+    status: str
+
+
 class ExecFailed(SnapshotdError):  # noqa: N818 - like every error of ours, it is named by what happened
-    """A command given `check=True` ended with another exit code than 0. `result` is how; its snapshot was taken all the
-    same."""
+    """A command or run given `check=True` ended with another exit code than 0. `result` is how; its snapshot was taken
+    all the same."""
 
     def __init__(self, message: str, result: ExecResult) -> None:
         super().__init__(message)
@@ -95,7 +107,8 @@ class Command:
             if event["event"] == "output":
                 kept.take(event["stream"], base64.b64decode(event["data_b64"]))
         info = self.info
-        result = kept.result(-1 if info.exit_code is None else info.exit_code, info.snapshot)
+        exit_code = -1 if info.exit_code is None else info.exit_code
+        result = kept.result(exit_code, info.snapshot, timed_out=info.status == "timed-out")
         if check and result.exit_code != 0:
             raise _failed(shlex.join(info.argv), result, info.error)
         return result
@@ -128,7 +141,7 @@ class Command:
 
     def kill(self) -> None:
         """End it at once, with all that it started. Not an error when it has ended."""
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(Conflict, NotFound):  # an ended one is no longer listed for ever
             self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
 
     def __enter__(self) -> Command:
@@ -242,6 +255,7 @@ class Snapshot:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         check: bool = False,
+        input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         timeout: float | None = None,
@@ -249,7 +263,14 @@ class Snapshot:
         """Run a command in a throw-away fork; nothing of it is kept. Otherwise as `Sandbox.exec`."""
         output = _Kept(on_stdout, on_stderr)
         done = self._client.exec_snapshot(
-            self.id, _argv(command), cwd=cwd, env=env, user=user, on_output=output.take, timeout=timeout
+            self.id,
+            _argv(command),
+            cwd=cwd,
+            env=env,
+            user=user,
+            on_output=output.take,
+            stdin=_stdin(input),
+            timeout=timeout,
         )
         return output.checked(done, command, check)
 
@@ -319,6 +340,58 @@ class Sandbox:
         )
         return cls(client, info)
 
+    @overload
+    @classmethod
+    def run(
+        cls,
+        agent: str | Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        detach: Literal[False] = False,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        client: Snapshotd | None = None,
+        **options: Any,
+    ) -> RunResult: ...
+
+    @overload
+    @classmethod
+    def run(
+        cls,
+        agent: str | Path | None = None,
+        *,
+        detach: Literal[True],
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        client: Snapshotd | None = None,
+        **options: Any,
+    ) -> Sandbox: ...
+
+    @classmethod
+    def run(
+        cls,
+        agent: str | Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        detach: bool = False,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        client: Snapshotd | None = None,
+        **options: Any,
+    ) -> RunResult | Sandbox:
+        """Run an agent file with `args`, or a `command`, to its end, as `wait`. With `detach` the answer is its sandbox
+        at once. A run that is no longer waited for (an interrupt, an error in `on_stdout`) goes on. Further keywords are
+        those of `Snapshotd.run`. UsageError for what only a run that is waited for has."""
+        if detach and (check or on_stdout or on_stderr):
+            raise UsageError("a detached run has no check, on_stdout or on_stderr; `Sandbox.wait` takes them")
+        client = client or Snapshotd()
+        started = cls(client, client.run(agent=agent, args=args, command=command, detach=detach, **options))
+        return started if detach else started.wait(on_stdout=on_stdout, on_stderr=on_stderr, check=check)
+
     @classmethod
     def connect(cls, ref: str, *, client: Snapshotd | None = None) -> Sandbox:
         """An existing trajectory, by name or unique prefix of its id; running or not."""
@@ -339,6 +412,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         check: bool = False,
+        input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         wait: Wait = "captured",
@@ -370,6 +444,7 @@ class Sandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         check: bool = False,
+        input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         wait: Wait = "captured",
@@ -382,19 +457,21 @@ class Sandbox:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
 
-        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no
-        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
-        command is ended with everything that it started: exit code 124, and what it has done until then is there.
-        `idle_timeout`: as in `create`, for the sandbox from now on.
+        `input` is its standard input, text as UTF-8; without it that is empty. With `check`, ExecFailed for an exit
+        code other than 0. CommandNotFound and CommandNotRunnable leave no snapshot. With `if_head`, Conflict when that
+        is not the newest snapshot any more. After `timeout` seconds the command is ended with everything that it
+        started: `timed_out`, exit code 124, and what it has done until then is there. `idle_timeout`: as in `create`,
+        for the sandbox from now on.
 
         With `background` the answer is a `Command` at once, and its snapshot is taken when it ends; other calls go on
         beside it. With `stdin`, `Command.write` writes to it; otherwise its standard input is empty. UsageError for what
         only a command in the foreground has.
         """
         if background:
-            if check or on_stdout or on_stderr or if_head is not None or wait != "captured":
+            if check or on_stdout or on_stderr or input is not None or if_head is not None or wait != "captured":
                 raise UsageError(
-                    "a command in the background has no check, on_stdout, on_stderr, if_head or wait; `Command.wait` takes them"
+                    "a command in the background has no check, on_stdout, on_stderr, input, if_head or wait: `Command.wait` and "
+                    "`Command.write` are for them"
                 )
             info = self._client.exec_in_background(
                 self.id,
@@ -408,7 +485,7 @@ class Sandbox:
             )
             return Command(self._client, info)
         if stdin:
-            raise UsageError("`stdin` is for a command in the background; `Snapshotd.exec` takes a stream as `stdin`")
+            raise UsageError("`stdin` is for a command in the background; give this one its `input`")
         output = _Kept(on_stdout, on_stderr)
         done = self._client.exec(
             self.id,
@@ -417,6 +494,7 @@ class Sandbox:
             env=env,
             user=user,
             on_output=output.take,
+            stdin=_stdin(input),
             wait=wait,
             if_head=None if if_head is None else _id(if_head),
             timeout=timeout,
@@ -425,7 +503,8 @@ class Sandbox:
         return output.checked(done, command, check)
 
     def commands(self) -> list[Command]:
-        """Its background commands: those that run, and the newest of those that have ended, oldest first."""
+        """Its commands that run, also those in the foreground whose client has gone away, and the newest background
+        commands that have ended, oldest first. `Command.signal` and `kill` are for all."""
         return [Command(self._client, info) for info in self._client.commands(self.id)]
 
     def command(self, prefix: str) -> Command:
@@ -443,6 +522,11 @@ class Sandbox:
         """A local address that reaches the server on a port inside, whatever the network: `with sandbox.port(8000) as
         port: urlopen(f"http://{port.address}/")`. As `Snapshotd.port`."""
         return self._client.port(self.id, number, local, unix=unix, on_failure=on_failure)
+
+    def snapshot(self, name: str | None = None, *, wait: Wait = "captured") -> Snapshot:
+        """Take a snapshot as it is now, with `name` as its tag. Processes in it run on. Conflict: it does not run, its
+        program is being replayed, or the name is taken."""
+        return Snapshot(self._client, self._client.take_snapshot(self.id, name, wait=wait))
 
     def snapshots(self, last: int | None = None) -> list[Snapshot]:
         """Oldest first; with `last`, only this number of the newest."""
@@ -514,6 +598,24 @@ class Sandbox:
         for line in lines.last():
             yield line
 
+    def wait(
+        self,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Wait until the run of its agent, or of a fork's program, has ended, beyond a restart of the daemon. All that it
+        prints comes to `on_stdout` and `on_stderr`, from its beginning. With `check`, ExecFailed for an exit code other
+        than 0. UsageError: no program ever ran in it."""
+        kept = _Kept(on_stdout, on_stderr)
+        ended = self._client.wait(self.id, on_output=kept.take)
+        code = -1 if ended.exit_code is None else ended.exit_code
+        result = RunResult(code, *kept.output(), ended.head, trajectory=ended.id, status=ended.status)
+        if check and code != 0:
+            raise _failed(shlex.join(ended.agent.argv if ended.agent else ()), result, None)
+        return result
+
     def retry(self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured") -> Snapshot:
         """Go back to before a task began and do it again. As `Snapshotd.retry`."""
         return Snapshot(
@@ -563,13 +665,18 @@ class _Kept:
         if listener is not None:
             listener(data)
 
-    def result(self, exit_code: int, snapshot_id: str | None) -> ExecResult:
+    def output(self) -> tuple[bytes, bytes]:
+        """All of both streams so far."""
         stdout, stderr = (b"".join(self._pieces[name]) for name in ("stdout", "stderr"))
-        return ExecResult(exit_code, stdout, stderr, snapshot_id)
+        return stdout, stderr
+
+    def result(self, exit_code: int, snapshot_id: str | None, *, timed_out: bool) -> ExecResult:
+        return ExecResult(exit_code, *self.output(), snapshot_id, timed_out)
 
     def checked(self, done: ExecInfo, command: str | Sequence[str], check: bool) -> ExecResult:
         """The result of the command that ended so. ExecFailed, with `check`."""
-        result = self.result(done.exit_code, None if done.snapshot is None else done.snapshot.id)
+        snapshot = None if done.snapshot is None else done.snapshot.id
+        result = self.result(done.exit_code, snapshot, timed_out=done.timed_out)
         if check and result.exit_code != 0:
             raise _failed(command if isinstance(command, str) else shlex.join(command), result, done.call.error)
         return result
@@ -582,6 +689,10 @@ def _failed(command: str, result: ExecResult, error: str | None) -> ExecFailed:
 
 def _argv(command: str | Sequence[str]) -> list[str]:
     return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+
+
+def _stdin(data: str | bytes | None) -> io.BytesIO | None:
+    return None if data is None else io.BytesIO(data.encode() if isinstance(data, str) else data)
 
 
 def _id(snapshot: Snapshot | str) -> str:

@@ -6,35 +6,47 @@ sends: all work on files is done with that user's rights, and a verb reaches tha
     peer    one line, its words parted by NUL, with the descriptor of the folder; after `hook AGENT` a JSON object
     daemon  one byte (the exit code), then text; then it closes
 
-    hook AGENT | checkpoint NAME | rewind [--files|--conversation|--both] [--dry-run] [ID] | undo | log
+    hook AGENT | checkpoint NAME | rewind [--files|--conversation|--both] [--dry-run] [--session=ID|--session=all] [ID] | undo | log
 
-Concurrency: one thread for each connection, at most `MOST` in all and `MOST_OF_ONE` for one user.
+Concurrency: one thread for each connection (`HookPlaces`); few of them work at once (`HookTurns`). A peer has `_REQUEST_S` for
+its whole request, however it comes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import socket
 import threading
-from collections import Counter
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from snapshotd.daemon.hook_places import HookPlaces, HookTurns
 from snapshotd.engine.base import Engine, RewindMode
-from snapshotd.errors import LimitExceeded, NotPermitted, SnapshotdError, UsageError
+from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
+from snapshotd.formats.foreign_json import parse
 from snapshotd.kernel import passing
 from snapshotd.kernel.identity import HostUser, peer
 from snapshotd.types import Snapshot, Trajectory, short
 
-MOST, MOST_OF_ONE = 256, 64
 _LINE_BYTES, _PAYLOAD_BYTES = 8192, 16 << 20
-_SILENT_S = 20.0
+_MOST_TRIES = 30
+"""Times that a payload which may be whole is read: an agent may send it in pieces."""
+_REQUEST_S, _ANSWER_S = 20.0, 10.0
+_CLOSE_S = 30.0
+"""The longest that the end waits for requests, which a file system of a user's may hold for ever."""
 _LISTED = 15
+_BACKLOG = 256
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONNABORTED, errno.EINTR, errno.EPROTO)
+"""Failures of accept(2) after which there is another connection to take."""
+_PAUSE_S = 0.05
 _MODES: dict[str, RewindMode] = {"--files": "files", "--conversation": "conversation", "--both": "both"}
+_SESSION = "--session="
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +56,7 @@ class HookServer:
     def __init__(self, path: Path, engine: Engine, is_sandboxed: Callable[[int], bool]) -> None:
         self._path, self._engine, self._is_sandboxed = path, engine, is_sandboxed
         self._lock = threading.Lock()
-        self._users: Counter[int] = Counter()
+        self._places, self._turns = HookPlaces(), HookTurns()
         self._threads: set[threading.Thread] = set()
         self._connections: set[socket.socket] = set()
         path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
@@ -53,73 +65,83 @@ class HookServer:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self._listener.bind(str(path))
         os.chmod(path, 0o666)
-        self._listener.listen(MOST)
+        self._listener.listen(_BACKLOG)
         self._thread = threading.Thread(target=self._accept, name="hooks")
         self._thread.start()
 
     def close(self) -> None:
-        """Remove the socket; return when every request has ended. Idempotent."""
+        """Remove the socket; return when every request has ended, or cannot be waited for any longer. Idempotent."""
         with contextlib.suppress(FileNotFoundError):
             self._path.unlink()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
+        self._turns.close()
         with self._lock:
             threads = list(self._threads)
             for connection in self._connections:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RD)  # the daemon answers what has come
+        ends = time.monotonic() + _CLOSE_S
         for thread in threads:
-            thread.join()
+            thread.join(max(ends - time.monotonic(), 0))
+            if thread.is_alive():
+                _log.warning("a request of a hook is left, which a file system of its user holds")
 
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
+            except OSError as exc:
+                if exc.errno in _PASSING:
+                    time.sleep(_PAUSE_S)
+                    continue
                 return
             try:
                 pid, user = peer(connection)
-                full = sum(self._users.values()) >= MOST or self._users[user.uid] >= MOST_OF_ONE
-                if full or self._is_sandboxed(pid):
+                if self._is_sandboxed(pid) or not self._places.take(user.uid):
                     connection.close()
                     continue
             except OSError:
                 connection.close()
                 continue
-            thread = threading.Thread(target=self._serve, args=(connection, user), name="hook")
+            thread = threading.Thread(target=self._serve, args=(connection, user), name="hook", daemon=True)
             with self._lock:
-                self._users[user.uid] += 1
                 self._threads.add(thread)
                 self._connections.add(connection)
             thread.start()
 
     def _serve(self, connection: socket.socket, user: HostUser) -> None:
         try:
-            connection.settimeout(_SILENT_S)
             with connection:
                 code, text = self._answer(connection, user)
+                connection.settimeout(_ANSWER_S)
                 with contextlib.suppress(OSError):
                     connection.sendall(bytes([code]) + text.encode(errors="backslashreplace"))
         finally:
+            self._places.give_back(user.uid)
             with self._lock:
-                self._users[user.uid] -= 1
                 self._threads.discard(threading.current_thread())
                 self._connections.discard(connection)
 
     def _answer(self, connection: socket.socket, user: HostUser) -> tuple[int, str]:
         fds: list[int] = []
+        ends = time.monotonic() + _REQUEST_S
         try:
+            connection.settimeout(_REQUEST_S)
             data, fds = passing.receive(connection, _LINE_BYTES, 4)
             line, _, rest = data.partition(b"\n")
             words = [os.fsdecode(word) for word in line.split(b"\0")]
             if len(fds) != 1 or not words[0]:
                 raise UsageError("a request of a hook is one line with one descriptor, that of the folder")
             if words[0] == "hook":
-                self._engine.folder_hook(user, fds[0], words[1] if len(words) > 1 else "", _payload(connection, rest))
+                agent, payload = words[1] if len(words) > 1 else "", _payload(connection, rest, ends)
+                with self._turns.turn(user.uid):
+                    self._engine.folder_hook(user, fds[0], agent, payload, peer(connection)[0])
                 return 0, ""
-            return 0, self._verb(user, fds[0], words)
+            with self._turns.turn(user.uid):
+                return 0, self._verb(user, fds[0], words, peer(connection)[0])
         except SnapshotdError as exc:
             return exc.exit_code or 1, f"snapshotd: {exc.message}\n"
         except OSError as exc:
@@ -133,7 +155,7 @@ class HookServer:
 
     # -- what slash commands ask for -----------------------------------------------------------------------------------
 
-    def _verb(self, user: HostUser, folder: int, words: list[str]) -> str:
+    def _verb(self, user: HostUser, folder: int, words: list[str], hook: int) -> str:
         verb, arguments = words[0], [word for text in words[1:] for word in text.split()]
         if verb == "checkpoint" and arguments:
             name = "-".join(arguments).strip("\"'")
@@ -142,44 +164,49 @@ class HookServer:
         if verb == "undo" and not arguments:
             return _done(self._engine.undo(trajectory.id))
         if verb == "log" and not arguments:
-            return self._listed(trajectory)
+            return self._listed(trajectory, user)
         if verb == "rewind":
             options = [word for word in arguments if word.startswith("--")]
             refs = [word for word in arguments if not word.startswith("--")]
-            if len(refs) < 2 and all(word in _MODES or word == "--dry-run" for word in options):
-                return self._rewind(trajectory, refs, options) if refs else self._listed(trajectory)
+            if len(refs) < 2 and all(word in _MODES or word.startswith(("--dry-run", _SESSION)) for word in options):
+                if not refs:
+                    return self._listed(trajectory, user)
+                target = self._engine.folder_snapshot(user, folder, refs[0])
+                named = next((word[len(_SESSION) :] for word in options if word.startswith(_SESSION)), None)
+                session = named or self._engine.folder_session(user, folder, hook, target.id)
+                return self._rewind(trajectory, target, options, session)
         raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")
 
-    def _rewind(self, trajectory: Trajectory, refs: list[str], options: list[str]) -> str:
-        target = self._engine.snapshot(refs[0])
-        if target.trajectory != trajectory.id:
-            raise NotPermitted(f"{refs[0]} is no snapshot of this folder")
+    def _rewind(self, trajectory: Trajectory, target: Snapshot, options: list[str], session: str | None) -> str:
         mode: RewindMode = next((_MODES[word] for word in options if word in _MODES), "both")
         if "--dry-run" not in options:
-            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode))
-        preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100)
+            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode, session=session))
+        preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100, session=session)
         lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
-        return "\n".join([*lines, *more, f"{len(preview.messages)} messages go", ""])
+        return "\n".join([*lines, *more, *preview.left, f"{len(preview.messages)} messages go", ""])
 
-    def _listed(self, trajectory: Trajectory) -> str:
-        rows = [
-            "  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *one.tags))
-            for one in self._engine.log(trajectory.id, _LISTED)
-        ]
+    def _listed(self, trajectory: Trajectory, user: HostUser) -> str:
+        rows = []
+        for one in self._engine.log(trajectory.id, _LISTED):
+            names = [tag.removesuffix(f"@{user.uid}") for tag in one.tags]
+            rows.append("  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *names)))
         return "\n".join([*rows, ""])
 
 
-def _payload(connection: socket.socket, data: bytes) -> dict[str, Any]:
-    """The JSON object that a hook has on its standard input. An agent may leave that open: its end is not waited for."""
-    decoder = json.JSONDecoder()
+def _payload(connection: socket.socket, first: bytes, ends: float) -> dict[str, Any]:
+    """The JSON object that a hook has on its standard input, until `ends` (by the monotonic clock). An agent may leave
+    that open: its end is not waited for."""
+    data, tries = bytearray(first), 0
     while True:
-        if data.rstrip().endswith(b"}"):
-            with contextlib.suppress(ValueError, RecursionError):
-                found, _ = decoder.raw_decode(data.decode(errors="replace").lstrip())
+        if data[-64:].rstrip().endswith(b"}"):
+            tries += 1
+            with contextlib.suppress(ValueError):
+                found = parse(bytes(data))
                 if isinstance(found, dict):
                     return found
-        piece = connection.recv(1 << 18)
+        connection.settimeout(max(ends - time.monotonic(), 0.001))
+        piece = b"" if tries == _MOST_TRIES else connection.recv(1 << 18)
         if not piece:
             raise UsageError("a hook's input is one JSON object, and this one is none")
         data += piece

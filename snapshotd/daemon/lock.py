@@ -57,10 +57,12 @@ class StateLock:
             if exc.errno not in NO_ROOM:
                 raise
 
-    def sign(self) -> None:
-        """Write the holder's name into the lock file. On a full disk an earlier attempt may have failed and left the
-        file empty."""
+    def sign(self, serves_at: Path | None = None) -> None:
+        """Write the holder's name into the lock file, and the socket that it serves at, once it does. On a full disk an
+        earlier attempt may have failed and left the file empty."""
         line = f"{os.getpid()}\n".encode()
+        if serves_at is not None:
+            line += os.fsencode(serves_at.absolute()) + b"\n"
         os.pwrite(self._fd, line, 0)  # over the old one: emptied first, the file would need a new block
         os.ftruncate(self._fd, len(line))
 
@@ -71,15 +73,19 @@ class StateLock:
 def lock_holder(state_dir: Path) -> int | None:
     """The process id of the daemon that serves a state directory, or None when none does. Needs no daemon that answers.
 
-    NotPermitted when the lock file may not be read.
+    NotPermitted when the lock file may not be read; UsageError when there can be none.
     """
     path = lock_path_of(state_dir)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
-    except OSError as exc:
+    except PermissionError as exc:
         raise NotPermitted(f"the lock {path} cannot be read: {exc.strerror}; run the command with sudo") from exc
+    except OSError as exc:
+        raise UsageError(
+            f"the lock {path} cannot be read: {exc.strerror}; name the state directory of a daemon"
+        ) from exc
     try:
         return _holder_if_locked(fd)
     finally:
@@ -101,5 +107,14 @@ def _holder_if_locked(fd: int) -> int | None:
 
 
 def _holder(fd: int) -> int | None:
-    text = os.pread(fd, 32, 0).strip()
+    text, _, _ = os.pread(fd, 32, 0).partition(b"\n")
     return int(text) if text.isdigit() else None
+
+
+def lock_socket(state_dir: Path) -> Path | None:
+    """The socket at which the holder serves a state directory; None while it does not say."""
+    try:
+        lines = lock_path_of(state_dir).read_bytes().split(b"\n")
+    except OSError:
+        return None
+    return Path(os.fsdecode(lines[1])) if len(lines) > 2 else None

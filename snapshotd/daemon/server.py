@@ -115,9 +115,9 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
         _set_limits()
         engine = open_engine(options.state_dir)
         try:
-            lock.sign()
             listener = bind(options.socket_path)
             try:
+                lock.sign(options.socket_path)
                 return _run(options, engine, listener)
             finally:
                 _unbind(options.socket_path, listener)

@@ -9,14 +9,17 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from socket import socket
 
 from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
+from snapshotd.catalog.database import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
+from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import choose_mode, host_mounts
 from snapshotd.engine.base import Engine
@@ -52,15 +55,18 @@ from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.engine.storing.worker import Worker
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
+from snapshotd.failpoints import hit
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
+from snapshotd.kernel.files import sync_dir
 from snapshotd.layers import store as layer_store
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
+from snapshotd.repo.writing import reserve as index_reserve
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
 from snapshotd.runtime.keeper import KeeperClient
@@ -89,15 +95,20 @@ _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here.
 def open_engine(config: Config) -> Engine:
     """The engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
 
-    Raises Unsupported (something is missing on this machine), DataLoss, VersionMismatch, OutOfSpace.
+    Raises Unsupported (something is missing on this machine), DataLoss (a file is damaged, or missing although others
+    say that it was there), VersionMismatch, OutOfSpace.
     """
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     state_dir = Path(config.state_dir)
+    state_files.check_catalog(state_dir)
+    facts = partial(meta_in_file, state_dir / state_files.CATALOG)
+    state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
     reserve.adjust(state_dir)
+    catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
+    index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:
         mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
-        catalog = SqliteCatalog(state_dir / "catalog.db")
         instance = catalog.get_meta("instance")
         if instance is None:
             instance = new_id()[:12]
@@ -128,7 +139,7 @@ def open_engine(config: Config) -> Engine:
             runtimes=runtimes,
             events=EventLogs(state_dir / "runs", config.followed_bytes),
             pins=Pins(catalog.get_snapshot),
-            secrecy=Secrecy(FileVault(state_dir), catalog),
+            secrecy=Secrecy(FileVault(state_dir, lambda: not catalog.trajectories()), catalog),
             keeper=keeper,
             child=places.command,
         )
@@ -194,14 +205,13 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
     store = layer_store.prepare(state_dir)
     try:
         url = _known_store_url(config)
-        aside = f"catalog.damaged-{time.strftime('%Y%m%d-%H%M%S')}.db"
-        sqlite.set_aside(state_dir / "catalog.db", state_dir / aside)
-        progress(f"the old catalog, if there was one, is now {aside}")
         places = StatePlaces(state_dir, store.root, store.kind, url)
         maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
         for action in maintenance.repair(progress).actions:
             progress(action)
-        catalog, repository = SqliteCatalog(state_dir / "catalog.db"), open_repository(places)
+        made = state_dir / "catalog.rebuilt.db"  # a catalog that is half filled is never the catalog
+        sqlite.remove(made)  # left by a rebuild that was cut off
+        catalog, repository = SqliteCatalog(made), open_repository(places)
         try:
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
@@ -211,6 +221,13 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
         finally:
             repository.close()
             catalog.close()
+        hit("engine.rebuild.filled")
+        aside = f"catalog.damaged-{time.strftime('%Y%m%d-%H%M%S')}.db"
+        sqlite.set_aside(state_dir / state_files.CATALOG, state_dir / aside)
+        progress(f"the old catalog, if there was one, is now {aside}")
+        hit("engine.rebuild.aside")
+        sqlite.set_aside(made, state_dir / state_files.CATALOG)
+        sync_dir(state_dir)
         store.sweep(set)
         return report
     finally:
@@ -218,13 +235,18 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
 
 
 def _known_store_url(config: Config) -> str:
-    """The store's URL: from the catalog if it can still tell, else from the settings, else the default."""
+    """The store's URL: from the catalog if it can still tell, else from the settings, else the default. UsageError: the
+    packs are not there."""
     state_dir = Path(config.state_dir)
-    try:
-        with contextlib.closing(SqliteCatalog(state_dir / "catalog.db")) as catalog:
+    path = state_dir / state_files.CATALOG
+    if path.exists():
+        with contextlib.suppress(SnapshotdError), contextlib.closing(SqliteCatalog(path)) as catalog:
             return _store_url(config, catalog)
-    except SnapshotdError:
-        return config.store or _local_url(state_dir)
+    if not config.store and (state_dir / "repo" / "index.db").exists() and not state_files.has_packs(state_dir):
+        raise UsageError(
+            f"the lost catalog of {state_dir} knew where the packs lie, which are not below it: set SNAPSHOTD_STORE to their place"
+        )
+    return config.store or _local_url(state_dir)
 
 
 def _local_url(state_dir: Path) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,8 +59,9 @@ Event = dict[str, Any]
     started   trajectory, snapshot, runtime, image
     output    stream ("stdout"/"stderr"), data_b64 (raw bytes, base64); `call` where a tool call printed it, else `shown_bytes` (how many
               bytes of the program's stream are shown with this)
-    snapshot  id, seq, tool, status, files (added, changed, deleted, bytes), pause_ms, method; `reused`: the snapshot of an earlier run
-              that its call was answered from
+    snapshot  id, seq, tool, argument (the main one, as text), status, files (added, changed, deleted, bytes; None: to be counted, the
+              snapshot's own record has them then), pause_ms, method; `reused`: the snapshot of an earlier run that its call was
+              answered from. Comes before all that its agent does next
     warning   message; `code` (of errors.py) where it ended the run; `left_out_bytes` where so much output is not among the events
     replayed  call, tool, snapshot: answered from the journal
     live      snapshot, replayed (how many): a resumed program has reached the end of what is recorded
@@ -247,7 +248,8 @@ class Effect:
 @dataclass(frozen=True, slots=True)
 class RewindPreview:
     """The effect of a rewind, before it runs. `files`: at most as many changes as the caller asked for, `file_count`:
-    the number of all changes; `messages`: the messages that the rewind removes; `effects`: newest first."""
+    the number of all changes; `messages`: the messages that the rewind removes; `effects`: newest first; `left`: in a
+    user's own folder, a sentence for each path that stays though an agent has changed it since."""
 
     head: SnapshotID
     target: SnapshotID
@@ -256,6 +258,7 @@ class RewindPreview:
     file_count: int
     messages: tuple[Message, ...]
     effects: tuple[Effect, ...]
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,8 +435,9 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class CommandInfo:
-    """A command in the background. Its id is that of the call in the snapshot that it ends with. `status`: None while
-    it runs. `snapshot`: None while it runs, and if none could be taken."""
+    """A command in the background, or one that a client has in the foreground and that runs. Its id is that of the call in
+    the snapshot that it ends with. `status`: None while it runs. `snapshot`: None while it runs, and if none could be
+    taken."""
 
     id: CallID
     trajectory: TrajectoryID
@@ -447,6 +451,7 @@ class CommandInfo:
     ended_at_ns: int | None = None
     snapshot: SnapshotID | None = None
     error: str | None = None
+    background: bool = True
 
     @property
     def running(self) -> bool:
@@ -549,7 +554,8 @@ class Engine(ABC):
 
     @abstractmethod
     def commands(self, ref: str) -> list[CommandInfo]:
-        """A trajectory's background commands: those that run, and the newest of those that have ended."""
+        """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
+        background commands that have ended."""
 
     @abstractmethod
     def command(self, ref: str, command: str) -> CommandInfo:
@@ -558,7 +564,8 @@ class Engine(ABC):
     @abstractmethod
     def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
         """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
-        `snapshot`). With `follow`, waits for more until `finished`."""
+        `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
+        has its input and output; `write_command` alike."""
 
     @abstractmethod
     def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:
@@ -569,6 +576,15 @@ class Engine(ABC):
         """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
         the command took within some seconds; its input is closed only if that is all. UsageError: it has no input;
         Conflict: it has ended, or its input has."""
+
+    @abstractmethod
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
+        """Take a snapshot of a running sandbox as it is now, with `name` as its tag: a marker `snapshot` without a call. Processes
+        in it run on. In the middle of tool calls of its program it names them (`during`); a program that is resumed from
+        there makes such a call again on the files from before the call. With `if_changed`, no snapshot is taken if no file
+        was written since the head, which is then the answer; where something was alive at the head, one may be taken all
+        the same. Conflict: the trajectory does not run, its program is being replayed, or the name is taken; UsageError:
+        `name` and `if_changed` exclude each other."""
 
     @abstractmethod
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
@@ -609,16 +625,25 @@ class Engine(ABC):
         does not say (the message names each)."""
 
     @abstractmethod
-    def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
+    def rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False, session: str | None = None
+    ) -> Snapshot:
         """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
         `undo` takes it back. Commands in the background are ended, as `interrupted`; changes since the head are captured
         first. With `compensate` the registered compensations
         of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
         while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
-        SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound)."""
+        SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound).
+
+        In a user's own folder a path is changed only if all changes since are an agent's, and what is there is what they
+        left; the others are named (`left` in the call's arguments). `session`: take the changes of this session of the
+        agent back alone, and of those that it continues ("all": of all). Conflict: it is None, and several have changed
+        files since; NotFound: it has changed none; UsageError: the trajectory is no folder's."""
 
     @abstractmethod
-    def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
+    def preview_rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000, session: str | None = None
+    ) -> RewindPreview:
         """Returns the effect that `rewind` would have; changes nothing."""
 
     @abstractmethod
@@ -696,9 +721,9 @@ class Engine(ABC):
     def all_snapshots(self) -> list[Snapshot]: ...
 
     @abstractmethod
-    def journal(self, ref: str) -> list[JournalEntry]:
+    def journal(self, ref: str) -> Iterable[JournalEntry]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
-        program's beginning."""
+        program's beginning, with the results of calls. A result that is longer than 1 MiB, or damaged, is None."""
 
     @abstractmethod
     def state(self, ref: str) -> dict[str, Any]:
@@ -880,10 +905,12 @@ class Engine(ABC):
     # -- folders of this machine ---------------------------------------------------------------------------------------
 
     @abstractmethod
-    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> Snapshot | None:
+    def folder_hook(
+        self, user: HostUser, folder: int, agent: str, payload: dict[str, Any], hook: int | None = None
+    ) -> Snapshot | None:
         """Take the snapshot that a hook of an agent calls for, of the folder of the descriptor, with the rights of
-        `user`. None: there is none to take. UsageError: the payload; LimitExceeded, NotPermitted: no snapshots are taken
-        of such a folder."""
+        `user`. None: there is none to take. `hook`: the process that told of it, which lives until the answer.
+        UsageError: the payload; LimitExceeded, NotPermitted: no snapshots are taken of such a folder."""
 
     @abstractmethod
     def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> Snapshot:
@@ -892,6 +919,16 @@ class Engine(ABC):
     @abstractmethod
     def folder_trajectory(self, user: HostUser, folder: int) -> Trajectory:
         """The user's trajectory of the folder. NotFound: no hook has told of it."""
+
+    @abstractmethod
+    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> Snapshot:
+        """A snapshot of the user's folder. NotFound, also for a snapshot of another: neither the answer nor its time
+        tells of any."""
+
+    @abstractmethod
+    def folder_session(self, user: HostUser, folder: int, hook: int, to: str) -> str | None:
+        """The session of the agent below which the process `hook` runs, if it and others have changed files since the
+        snapshot `to`; else None."""
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from snapshotd import __version__
 from snapshotd.engine import share
 from snapshotd.engine.base import (
     Asking,
@@ -52,7 +51,7 @@ from snapshotd.engine.mind.reuse import INPUTS, REPLIES, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.requests import Requests, present
-from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover
+from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover, snapshot_now
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, check_name, children
 from snapshotd.engine.runs.launch import Launcher
@@ -100,6 +99,9 @@ from snapshotd.types import (
 )
 
 MAX_FORKS = 256
+STEP_BYTES = 256 << 10
+"""With less space than this even a step that changes nothing may fail: a layer's directories, an output, the catalog's
+log."""
 _log = logging.getLogger(__name__)
 
 
@@ -147,9 +149,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         self._archive.start(self._parts.disposal.evict)
         self._store_what_has_no_layers()
         self._sessions.go_on(survivors)
-        for snapshot in self._catalog.all_snapshots():
-            if snapshot.files is None:
-                self._background.submit(snapshot)
+        self._background.go_on(snapshot for snapshot in self._catalog.all_snapshots() if snapshot.files is None)
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
@@ -342,9 +342,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
-            trajectory = replace(
-                _throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)[0], head=source.id
-            )
+            trajectory, _ = _throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
+            trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             with self._sessions.throw_away(trajectory, source) as sandbox:
                 return self._sessions.exec(
                     sandbox,
@@ -357,6 +356,15 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                     caller=caller,
                     timeout_s=timeout_s,
                 )
+
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
+        trajectory = self._catalog.resolve_trajectory(ref)
+        taken = snapshot_now.take_snapshot(
+            self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
+        )
+        if name is not None:
+            self._archive.tags_changed()
+        return taken
 
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
         trajectory = self._catalog.resolve_trajectory(ref)
@@ -585,20 +593,38 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     def status(self) -> dict[str, Any]:
         context = self._context
         return {
-            "version": __version__,
             "instance": context.instance,
             "state_dir": str(context.state_dir),
-            "layers": context.store.kind,
-            "free_bytes": min(free_bytes(context.store.root), free_bytes(context.state_dir)),
+            "layer_kind": context.store.kind,
+            "free_bytes": context.store.free_bytes(),
             "free_memory_bytes": available_bytes(),
             "runtimes": {name: runtime.unavailable() or "available" for name, runtime in context.runtimes.items()},
-            "trajectories": len(self._catalog.trajectories()),
-            "sandboxes": len(self._sessions.live()),
-            "policy": str(self._parts.gate.policy.path),
-            "images": len(context.images.list()),
-            "durability": self._archive.failure.message if self._archive.failure else "ok",
+            "trajectory_count": len(self._catalog.trajectories()),
+            "sandbox_count": len(self._sessions.live()),
+            "policy_file": str(self._parts.gate.policy.path),
+            "image_count": len(context.images.list()),
+            "durability": self._durability(),
             "settings": context.config.shown(),
         }
+
+    def _durability(self) -> str:
+        """`ok`, or the reason why snapshots cannot be taken or stored."""
+        context = self._context
+        try:
+            context.store.proof.check()
+        except SnapshotdError as exc:
+            return exc.message
+        if self._archive.failure is not None:
+            return self._archive.failure.message
+        if self._archive.stuck:
+            return self._archive.stuck
+        for place in (context.store.root, context.state_dir):
+            if free_bytes(place) < STEP_BYTES:
+                return (
+                    f"no step can be captured: the disk of {place} is full; free space, remove trajectories with "
+                    "`snapshotd rm`, or `snapshotd prune`"
+                )
+        return "ok"
 
     def flush(self, ref: TrajectoryID | None = None) -> None:
         self._background.wait()

@@ -24,6 +24,7 @@ from snapshotd.engine.base import (
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind import tasks
+from snapshotd.engine.mind.answers import with_result
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.past.editing import Editing, Fork
@@ -88,14 +89,16 @@ class Mind:
         self.values.close()
         self.folders.close()
 
-    def journal(self, ref: str) -> list[JournalEntry]:
+    def journal(self, ref: str) -> Iterator[JournalEntry]:
         """See `Engine.journal`."""
         catalog = self.context.catalog
         snapshot = catalog.resolve_snapshot(ref)
         if ref in snapshot.tags or snapshot.id.startswith(ref):
-            return list(catalog.journal(snapshot.id, since=catalog.get_trajectory(snapshot.trajectory).began))
-        trajectory = catalog.resolve_trajectory(ref)
-        return [*catalog.journal(trajectory.head, since=trajectory.began), *catalog.unbound(trajectory.id)]
+            found = list(catalog.journal(snapshot.id, since=catalog.get_trajectory(snapshot.trajectory).began))
+        else:
+            trajectory = catalog.resolve_trajectory(ref)
+            found = [*catalog.journal(trajectory.head, since=trajectory.began), *catalog.unbound(trajectory.id)]
+        return (with_result(self.context, entry) for entry in found)
 
     def view(self, approval: Approval, max_files: int) -> ApprovalView:
         """See `Engine.approval`. No files are listed if the snapshot to compare with has given up its own."""
@@ -137,11 +140,17 @@ class MindVerbs(Engine):
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
-    def rewind(self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False) -> Snapshot:
+    def rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False, session: str | None = None
+    ) -> Snapshot:
+        _refuse_session(session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
             return self._mind.rewinding.rewind(self._trajectory(ref), target, mode, compensate=compensate)
 
-    def preview_rewind(self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000) -> RewindPreview:
+    def preview_rewind(
+        self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000, session: str | None = None
+    ) -> RewindPreview:
+        _refuse_session(session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
             return self._mind.rewinding.preview(self._trajectory(ref), target, mode, max_files)
 
@@ -190,7 +199,7 @@ class MindVerbs(Engine):
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
-    def journal(self, ref: str) -> list[JournalEntry]:
+    def journal(self, ref: str) -> Iterator[JournalEntry]:
         return self._mind.journal(ref)
 
     def state(self, ref: str) -> dict[str, Any]:
@@ -267,3 +276,8 @@ class MindVerbs(Engine):
 
     def value_history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:
         return self._mind.values.history(tenant, namespace, key)
+
+
+def _refuse_session(session: str | None) -> None:
+    if session is not None:
+        raise UsageError("a sandbox has one agent; a session is chosen in a user's own folder alone")

@@ -19,7 +19,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.errors import Ambiguous, NotFound
 from snapshotd.fuse.folders import Fixed, Folder, Item, Link, TreePlace
 from snapshotd.trees.view import View
-from snapshotd.types import NAME_PATTERN, Snapshot, SnapshotID, TrajectoryID, TreeID
+from snapshotd.types import KNOWN_NAME_PATTERN, Snapshot, SnapshotID, TrajectoryID, TreeID
 
 CURRENT_S = 1.0
 _ID = re.compile(rb"[0-9a-f]{32}")
@@ -145,7 +145,7 @@ class TagsFolder(Folder):
 
 def _as_name(name: bytes) -> str | None:
     text = name.decode("ascii", "replace")
-    return text if NAME_PATTERN.fullmatch(text) else None
+    return text if KNOWN_NAME_PATTERN.fullmatch(text) else None
 
 
 def _to(snapshot: Snapshot) -> Link:

@@ -220,6 +220,11 @@ class TurnRequest:
         (`ItemReader.normal`)."""
         return tuple(self.memo.of(self.api.value, item, self.reader.normal) for item in self.items)
 
+    @property
+    def offers_tools(self) -> bool:
+        """True if the model may ask for calls."""
+        return bool(self.params.get("tools") or self.params.get("functions"))
+
     @cached_property
     def aside(self) -> bool:
         """True for a question of a known client that is no part of its conversation, such as one for a title."""

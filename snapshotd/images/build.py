@@ -10,6 +10,7 @@ write into the sandbox and show up as changed files.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -21,12 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.config import passed_on
-from snapshotd.errors import NotPermitted, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import NotPermitted, OutOfSpace, SnapshotdError, Unsupported, UsageError
 from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
 from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
 from snapshotd.kernel import files
 
+_FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "don't have enough free space")
+"""Words of programs, and of apt, about a full disk."""
 _SILENCE_S = 900
 """The package manager gives up on a mirror after minutes; longer silence means that something hangs."""
 _LINES_SHOWN = 5
@@ -204,6 +207,12 @@ def _follow(process: subprocess.Popen[bytes], last: deque[str], progress: Callab
 
 
 def _failure(recipe: Recipe, last: deque[str]) -> SnapshotdError:
+    full = next((line for line in last if any(word in line for word in _FULL)), None)
+    if full is not None:
+        return OutOfSpace(
+            f"the image of recipe {recipe.name} cannot be built because the disk is full ({_public(full)}): free some space "
+            "and try again"
+        )
     if any(line.startswith("E: ") and "command failed: " in line and "/tmp/customize" in line for line in last):
         printed = [line for line in last if not line.startswith(("E: ", "W: "))][-_LINES_SHOWN:]
         said = f"the last it printed: {' / '.join(printed)}" if printed else "it printed nothing"
@@ -211,9 +220,14 @@ def _failure(recipe: Recipe, last: deque[str]) -> SnapshotdError:
     reasons = [line[3:] for line in last if line.startswith("E: ") and not line.startswith("E: apt-get")] or list(last)[
         -1:
     ]
-    reason = re.sub(r"//[^/@\s]*@", "//", "; ".join(dict.fromkeys(reasons))) or "mmdebstrap gave no reason"
+    reason = _public("; ".join(dict.fromkeys(reasons))) or "mmdebstrap gave no reason"
     advice = "check the package names and the machine's package mirror"
     return UsageError(f"the image of recipe {recipe.name} cannot be built: {reason}; {advice}")
+
+
+def _public(said: str) -> str:
+    """Without the passwords of addresses, and the mark of an error."""
+    return re.sub(r"//[^/@\s]*@", "//", said.removeprefix("E: "))
 
 
 def _tidy(root_fd: int) -> None:

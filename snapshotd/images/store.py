@@ -62,6 +62,8 @@ class ImageStore(Images):
         self._catalog = catalog
         self._docker = DockerImages()
         self._making = threading.RLock()
+        self._making_empty = threading.Lock()
+        """An empty image takes no time, so it waits for no build, which takes a minute."""
         self._sweep()
 
     def _sweep(self) -> None:
@@ -180,7 +182,7 @@ class ImageStore(Images):
         return self._make(facts, lambda root: _copy_root(self._dir / same[0].id / "root", root))
 
     def empty(self, env: tuple[tuple[str, str], ...], workdir: str) -> Image:
-        with self._making:
+        with self._making_empty:
             source_id = "empty:" + hashlib.sha256(json.dumps([env, workdir]).encode()).hexdigest()
             for image in self.list():
                 if image.source_id == source_id:

@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from snapshotd.kernel import files, mounts, namespaces, quota
+from snapshotd.errors import NO_ROOM
+from snapshotd.kernel import fanotify, files, mounts, namespaces, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.mounts import LayerNaming
 from snapshotd.types import IdMap
@@ -154,15 +155,23 @@ ABILITIES: tuple[Ability, ...] = (
 
 def find(layers: Path, kept: Path) -> Abilities:
     """The abilities with layers in this directory: as the file `kept` has them from an earlier start since the machine
-    booted, else by probes. OSError: the probes could not be started."""
+    booted, else by probes. On a full disk, where nothing can be tried, those of any earlier start. OSError: the probes
+    could not be started."""
     key = [_boot(), os.getuid(), os.stat(layers).st_dev, _own_code()]
+    earlier = None
     try:
         document = json.loads(kept.read_text())
+        earlier = _of(document["abilities"])
         if document["key"] == key:
-            return _of(document["abilities"])
+            return earlier
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there yet, or not of this version
-    found = probe(layers)
+    try:
+        found = probe(layers)
+    except OSError as exc:
+        if exc.errno not in NO_ROOM or earlier is None:
+            raise
+        return earlier
     temporary = kept.with_name(f"{kept.name}.new")
     try:
         temporary.write_text(json.dumps({"key": key, "abilities": asdict(found)}))
@@ -385,6 +394,28 @@ def project_quotas(directory: Path) -> str | None:
         return None if quota.enforced(fd) else "its file system is not mounted with prjquota"
     finally:
         os.close(fd)
+
+
+def writers_told(directory: Path) -> str | None:
+    """None if the kernel tells which process changes a file in `directory`, else the reason."""
+    try:
+        with scratch(directory) as place:
+            fd = os.open(place, files.DIR_FLAGS)
+            try:
+                if not fanotify.is_local(fd):
+                    return "its file system is a network's or an overlay, or of a kind that is not known"
+                marks = fanotify.NameMarks()
+                try:
+                    marks.add(fd)
+                    child = subprocess.run(["/bin/mkdir", place / "by-a-child"], check=False)
+                    told = {touch.name: touch.pid for touch in marks.read()}
+                    return None if child.returncode or told.get(b"by-a-child", 0) > 0 else "the kernel names no process"
+                finally:
+                    marks.close()
+            finally:
+                os.close(fd)
+    except (OSError, NotImplementedError) as exc:
+        return reason_of(exc) if isinstance(exc, OSError) else str(exc)
 
 
 def loop_devices() -> str | None:

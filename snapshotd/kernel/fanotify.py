@@ -16,17 +16,22 @@ import fcntl
 import os
 import signal
 import struct
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from snapshotd.kernel import syscalls as sc
 
 _CLOEXEC, _NONBLOCK, _REPORT_FID, _UNLIMITED_MARKS = 1, 2, 0x200, 0x20
+_REPORT_NAMES = 0x400 | 0x800
+"""Events name the directory and the entry in it (Linux 5.9)."""
 _ADD = 1
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _OPEN = 2, 4, 8, 0x20
 _NAMES = 0x40 | 0x80 | 0x100 | 0x200
 """A name in a directory came or went: moved from, moved to, created, deleted."""
 _SELF_GONE = 0x400 | 0x800
-_OVERFLOW, _ONDIR = 0x4000, 0x40000000
+_OVERFLOW, _ONDIR, _ON_CHILD = 0x4000, 0x40000000, 0x08000000
+_INFO_NAMED = 2
 OF_FILE = _MODIFY | _ATTRIB | _CLOSE_WRITE | _OPEN | _SELF_GONE
 OF_DIRECTORY = _ATTRIB | _NAMES | _SELF_GONE | _ONDIR
 OF_LINK = _ATTRIB | _SELF_GONE
@@ -80,6 +85,69 @@ class InodeMarks:
                 if mask & _OPEN and pid != own:
                     told.opened.add(data[at + head + _HANDLE_AT : at + length])
                 at += length
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """One event of a directory: the process, the directory's handle, and the entry (b"": the directory itself).
+    `is_name`: the name came or went; `is_dir`: it is a directory's. `lost`: there were more events than the kernel
+    keeps."""
+
+    pid: int
+    handle: bytes
+    name: bytes
+    is_name: bool
+    is_dir: bool
+    lost: bool = False
+
+
+class NameMarks:
+    """A group of marks on directories that tells who changed which entry, until `close`. Events of two processes are
+    never one. OSError: the kernel gives none. Not thread-safe."""
+
+    MASK = _MODIFY | _ATTRIB | _CLOSE_WRITE | _NAMES | _ONDIR | _ON_CHILD
+
+    def __init__(self) -> None:
+        flags = _CLOEXEC | _NONBLOCK | _REPORT_NAMES | _UNLIMITED_MARKS
+        self._fd = sc.call("fanotify_init", flags, os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def add(self, fd: int) -> None:
+        """Mark the directory of a descriptor. OSError: its file system has no marks."""
+        sc.call("fanotify_mark", self._fd, _ADD, self.MASK, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+
+    def read(self) -> Iterator[Touch]:
+        """The events that wait, but those of this process."""
+        own = os.getpid()
+        while True:
+            try:
+                data = os.read(self._fd, _READ_BYTES)
+            except BlockingIOError:
+                return
+            at = 0
+            while at < len(data):
+                length, _, _, head, mask, _, pid = _EVENT.unpack_from(data, at)
+                if mask & _OVERFLOW:
+                    yield Touch(0, b"", b"", False, False, lost=True)
+                elif pid != own and length > head and data[at + head] == _INFO_NAMED:
+                    begin = at + head + _HANDLE_AT
+                    size = int.from_bytes(data[begin : begin + 4], sys.byteorder)
+                    end = begin + 8 + size
+                    name = data[end : at + length].split(b"\0", 1)[0]
+                    name = b"" if name == b"." else name
+                    yield Touch(pid, data[begin:end], name, bool(mask & _NAMES), bool(mask & _ONDIR))
+                at += length
+
+
+def open_directory(root: int, handle: bytes) -> int:
+    """Hold the directory of a handle, on the mount of `root` (O_PATH). OSError: it is gone."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+    return sc.call("open_by_handle_at", root, ctypes.create_string_buffer(handle, len(handle)), flags)
 
 
 def is_local(fd: int) -> bool:

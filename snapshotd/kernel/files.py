@@ -13,14 +13,12 @@ import errno
 import fcntl
 import os
 import stat
-import struct
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
 from snapshotd.kernel import syscalls as sc
 
 _FICLONE = 0x40049409
-_FITRIM = 0xC0185879
 _BENEATH = sc.RESOLVE_BENEATH | sc.RESOLVE_NO_SYMLINKS | sc.RESOLVE_NO_MAGICLINKS
 _IN_ROOT = sc.RESOLVE_IN_ROOT | sc.RESOLVE_NO_XDEV | sc.RESOLVE_NO_MAGICLINKS
 _COPY_STEP_BYTES = 64 << 20
@@ -62,8 +60,10 @@ def open_dir(dir_fd: int, name: bytes) -> int:
     return os.open(name, DIR_FLAGS, dir_fd=dir_fd)
 
 
-def open_deep(dir_fd: int, path: bytes) -> int:
-    """Like `open_beneath` for a directory, but for paths of any length: one component at a time."""
+def open_deep(dir_fd: int, path: bytes, *, one_device: bool = False) -> int:
+    """Like `open_beneath` for a directory, but for paths of any length: one component at a time. `one_device`: another
+    file system on the way is EXDEV."""
+    device = os.fstat(dir_fd).st_dev if one_device else None
     fd = os.dup(dir_fd)
     for name in path.split(b"/"):
         if not name:
@@ -73,6 +73,9 @@ def open_deep(dir_fd: int, path: bytes) -> int:
         finally:
             os.close(fd)
         fd = deeper
+        if device is not None and os.fstat(fd).st_dev != device:
+            os.close(fd)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), os.fsdecode(path))
     return fd
 
 
@@ -275,16 +278,21 @@ def rename_no_replace(source_fd: int, source: bytes, target_fd: int, target: byt
     sc.call("renameat2", source_fd, source, target_fd, target, sc.RENAME_NOREPLACE)
 
 
+def exchange(a_fd: int, a: bytes, b_fd: int, b: bytes) -> None:
+    """Let two names change places, in one instant. Raises OSError: ENOENT (one is missing), EINVAL (the file system
+    cannot)."""
+    sc.call("renameat2", a_fd, a, b_fd, b, sc.RENAME_EXCHANGE)
+
+
 def punch_hole(fd: int, begin: int, size: int) -> None:
     """Give the space of a part of a file back; it reads as zeros. The file's size stays. OSError."""
     if size > 0:
         sc.call("fallocate", fd, sc.FALLOC_FL_KEEP_SIZE | sc.FALLOC_FL_PUNCH_HOLE, begin, size)
 
 
-def trim(fd: int, least_bytes: int) -> None:
-    """Tell the device below the file system that holds `fd` which blocks are free, in pieces of `least_bytes` or more.
-    OSError (EOPNOTSUPP: the device cannot use it)."""
-    fcntl.ioctl(fd, _FITRIM, struct.pack("=QQQ", 0, (1 << 64) - 1, least_bytes))
+def allocate(fd: int, begin: int, size: int) -> None:
+    """Have the blocks of a part of a file allocated; what it holds and its size stay. OSError."""
+    sc.call("fallocate", fd, sc.FALLOC_FL_KEEP_SIZE, begin, size)
 
 
 def sync_filesystem(fd: int) -> None:
@@ -332,6 +340,14 @@ def reserve_file(path: Path, size: int) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def allocated_bytes(path: Path) -> int:
+    """The space that a file takes on its disk, which a copy without its holes does not; 0 where there is none."""
+    try:
+        return path.stat().st_blocks * 512
+    except FileNotFoundError:
+        return 0
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int | None = None) -> int:

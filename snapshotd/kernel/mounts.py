@@ -26,6 +26,19 @@ GONE = (errno.ENOTCONN, errno.ECONNABORTED, errno.ECONNREFUSED)
 _DESCRIPTORS = "/proc/thread-self/fd"
 _OPTIONS_BYTES = 4096
 _OVERLAY_NEEDS_BYTES = 1 << 20
+_OF_THE_KERNEL = (
+    0x9FA0,
+    0x62656572,
+    0x27E0EB,
+    0x63677270,
+    0x64626720,
+    0x74726163,
+    0x73636673,
+    0xCAFE4A11,
+    0x1CD1,
+    0x6E736673,
+)
+"""proc, sysfs, cgroup, cgroup2, debugfs, tracefs, securityfs, bpf, devpts, nsfs (linux/magic.h)."""
 """Free space with which no file system refuses a directory and an attribute: XFS reserves some hundred blocks for
 them."""
 
@@ -229,6 +242,20 @@ def mount_id(fd: int) -> int:
     answer = sc.Statx()
     sc.call("statx", fd, b"", sc.AT_EMPTY_PATH, sc.STATX_MNT_ID, ctypes.byref(answer))
     return int(answer.mnt_id)
+
+
+def born_at(fd: int) -> int | None:
+    """The time at which the inode of a descriptor was made, in nanoseconds. None: its file system does not tell."""
+    answer = sc.Statx()
+    sc.call("statx", fd, b"", sc.AT_EMPTY_PATH, sc.STATX_BTIME, ctypes.byref(answer))
+    return int(answer.birth_s * 10**9 + answer.birth_ns) if answer.mask & sc.STATX_BTIME else None
+
+
+def holds_no_files(fd: int) -> bool:
+    """True for a descriptor on a file system in which the kernel shows its own state, and processes theirs."""
+    facts = (ctypes.c_long * 32)()
+    sc.call("fstatfs", fd, facts)
+    return facts[0] & 0xFFFFFFFF in _OF_THE_KERNEL
 
 
 def layout(pid: int) -> Layout:

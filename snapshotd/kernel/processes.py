@@ -9,9 +9,15 @@ import signal
 import struct
 from collections.abc import Iterable
 
+MARK = "SNAPSHOTD_COMMAND"
+"""Environment name of a command's id. A process that has left the command's session and its parent (a daemon) still has
+it, if no program took it away. It tells about processes of one sandbox only, which could all end each other anyway."""
+_ENVIRONMENT_BYTES = 4 << 20
+"""execve(2) takes no longer one where the stack may have 16 MiB; 2 MiB is usual."""
 _PF_EXITING = 0x4
 _PF_FORKNOEXEC = 0x40
 """linux/sched.h: forked, but no execve since."""
+_DEEPEST = 1000
 _PIDFD_GET_INFO = 3 << 30 | 64 << 16 | 0xFF << 8 | 11
 _PIDFD_INFO_EXIT = 1 << 3
 _PIDFD_INFO = struct.Struct("Q52xi")
@@ -56,6 +62,26 @@ def start_time(pid: int) -> int:
         return 0
 
 
+def runs(process: tuple[int, int]) -> bool:
+    """False once the process with this number and `start_time` has ended."""
+    try:
+        fields = stat_fields(process[0])
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return int(fields[19]) == process[1] and fields[0] not in (b"Z", b"X")
+
+
+def ancestry(pid: int) -> list[tuple[int, int]]:
+    """A process and those that it comes from, each as its number and `start_time`, up to init. FileNotFoundError,
+    ProcessLookupError: it, or one of them, went meanwhile."""
+    found: list[tuple[int, int]] = []
+    while pid > 0 and len(found) < _DEEPEST:
+        fields = stat_fields(pid)
+        found.append((pid, int(fields[19])))
+        pid = int(fields[1])
+    return found
+
+
 def wait_status(pid: int, pidfd: int) -> int | None:
     """The exit status of another process's child, as wait(2) gives it. None when the kernel does not tell: it still
     runs, or its parent has reaped it and the kernel is older than 6.15. The caller may look into any process
@@ -93,19 +119,28 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def started_by(command: int, pids: Iterable[int]) -> set[int]:
-    """The processes among `pids` that a command (a session leader) started, and itself: those in its session, and those
-    below one that is, however they called setsid(2)."""
+def started_by(command: int, pids: Iterable[int], mark: str = "") -> set[int]:
+    """The processes among `pids` that a command (a session leader) started, and itself: those in its session, those whose
+    environment has `MARK` with this value, and those below one that is such, however they called setsid(2)."""
     parents, found, known = dict[int, int](), {command}, set(pids)
     for pid in known:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             fields = stat_fields(pid)
             parents[pid] = int(fields[1])
-            if int(fields[3]) == command:
+            if int(fields[3]) == command or (mark and _is_marked(pid, mark)):
                 found.add(pid)
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return found & known
+
+
+def _is_marked(pid: int, mark: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as f:
+            environment = f.read(_ENVIRONMENT_BYTES)
+    except OSError:
+        return False
+    return f"{MARK}={mark}".encode() in environment.split(b"\0")
 
 
 def in_group_of(command: int, pids: Iterable[int]) -> set[int]:

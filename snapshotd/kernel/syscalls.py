@@ -88,9 +88,9 @@ MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR_RDONLY, MOUNT_ATTR_NOSUID, MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC = 1, 2, 4, 8
 MOUNT_ATTR_NOATIME, MOUNT_ATTR_IDMAP = 0x10, 0x00100000
 RESOLVE_NO_XDEV, RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 1, 2, 4, 8, 16
-RENAME_NOREPLACE = 1
+RENAME_NOREPLACE, RENAME_EXCHANGE = 1, 2
 FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE = 1, 2
-STATX_MNT_ID = 0x1000
+STATX_BTIME, STATX_MNT_ID = 0x800, 0x1000
 KEYCTL_JOIN_SESSION_KEYRING = 1
 
 
@@ -103,11 +103,14 @@ class OpenHow(ctypes.Structure):
 
 
 class Statx(ctypes.Structure):
-    """The kernel's answer, with the field of the mount's id alone (include/uapi/linux/stat.h)."""
+    """The kernel's answer, with the time of birth and the mount's id alone (include/uapi/linux/stat.h)."""
 
     _fields_ = [
         ("mask", ctypes.c_uint32),
-        ("before", ctypes.c_ubyte * 140),
+        ("before", ctypes.c_ubyte * 76),
+        ("birth_s", ctypes.c_int64),
+        ("birth_ns", ctypes.c_uint32),
+        ("between", ctypes.c_ubyte * 52),
         ("mnt_id", ctypes.c_uint64),
         ("after", ctypes.c_ubyte * 104),
     ]

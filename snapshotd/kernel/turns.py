@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from snapshotd.errors import Conflict
+
 _LONGEST_S = 0.02
 """The longest that one `give_way` waits."""
 _changed = threading.Condition(threading.Lock())
@@ -24,6 +26,8 @@ class _Own(threading.local):
     """Number of `first` blocks that this thread is in."""
     goes_on_until = 0.0
     """It has waited, and does not again before this (by the monotonic clock)."""
+    given_up: threading.Event | None = None
+    """Once it is set, nobody wants the thread's work any more."""
 
 
 _own = _Own()
@@ -47,10 +51,24 @@ def first() -> Iterator[None]:
                 _changed.notify_all()
 
 
+@contextlib.contextmanager
+def until(given_up: threading.Event) -> Iterator[None]:
+    """Inside the block, this thread's next `give_way` after the event is a Conflict, once: what cleans up may give way
+    as before."""
+    _own.given_up = given_up
+    try:
+        yield
+    finally:
+        _own.given_up = None
+
+
 def give_way() -> None:
     """Wait until no thread goes first, or for 20 ms; after a wait the thread runs for as long before it waits again, so
     steps without a pause between them cost it at most half of the time. Does nothing in a thread that goes first
-    itself. Costs next to nothing if no thread goes first."""
+    itself. Costs next to nothing if no thread goes first. Conflict: see `until`."""
+    if _own.given_up is not None and _own.given_up.is_set():
+        _own.given_up = None
+        raise Conflict("the client that asked for this has gone, so it was given up: nothing was made; ask again")
     if not _going_first or _own.depth:
         return
     began = time.monotonic()

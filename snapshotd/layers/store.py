@@ -20,6 +20,7 @@ Concurrency: thread-safe; two calls never work on one layer id.
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import tempfile
@@ -34,9 +35,11 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel import abilities, files, loop, mounts, namespaces, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities
+from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
+from snapshotd.layers.proof import Proof
 from snapshotd.layers.sizes import LayerSizes, layers_in
-from snapshotd.layers.trim import Trimmer
+from snapshotd.layers.witness import Witness
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
 from snapshotd.types import IdMap, ImageID, LayerID, Stack, new_id
@@ -53,21 +56,32 @@ READY_LAYERS = 4
 _TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
 """Opens a lazy layer's content for overlayfs: the host id that container id 0 is shown as, to an O_PATH descriptor."""
+_log = logging.getLogger(__name__)
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LayerStore:
-    """See the module's text. `root` must exist; `kind`: its file system: `reflink`, `loop-xfs` or `plain`."""
+    """See the module's text. `root` must exist; `kind`: its file system: `reflink`, `loop-xfs`, `plain`, or `missing`."""
 
-    def __init__(self, root: Path, kind: str, host: Abilities | None = None, *, trims: bool = False) -> None:
-        """`host`: None where no layer is mounted. `trims`: the space of layers that go is given back to the disk on which
-        the image lies."""
+    def __init__(
+        self,
+        root: Path,
+        kind: str,
+        host: Abilities | None = None,
+        *,
+        image: Path | None = None,
+        witness: Witness | None = None,
+        missing: str = "",
+    ) -> None:
+        """`host`: None where no layer is mounted, or the host is still to be probed. `image`: the file that the file
+        system lies in, whose blocks are allocated ahead and given back (ballast.py). `witness`: the store's own from now
+        on; None for a store that only a child process opens. `missing`: the reason why the layers cannot be reached;
+        `root` is an empty directory then."""
         self.root = root
         self._host = host
         self.kind = kind
-        self.failed = False
-        """The file system below reported an error: unsynced data may be gone when it is mounted again."""
         self._fd = os.open(root, files.DIR_FLAGS)
+        self.proof = Proof(root, self._fd, image, witness, missing)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 
         self._pins: set[LayerID] = set()
@@ -81,7 +95,7 @@ class LayerStore:
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
         self._limits = DiskLimits(self._fd)
-        self._trimmer = Trimmer(self._fd) if trims else None
+        self._ballast = Ballast(self._fd, image) if image is not None else None
         self._mapped: dict[IdMap, int] = {}
 
     def close(self) -> None:
@@ -90,17 +104,20 @@ class LayerStore:
             for layer in self._ready:
                 files.remove_tree(self._fd, layer)
             self._ready.clear()
-            if self._trimmer is not None:
-                self._trimmer.close()
             for id_map, fd in self._mapped.items():
                 mounts.detach(os.fsencode(self._mapped_place(id_map)))
                 os.close(fd)
             self._mapped.clear()
+            if self._ballast is not None:
+                self._ballast.close()
+            self.proof.close()
             os.close(self._fd)
             self._fd = -1
 
     def create(self) -> LayerID:
-        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now. OutOfSpace."""
+        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now. OutOfSpace; DataLoss
+        and Unsupported as `Proof.check`."""
+        self.proof.check()
         with self._lock:
             if self._ready:
                 return self._ready.pop()
@@ -109,7 +126,7 @@ class LayerStore:
     def make_ahead(self) -> None:
         """Have `READY_LAYERS` empty layers at hand, so that a step need not wait for the file system's journal.
         OutOfSpace."""
-        while True:
+        while not self.proof.missing:
             with self._lock:
                 if len(self._ready) >= READY_LAYERS:
                     return
@@ -204,6 +221,8 @@ class LayerStore:
         try:
             return os.open(relative, flags, dir_fd=self._fd if base < 0 else base)
         except FileNotFoundError as exc:
+            if self.proof.missing:
+                raise Unsupported(self.proof.missing) from exc
             message = f"{relative} is missing in {self.root}: its snapshots cannot be read; restore the state directory from a backup"
             raise NotFound(message) from exc
 
@@ -312,6 +331,7 @@ class LayerStore:
             os.rename(made, layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
             self._pins.discard(made)
             self._pins.add(layer)
+            self.proof.forget(layer)  # it was proven at most as the mount that served it
             self._sizes.moved(made, layer)
             self._lazy.pop(layer, None)
 
@@ -328,6 +348,12 @@ class LayerStore:
         whose size is not known yet counts as nothing."""
         with self._lock:
             return self._limits.room(stack, disk_bytes, self._sizes.known(self._fd))
+
+    def free_bytes(self) -> int:
+        """Space that layers can still take, from users other than root. With an image: together with everything else on
+        its disk."""
+        st = os.fstatvfs(self._fd)
+        return st.f_bavail * st.f_frsize + (0 if self._ballast is None else self._ballast.reserve_bytes())
 
     @property
     def quotas(self) -> bool:
@@ -404,21 +430,24 @@ class LayerStore:
         """Take a layer away from all other threads, so that only one deletes it. False when it is not there. Caller
         holds the lock."""
         try:
-            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+            self._rename_to_trash(layer)
         except FileNotFoundError:
             return False
+        except OSError as exc:
+            if exc.errno not in NO_ROOM or self._ballast is None or not self._ballast.give_up_spare():
+                raise
+            self._rename_to_trash(layer)
         self._pins.discard(layer)
+        self.proof.forget(layer)
         self._sizes.gone(layer)
         return True
+
+    def _rename_to_trash(self, layer: LayerID) -> None:
+        os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def _empty_trash(self, layer: LayerID) -> None:
         with self._trash:
             files.remove_tree(self._fd, _TRASH + layer)
-        self._freed()
-
-    def _freed(self) -> None:
-        if self._trimmer is not None:
-            self._trimmer.wanted()
 
     def revive(self, upper: LayerID, stack: Stack) -> bool:
         """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not
@@ -463,16 +492,11 @@ class LayerStore:
             for name in os.listdir(self._fd):
                 if name.startswith(_TRASH):  # an eviction that was cut off
                     files.remove_tree(self._fd, name)
-                    self._freed()
         return gone
-
-    def fail(self) -> None:
-        """Note that the file system below reported an error."""
-        self.failed = True
 
     def flush(self) -> None:
         """Return when everything written to the layer directory is durable. OSError: it is not, and never will be."""
-        files.sync_filesystem(self._fd)
+        self.proof.sync()
 
 
 def _root_identity(fd: int) -> tuple[object, ...]:
@@ -497,23 +521,37 @@ def prepare(state_dir: Path) -> LayerStore:
     sparse XFS image `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly.
 
     The choice is made once: an existing image is always used again. A loop device that still holds the image from
-    before a crash is reused, since two devices on one image would corrupt it. Raises Unsupported when an existing image
-    cannot be mounted.
+    before a crash is reused, since two devices on one image would corrupt it. An image that cannot be mounted is left as
+    it is, and the store is `missing`: what is stored can be read and removed without it. OutOfSpace.
     """
     directory, image = state_dir / "layers", state_dir / "layers.img"
     directory.mkdir(mode=0o700, exist_ok=True)
-    kind = "plain"
-    if image.exists():
-        kind = "loop-xfs"
-    elif can_reflink(directory):
-        kind = "reflink"
-    elif not any(directory.iterdir()) and abilities.loop_devices() is None and _make_image(image):
-        kind = "loop-xfs"
-    if kind == "loop-xfs":
-        _mount_image(image, directory)
-    return LayerStore(
-        directory, kind, abilities.find(directory, state_dir / abilities.FILE_NAME), trims=kind == "loop-xfs"
-    )
+    witness = Witness(state_dir)
+
+    def opened(kind: str, *, image: Path | None = None, missing: str = "") -> LayerStore:
+        host = abilities.find(directory, state_dir / abilities.FILE_NAME)
+        return LayerStore(directory, kind, host, image=image, witness=witness, missing=missing)
+
+    try:
+        if not image.exists():
+            if can_reflink(directory):
+                return opened("reflink")
+            if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
+                return opened("plain")
+        try:
+            _mount_image(image, directory)
+        except Unsupported as exc:
+            _log.error("%s", exc.message)
+            return opened("missing", missing=exc.message)
+        return opened("loop-xfs", image=image)
+    except BaseException:
+        witness.close()
+        raise
+
+
+def _is_unused(directory: Path) -> bool:
+    """True if there has been no layer: a store that was missing leaves the directory of images, which is empty."""
+    return not any(path.name != "images" or any(path.iterdir()) for path in directory.iterdir())
 
 
 def can_reflink(directory: Path) -> bool:
@@ -566,7 +604,9 @@ def _mount_image(image: Path, directory: Path) -> None:
                 return
             reason = result.stderr.strip()
     raise Unsupported(
-        f"cannot mount the layer image {image}: {reason}; it needs root, XFS and a free loop device (`snapshotd doctor`)"
+        f"cannot mount the layer image {image} ({reason}): stored snapshots can be read, exported and removed; nothing can "
+        "be started, and captured snapshots wait in the image. It needs root, XFS, a free loop device (`snapshotd doctor`) "
+        "and space on its disk: see to that and restart the daemon, or move the image away to begin without those snapshots"
     )
 
 

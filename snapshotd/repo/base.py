@@ -271,7 +271,8 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class RepairResult:
-    """`actions`: one sentence each, empty if there was no damage; `gone`: ids of objects that are lost for good."""
+    """`actions`: one sentence each, empty if there was no damage; `gone`: ids of objects that no
+    pack has any more; they may be needed by nothing, or still be in layers."""
 
     actions: tuple[str, ...]
     gone: tuple[str, ...]

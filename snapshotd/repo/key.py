@@ -21,12 +21,12 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 def load_key(directory: Path) -> bytes:
     """The repository's key (32 bytes), made if this is a new repository. DataLoss when it is damaged, or missing while
-    there are blobs."""
+    there are blobs or an index."""
     path = directory / "key"
     try:
         fd = os.open(path, _READ)
     except FileNotFoundError:
-        if (directory / "blobs").exists():
+        if any((directory / name).exists() for name in ("blobs", "index.db")):
             raise DataLoss(
                 f"the key of the repository {directory} is missing, and without it no blob can be checked: restore {path}"
             ) from None

@@ -13,7 +13,7 @@ database.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -42,20 +42,28 @@ _NONCE_BYTES = 12
 _OVERHEAD_BYTES = len(_SEALED_VERSION) + _NONCE_BYTES + 16
 _REMEDY = "restore secrets.db and secrets.key together from a backup"
 _APPLICATION_ID = 0x736E7073  # "snps"
-_FORM = Form("the vault", _APPLICATION_ID, _VERSION, _VERSION, _REMEDY, pragmas="PRAGMA cell_size_check = ON;")
+_FORM = Form(
+    "the vault", _APPLICATION_ID, _VERSION, _VERSION, _REMEDY, pragmas="PRAGMA cell_size_check = ON;", keeps_log=True
+)
 
 
 class FileVault(Vault):
     """See the module's text."""
 
-    def __init__(self, directory: Path) -> None:
-        """Open, creating as needed, the vault in an existing directory. The errors of `base`, of `sqlite.Database` and
-        of `load_key`."""
+    def __init__(self, directory: Path, is_new: Callable[[], bool] = lambda: True) -> None:
+        """Open, creating as needed, the vault in an existing directory. `is_new`: whether nothing can have been kept in
+        it yet. The errors of `base`, of `sqlite.Database` and of `load_key`; DataLoss also when there is a key without a
+        database and the vault is not new."""
         self._path = directory / DATABASE_NAME
         self._sizes: dict[TrajectoryID, tuple[int, int]] = {}
         """Number and bytes of the secrets of each trajectory that this process has kept secrets for."""
         with creating(f"{_FORM.what} {self._path}"):
             exists = self._path.exists()
+            if not exists and (directory / KEY_NAME).exists() and not is_new():
+                raise DataLoss(
+                    f"the vault {self._path} is missing, and the recorded secrets were in it: restore it from a backup, or "
+                    f"remove {directory / KEY_NAME}, too, to go on without them"
+                )
             self._key = load_key(directory / KEY_NAME, may_create=not exists)
         if not exists:
             check = f"INSERT INTO meta VALUES ('check', x'{self._key.check.hex()}')"

@@ -151,7 +151,7 @@ class ScriptedProvider:
             return "toolless_", self._script["toolless"]
         opening = json.dumps(wire.opening(body), ensure_ascii=False)
         for number, (text, steps) in enumerate(self._script.get("conversations", {}).items()):
-            if text in opening:
+            if text in opening or wire.continued(body) == f"lane{number}_":
                 return f"lane{number}_", steps
         return "", self._script.get("models", {}).get(model, self._script.get("steps", []))
 
@@ -369,6 +369,7 @@ def _reply(number: int, body: dict[str, Any], step: dict[str, Any]) -> Reply:
         usage.get("cached", 0),
         step.get("piece_chars", 8),
         body,
+        step.get("lane", ""),
     )
 
 

@@ -14,7 +14,7 @@ CREATED = 1_700_000_000
 PROMPT_IDS = [7, 8, 9]
 """Token ids of every prompt."""
 LOGPROBS = "message.output_text.logprobs"
-_RESPONSE_ID = re.compile(r"resp_(\d{1,9})")
+_RESPONSE_ID = re.compile(r"resp_(?:(lane\d{1,9})_)?(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The model's reply at one step. `piece_chars`: length of a stream's deltas."""
+    """The model's reply at one step. `piece_chars`: length of a stream's deltas; `lane`: a prefix of its ids."""
 
     step: int
     model: str
@@ -46,6 +46,7 @@ class Reply:
     cached_tokens: int = 0
     piece_chars: int = 8
     request: dict[str, Any] = field(default_factory=dict)
+    lane: str = ""
 
     def pieces(self, text: str) -> list[str]:
         return [text[start : start + self.piece_chars] for start in range(0, len(text), self.piece_chars)]
@@ -91,6 +92,10 @@ class Wire:
             )
             if message.get("role") == "user"
         ]
+
+    def continued(self, body: dict[str, Any]) -> str | None:
+        """The lane of the reply that the request names as the one before it."""
+        return None
 
     def results(self, body: dict[str, Any]) -> int:
         """Number of tool results that it holds."""
@@ -199,12 +204,16 @@ class Responses(Wire):
     def turns(self, body: dict[str, Any]) -> int:
         """Runs of items that a model wrote, after those of the reply that the request continues."""
         before = _RESPONSE_ID.fullmatch(str(body.get("previous_response_id")))
-        count, inside = (int(before[1]) + 1 if before else 0), False
+        count, inside = (int(before[2]) + 1 if before else 0), False
         for item in _objects(body.get("input")):
             written = item.get("role") == "assistant" or item.get("type") in ("function_call", "reasoning")
             count += written and not inside
             inside = written
         return count
+
+    def continued(self, body: dict[str, Any]) -> str | None:
+        before = _RESPONSE_ID.fullmatch(str(body.get("previous_response_id")))
+        return f"{before[1]}_" if before and before[1] else None
 
     def results(self, body: dict[str, Any]) -> int:
         return sum(item.get("type") == "function_call_output" for item in _objects(body.get("input")))
@@ -281,7 +290,7 @@ class Responses(Wire):
             "total_tokens": reply.input_tokens + reply.output_tokens,
         }
         return {
-            "id": f"resp_{reply.step}",
+            "id": f"resp_{reply.lane}{reply.step}",
             "object": "response",
             "created_at": CREATED,
             "status": status,

@@ -21,21 +21,26 @@ from snapshotd.types import Kind
 _DEFAULT_ACL = "system.posix_acl_default"
 
 
-def apply(root_fd: int, changes: Iterable[Change], view: View, *, shift: int = 0) -> RestoreReport:
+def apply(
+    root_fd: int, changes: Iterable[Change], view: View, *, shift: int = 0, whole_groups: bool = False
+) -> RestoreReport:
     """Write the `changes` that `diff.diff(before, view)` found into `root_fd`, a directory with the files of `before`.
 
     Removes deleted paths, and replaces changed ones with all metadata; directories in which names came, went or were
-    replaced get their time from `view`. Names of one hard link group of `view` are one file afterwards as soon as one
-    of them is written. Other paths are not touched, so the directory may differ from `before` where nothing changed;
-    the directories on the way to a changed path must be there. `shift`: the number by which ids in the directory are
+    replaced get their time from `view`. Other paths are not touched, so the directory may differ from `before` where
+    nothing changed; the directories on the way to a changed path must be there. Changed names of one hard link group of
+    `view` are one file afterwards. So are the group's other names with `whole_groups`, for a directory that is all of
+    `before`, and `changes` all of the difference: then those names have the content already.
+
+    `shift`: the number by which ids in the directory are
     higher than in `view`, if it is the root of a container with a user namespace, seen from outside. Metadata that the
     target cannot hold become a warning, as in `materialise`; so does a mount somewhere in the directory, which is never
     touched. Raises OutOfSpace, DataLoss, FileNotFoundError or NotADirectoryError (of a directory that is missing),
     OSError. After an error a part is done. The caller keeps others from writing to the directory meanwhile. Not durable
     on return. Memory: the changed names that have several links, and one directory per level. Time: proportional to
-    the changes; and one walk through `view` if a link group changed in part.
+    the changes; with `whole_groups`, one walk through `view` if a link group changed in part.
     """
-    applying = _Applying(root_fd, view, shift)
+    applying = _Applying(root_fd, view, shift, whole_groups)
     try:
         for change in changes:
             applying.change(change)
@@ -58,8 +63,8 @@ class _Place:
 
 
 class _Applying:
-    def __init__(self, root_fd: int, view: View, shift: int) -> None:
-        self._view = view
+    def __init__(self, root_fd: int, view: View, shift: int, whole_groups: bool) -> None:
+        self._view, self._whole_groups = view, whole_groups
         self._device = os.fstat(root_fd).st_dev
         self._writer = Writer(view, whiteouts=True, threads=False, shift=shift)
         self._way = [_Place(b"", self._writer.root(view.directory(), root_fd))]
@@ -102,8 +107,8 @@ class _Applying:
             self._write(self._view.find(place.frame.source, name))
 
     def finish(self) -> RestoreReport:
-        """Complete link groups, then the directories that are still open."""
-        torn = {inode for inode, left in self._left.items() if left > 0}
+        """Complete link groups if they are to be, then the directories that are still open."""
+        torn = {inode for inode, left in self._left.items() if left > 0 and self._whole_groups}
         for path in self._names_of(torn) if torn else ():
             parts = path.split(b"/")
             if not self._go_to(parts[:-1]):

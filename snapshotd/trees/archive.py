@@ -28,7 +28,7 @@ from operator import attrgetter
 
 from snapshotd.errors import LimitExceeded
 from snapshotd.repo.base import PlainFile, RepositoryWriter, Tree, TreeEntry
-from snapshotd.trees.archive_data import DataReader, Extents, find_extents
+from snapshotd.trees.archive_data import DataReader, Extents, find_extents, holes_of
 from snapshotd.trees.archive_links import Group, find_groups, open_checked, stat_within
 from snapshotd.trees.archive_xattrs import MOST_BYTES, MOST_BYTES_PER_DIRECTORY, Xattrs, list_xattrs, read_xattrs
 from snapshotd.trees.base import Entry
@@ -390,11 +390,14 @@ class _Archiver:
             if size == 0 and self._marks and xattr_names != [] and get_xattr(fd, WHITEOUT) is not None:
                 return None
             xattrs = self._xattrs(directory, fd, xattr_names, name) if xattr_names != [] else ()
-            extents, zeros = find_extents(fd, size)
+            before = directory.known.get(name)
+            if before is not None and before.kind is not Kind.FILE:
+                before = None
+            previous = before.content if before is not None else None
+            holes = holes_of(before.extents, before.size) if before is not None else ()
+            extents, zeros = find_extents(fd, size, holes, self._progress)
             if zeros:
                 self._spend_zeros(zeros, name)
-            before = directory.known.get(name)
-            previous = before.content if before is not None and before.kind is Kind.FILE else None
             content = self._save(fd, name, size, extents, previous)
         finally:
             os.close(fd)

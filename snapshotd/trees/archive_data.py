@@ -9,10 +9,13 @@ from __future__ import annotations
 import errno
 import heapq
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
 from snapshotd.errors import DataLoss
 
+_PIECE_BYTES, _BLOCK_BYTES = 1 << 20, 4096
+_ZEROS = bytes(_PIECE_BYTES)
 MOST_EXTENTS = 4096
 """Extents kept of one file. Beyond that number, extents are joined over the smallest gaps, whose zeros are then stored
 as data."""
@@ -21,21 +24,26 @@ Extents = tuple[tuple[int, int], ...]
 """(offset, length) of data in ascending order, none empty, none touching another."""
 
 
-def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
+def find_extents(
+    fd: int, size: int, holes: Extents = (), progress: Callable[[int], object] | None = None
+) -> tuple[Extents | None, int]:
     """The extents of the data of a file of `size` bytes (None: everywhere), and the number of bytes of holes that count
     as data for lack of extents.
 
-    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, for any size; memory is bounded. Raises OSError (EIO:
-    the file system contradicts itself).
+    `holes`: those that the file had in the parent tree. Zeros in them are holes still: the kernel copies a file up as a
+    whole from a file system that cannot tell its holes, as FUSE. `progress` is called with 0 while they are read.
+
+    At most `MOST_EXTENTS`. Cost: two lseek per extent on disk, for any size, and reading the data in `holes`; memory is
+    bounded. Raises OSError (EIO: the file system contradicts itself).
     """
-    if size == 0 or os.lseek(fd, 0, os.SEEK_HOLE) >= size:
+    if size == 0 or (not holes and os.lseek(fd, 0, os.SEEK_HOLE) >= size):
         return None, 0
     first, last, zeros = -1, 0, 0
 
     def gaps() -> Iterator[tuple[int, int, int]]:
         """(length, end of the data before, start of the data after) of each hole between data."""
         nonlocal first, last, zeros
-        for start, end in _walk(fd, size):
+        for start, end in _joined(_without_zeros(fd, _walk(fd, size), holes, progress)):
             if first < 0:
                 first = start
             else:
@@ -51,6 +59,8 @@ def find_extents(fd: int, size: int) -> tuple[Extents | None, int]:
     starts = [first, *(after for _, after in kept)]
     ends = [*(before for before, _ in kept), last]
     zeros -= sum(after - before for before, after in kept)
+    if starts == [0] and ends == [size]:
+        return None, zeros
     return tuple((start, end - start) for start, end in zip(starts, ends, strict=True)), zeros
 
 
@@ -71,6 +81,66 @@ def _walk(fd: int, size: int) -> Iterator[tuple[int, int]]:
             raise OSError(errno.EIO, "SEEK_DATA and SEEK_HOLE contradict each other")
         yield start, end
         at = end
+
+
+def holes_of(extents: Extents | None, size: int) -> Extents:
+    """(offset, length) of what lies between the extents of a file."""
+    if extents is None:
+        return ()
+    ends = [0, *(start + length for start, length in extents)]
+    starts = [*(start for start, _ in extents), size]
+    return tuple((end, start - end) for end, start in zip(ends, starts, strict=True) if start > end)
+
+
+def _without_zeros(
+    fd: int, pieces: Iterator[tuple[int, int]], holes: Extents, progress: Callable[[int], object] | None
+) -> Iterator[tuple[int, int]]:
+    """The pieces (start, end), without blocks of zeros that lie in one of the holes."""
+    for start, end in pieces:
+        at, next_hole = start, max(bisect_right(holes, start, key=lambda one: one[0]) - 1, 0)
+        while next_hole < len(holes) and holes[next_hole][0] < end:
+            hole, length = holes[next_hole]
+            next_hole += 1
+            if hole + length <= at:
+                continue
+            if hole > at:
+                yield at, hole
+                at = hole
+            stop = min(hole + length, end)
+            while at < stop:
+                upto = min(stop, at - at % _PIECE_BYTES + _PIECE_BYTES)
+                yield from _data_in(fd, at, upto)
+                at = upto
+                if progress is not None:
+                    progress(0)
+        if at < end:
+            yield at, end
+
+
+def _data_in(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """The blocks that are not zeros. A file that has become shorter counts as data: its reader reports that."""
+    data = os.pread(fd, end - start, start)
+    if len(data) == end - start and data == _ZEROS[: len(data)]:
+        return
+    for at in range(start - start % _BLOCK_BYTES, end, _BLOCK_BYTES):
+        first, last = max(at, start), min(at + _BLOCK_BYTES, end)
+        block = data[first - start : last - start]
+        if len(block) < last - first or block != _ZEROS[: len(block)]:
+            yield first, last
+
+
+def _joined(pieces: Iterator[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """The same, with pieces that touch as one."""
+    begun: tuple[int, int] | None = None
+    for start, end in pieces:
+        if begun is not None and start == begun[1]:
+            begun = begun[0], end
+            continue
+        if begun is not None:
+            yield begun
+        begun = start, end
+    if begun is not None:
+        yield begun
 
 
 class DataReader:

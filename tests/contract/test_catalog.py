@@ -329,7 +329,7 @@ def test_a_creation_that_was_cut_off_is_repeated(tmp_path: Path) -> None:
     (tmp_path / "catalog.db.new").write_bytes(b"half")
     (tmp_path / "catalog.db.new-wal").write_bytes(b"half")
     SqliteCatalog(tmp_path / "catalog.db").close()
-    assert [path.name for path in tmp_path.iterdir()] == ["catalog.db"]
+    assert {path.name for path in tmp_path.iterdir()} <= {"catalog.db", "catalog.db-wal", "catalog.db-shm"}
 
 
 def test_a_full_disk_changes_nothing(small_disk: Path) -> None:

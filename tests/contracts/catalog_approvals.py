@@ -101,6 +101,9 @@ def a_call_is_compensated_at_most_once(catalog: Catalog) -> None:
     catalog.compensations.begin(begun)
     assert catalog.compensations.get(call) == begun
     refuses(Conflict, catalog.compensations.begin, begun, says=(call[:12],))
+    catalog.compensations.forget(call)
+    assert catalog.compensations.get(call) is None
+    catalog.compensations.begin(begun)
     catalog.compensations.end(call, CallStatus.FAILED, at_ns=9, exit_code=3, error="\ud800")
     assert catalog.compensations.get(call) == Compensation(call, trajectory.id, CallStatus.FAILED, 5, 9, 3, "\ud800")
     refuses(Conflict, catalog.compensations.begin, begun)
@@ -109,6 +112,7 @@ def a_call_is_compensated_at_most_once(catalog: Catalog) -> None:
             NotFound,
             lambda wrong=wrong: catalog.compensations.end(wrong, CallStatus.DONE, at_ns=9, exit_code=0, error=None),
         )
+        refuses(NotFound, catalog.compensations.forget, wrong)
     refuses(NotFound, catalog.compensations.begin, Compensation(CallID(new_id()), TrajectoryID(new_id()), None, 5))
 
 

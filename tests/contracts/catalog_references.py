@@ -57,7 +57,7 @@ def tags_move_only_when_told(catalog: Catalog) -> None:
     catalog.tag(second.id, "b", move=True)
     assert catalog.resolve_snapshot("b").id == second.id
     catalog.untag("b")
-    refuses(NotFound, catalog.untag, "b", says=("b",))
+    refuses(NotFound, catalog.untag, "b", says=("b", "snapshotd tag --list"))
     for name in ("", "-x", "a/b", "a b", "x" * 65, "é", "a\n"):
         refuses(UsageError, catalog.tag, first.id, name)
     refuses(NotFound, catalog.tag, SnapshotID(new_id()), "c")
@@ -77,9 +77,6 @@ def references_are_found_in_order(catalog: Catalog) -> None:
     assert catalog.resolve_snapshot(first.id[:12]) == first
     assert catalog.resolve_trajectory(first.id[:12]).id == trajectory.id
     assert catalog.resolve_trajectory(trajectory.id).id == trajectory.id
-    catalog.tag(first.id, second.id[:12])
-    assert catalog.resolve_snapshot(second.id[:12]).id == first.id  # a tag wins over a prefix
-    assert catalog.resolve_trajectory(second.id[:12]).id == trajectory.id
     for ref in ("", "run%", "xyz", "run ", "RUN", first.id + "0"):
         refuses(NotFound, catalog.resolve_snapshot, ref)
         refuses(NotFound, catalog.resolve_trajectory, ref)
@@ -122,6 +119,51 @@ def a_tag_and_a_trajectory_never_share_a_name(catalog: Catalog) -> None:
     assert catalog.tags() == {"best": first.id}
     catalog.untag("best")
     catalog.add_trajectories([(fork(first, trajectory, "best"), None)])  # the name is free again
+
+
+def a_name_is_never_in_the_form_of_an_id(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    second = committed(catalog, first)
+    image = catalog.find_image(trajectory.spec.image)
+    for name in (second.id, second.id[:12], second.id[:4], "beef", "2026"):
+        refuses(UsageError, catalog.tag, first.id, name, says=(name, "id"))
+        refuses(UsageError, catalog.tag, first.id, f"{name}@1000", says=(name, "id"))
+        refuses(UsageError, catalog.add_trajectories, [begin(image, name)], says=(name, "id"))
+        refuses(UsageError, catalog.add_trajectories, [(fork(first, trajectory, name), None)], says=(name, "id"))
+    for name in ("bee", "beef-1", "BEEF", "a" * 33):
+        catalog.tag(first.id, name)
+    assert catalog.resolve_snapshot(second.id).id == second.id
+
+
+def an_exact_id_wins_over_a_name_that_an_older_version_took(catalog: Catalog) -> None:
+    trajectory, first = started(catalog)
+    second = committed(catalog, first)
+    image = catalog.find_image(trajectory.spec.image)
+    other, begun = begin(image, second.id)
+    names = (first.id, second.id[:8], "feed")
+    catalog.restore_rows([], [other], [SnapshotRow(replace(begun, tags=names))])
+    assert catalog.resolve_snapshot(first.id).id == first.id
+    assert catalog.resolve_snapshot(second.id).id == second.id
+    assert catalog.resolve_trajectory(second.id).id == trajectory.id
+    for find in (catalog.resolve_snapshot, catalog.resolve_trajectory):
+        refuses(Ambiguous, find, second.id[:8], says=(second.id[:12], begun.id[:12], "snapshotd tag --delete"))
+    assert catalog.resolve_snapshot("feed").id == begun.id  # no id begins with it
+    assert catalog.resolve_snapshot(second.id[:9]).id == second.id
+
+
+def users_who_are_not_root_have_names_of_their_own(catalog: Catalog) -> None:
+    _, first = started(catalog)
+    second = committed(catalog, first)
+    third = committed(catalog, second)
+    for snapshot, name in ((first, "best@1000"), (second, "best@1001"), (third, "best")):
+        catalog.tag(snapshot.id, name)
+    assert [catalog.resolve_snapshot(name).id for name in ("best@1000", "best@1001", "best")] == [
+        first.id,
+        second.id,
+        third.id,
+    ]
+    for name in ("best@", "best@x", "@1000", "best@1000@1", "best@01000000000"):
+        refuses(UsageError, catalog.tag, first.id, name)
 
 
 def ambiguous_prefixes_list_candidates(catalog: Catalog) -> None:
@@ -171,6 +213,9 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     tags_move_only_when_told,
     references_are_found_in_order,
     a_tag_and_a_trajectory_never_share_a_name,
+    a_name_is_never_in_the_form_of_an_id,
+    an_exact_id_wins_over_a_name_that_an_older_version_took,
+    users_who_are_not_root_have_names_of_their_own,
     ambiguous_prefixes_list_candidates,
     a_prefix_that_is_too_short_is_told_from_what_is_not_there,
     everything_referenced_is_listed,

@@ -10,6 +10,7 @@ import pytest
 
 from snapshotd import failpoints
 from snapshotd.engine.engine import LocalEngine
+from snapshotd.errors import Conflict
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.types import ApprovalStatus, CallStatus, SideEffect
 from tests import forked, mind_rig
@@ -60,7 +61,9 @@ def test_a_compensation_that_was_cut_off_does_not_run_again(bench: Bench, name: 
     second = bench.killed_at(name, "rewind", agent.id)
     again = Agent(second, agent.id)
     assert again.head.call.name == "mail", "nothing was rewound"
-    rewound = second.rewind(agent.id, start.id, compensate=True)
+    with pytest.raises(Conflict, match="does not run again"):
+        second.rewind(agent.id, start.id, compensate=True)
+    rewound = second.rewind(agent.id, start.id)
     assert rewound.call.name == "rewind"
     second.compensate(agent.id, ())
     assert [e.compensated for e in second.effects(agent.id)] == [CallStatus.UNKNOWN]
@@ -76,7 +79,7 @@ def test_what_was_asked_or_decided_is_known_afterwards(bench: Bench, name: str) 
     again = Agent(second, agent.id)
     (approval,) = second.approvals()
     assert approval.status is (ApprovalStatus.APPROVED if name.endswith("decided") else ApprovalStatus.PENDING)
-    assert second.journal(agent.id)[-1].name == "write", "the call has not begun"
+    assert list(second.journal(agent.id))[-1].name == "write", "the call has not begun"
     if approval.status is ApprovalStatus.PENDING:
         second.approve(approval.id, by="ann")
     call, _ = again.begin("mail", {"to": "a"}, side_effect=SideEffect.IRREVERSIBLE, approve=True)

@@ -60,7 +60,9 @@ def files_of(snap: Snap, snapshot: str, target: Path) -> dict[bytes, variety.Fac
 def facts_of(snap: Snap, snapshot: str) -> dict[str, Any]:
     """What two state directories must agree on, but for the files."""
     shown = snap.json("show", snapshot)
-    same = {key: shown[key] for key in ("id", "parent", "seq", "tool", "messages", "files", "method", "created_at")}
+    same = {
+        key: shown[key] for key in ("id", "parent", "seq", "tool", "message_count", "files", "method", "created_at")
+    }
     same["conversation"] = snap.json("show", "--conversation", snapshot)
     same["output"] = {name: snap("show", "--output", name, snapshot).stdout for name in shown["tool"]["outputs"]}
     return same

@@ -40,14 +40,14 @@ def state_with(image: Path, shared: Path) -> Path:
 def daemon_on(state: Path, state_dir: Path, env: dict[str, str] | None = None) -> Iterator[Snap]:
     """A daemon on a copy of a prepared state directory. It is stopped at the end, and nothing may be left. The copy goes
     then, unless a test has failed: a run would leave 20 GB."""
-    _copy(state, state_dir)
+    copy_state(state, state_dir)
     with ended(Snap(state_dir, env)) as snap:
         snap("ls")  # starts it
         yield snap
     shutil.rmtree(state_dir)
 
 
-def _copy(state: Path, target: Path) -> None:
+def copy_state(state: Path, target: Path) -> None:
     """A state directory of its own: another instance, which has the same image. Its file system, if it has one, may be
     mounted beside the other's."""
     subprocess.run(["cp", "-a", "--sparse=always", state, target], check=True)

@@ -89,9 +89,9 @@ def test_pending_across_a_killed_daemon_then_approved_and_resumed(
     own_snap: Snap, name: str, asked: dict[str, Any]
 ) -> None:
     snap = own_snap
-    assert (asked["tool"], asked["arguments"], asked["question"]) == ("send", {"to": "ann"}, "may I send it?")
+    assert (asked["name"], asked["arguments"], asked["question"]) == ("send", {"to": "ann"}, "may I send it?")
     shown = snap.json("approval", asked["id"])
-    assert [one["path"] for one in shown["files"]] == ["/workspace/draft"]
+    assert [one["path"] for one in shown["changes"]] == ["/workspace/draft"]
     snap.crash()
     assert _pending(snap, name) == asked
     assert snap.json("ps") == [], "nobody runs that waits for it"
@@ -124,7 +124,7 @@ def test_refused_when_the_files_have_changed(own_snap: Snap, name: str, asked: d
     snap("resume", "--detach", name)
     again = _pending(snap, name)
     assert again["id"] != asked["id"]
-    assert [one["path"] for one in snap.json("approval", again["id"])["files"]] == ["/workspace/draft"]
+    assert [one["path"] for one in snap.json("approval", again["id"])["changes"]] == ["/workspace/draft"]
     snap("approve", again["id"])
     snap("attach", "--quiet", name)
     assert _sent(snap, name) == "ann\n"

@@ -127,7 +127,7 @@ def executed(box: Sandbox, done: Any) -> None:
 
 
 def written(box: Sandbox, done: Any) -> None:
-    assert (done.files, done.bytes, done.snapshot.id) == (1, 3, box.head().id)
+    assert (done.file_count, done.bytes, done.snapshot.id) == (1, 3, box.head().id)
     assert done.directories == 1
     assert len(done.warnings) == 1, done.warnings
     assert "pipe" in done.warnings[0]

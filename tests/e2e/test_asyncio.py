@@ -32,7 +32,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
 
 def running(snap: Snap) -> set[str]:
     """The trajectories that have a sandbox, those of throw-away commands too."""
-    return {one["trajectory"]["id"] for one in snap.json("ps")}
+    return {one["trajectory"] for one in snap.json("ps")}
 
 
 def daemon_bytes(pid: int) -> int:
@@ -54,7 +54,7 @@ def test_a_sandbox_from_its_beginning_to_its_end(client: AsyncSnapshotd, runtime
             await box.rewind(first)
             assert await box.files.read_text("a.txt") == "one\n"
             assert [item.name async for item in client.list_files(box.id)] == ["a.txt"]
-            assert (await box.files.download("/workspace", tmp_path / "copy")).files == 1
+            assert (await box.files.download("/workspace", tmp_path / "copy")).file_count == 1
             assert (tmp_path / "copy" / "a.txt").read_text() == "one\n"
             await asyncio.gather(*(fork.remove(force=True) for fork in forks))
         assert (await box.info).status == "stopped", "leaving the block ends it"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from snapshotd.client import Command, Sandbox, Snapshotd
 from snapshotd.engine.runs.commands import ENDED_MAX
 from snapshotd.engine.sandbox.sandbox import BACKGROUND_MAX
 from snapshotd.errors import CommandNotFound, Conflict, LimitExceeded, NotFound, UsageError
-from tests.e2e.support import Snap, wait_until
+from tests.e2e.support import Snap, processes_with, wait_until
 
 
 def sandbox_of(snap: Snap, runtime: str) -> Sandbox:
@@ -103,6 +104,64 @@ def fetched(address: str) -> bytes:
             return data
     except OSError:
         return b""
+
+
+@pytest.mark.each_runtime
+def test_a_kill_ends_what_left_its_session_and_its_parent(snap: Snap, runtime: str) -> None:
+    sandbox = sandbox_of(snap, runtime)
+    mark = str(secrets.randbelow(10**12) + 10**12)
+
+    def sleeping() -> list[str]:
+        return sorted(line.split()[-1] for _, line in processes_with(mark) if line.startswith("sleep "))
+
+    other = sandbox.exec(f"(setsid sleep 1000.{mark} &); sleep 2000.{mark}", background=True)
+    command = sandbox.exec(f"(setsid sleep 3000.{mark} >/dev/null 2>&1 &); sleep 4000.{mark}", background=True)
+    wait_until(lambda: len(sleeping()) == 4, "all sleep")
+    command.kill()
+    assert command.wait().exit_code == 137
+    wait_until(lambda: sleeping() == [f"1000.{mark}", f"2000.{mark}"], "the killed ones have ended, and no others")
+    other.kill()
+    assert other.wait().exit_code == 137
+    wait_until(lambda: not sleeping(), "the killed ones have ended")
+    sandbox.remove(force=True)
+
+
+@pytest.mark.each_runtime
+@pytest.mark.usefixtures("both_clients")
+def test_a_foreground_command_whose_client_went_away_is_listed_and_killed(snap: Snap, runtime: str) -> None:
+    sandbox = sandbox_of(snap, runtime)
+    client = snap.start("exec", sandbox.id, "--", "sh", "-c", "echo begun; echo half > half; sleep 1000 & sleep 1000")
+    assert client.stdout is not None
+    assert client.stdout.readline() == "begun\n"
+    (listed,) = snap.json("ps", sandbox.id)
+    assert (listed["status"], listed["background"], listed["argv"][0]) == ("running", False, "sh")
+    client.send_signal(signal.SIGINT)
+    assert "snapshotd ps" in client.communicate(timeout=60)[1]
+    (command,) = sandbox.commands()
+    assert (command.id, command.info.status) == (listed["id"], "running")
+    for refused in (lambda: command.write("x"), lambda: command.wait()):
+        with pytest.raises(UsageError, match="in the foreground"):
+            refused()
+    command.kill()
+    wait_until(lambda: sandbox.head().info.tool.name == "exec", "its snapshot is taken")
+    head = sandbox.head()
+    assert (head.info.tool.exit_code, head.cat("workspace/half")) == (137, b"half\n")
+    assert not sleeps(sandbox), "it is ended with all that it started"
+    assert sandbox.commands() == []
+    with pytest.raises(NotFound):
+        sandbox.command(command.id)
+    command.kill()
+    sandbox.remove(force=True)
+
+
+@pytest.mark.usefixtures("both_clients")
+def test_its_timeout_is_told_from_a_124_of_its_own(snap: Snap, runtime: str) -> None:
+    sandbox = sandbox_of(snap, runtime)
+    late = sandbox.exec("sleep 1000", background=True, timeout=0.1)
+    own = sandbox.exec("exit 124", background=True, timeout=1000)
+    results = [one.wait() for one in (late, own)]
+    assert [(one.exit_code, one.timed_out) for one in results] == [(124, True), (124, False)]
+    sandbox.remove(force=True)
 
 
 @pytest.mark.usefixtures("both_clients")

@@ -6,6 +6,7 @@ import asyncio
 import html
 import itertools
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -105,8 +106,8 @@ def test_forks_that_part_at_call_5_of_20(snap: Snap, plain: Snapshotd, tmp_path:
     assert (pair["first_difference"]["number"], pair["first_difference"]["difference"]) == (5, "arguments")
     assert [call["difference"] for call in pair["calls"]] == ["arguments", *["same"] * 14, "outcome"]
     assert pair["calls"][-1]["number"] == 20
-    assert [change["path"] for change in pair["files"]] == ["/workspace/side"]
-    assert [one["calls"] for one in found["branches"]] == [16, 16]
+    assert [change["path"] for change in pair["changes"]] == ["/workspace/side"]
+    assert [one["call_count"] for one in found["branches"]] == [16, 16]
     page = tmp_path / "page.html"
     snap("compare", "--html", page, left, right)
     text, markdown = (snap("compare", *form, left, right).stdout for form in ((), ("--markdown",)))
@@ -144,6 +145,33 @@ def test_one_extra_call_in_the_middle_does_not_throw_the_rest_off(snap: Snap, pl
     snap("compare", runs[0], code=UsageError.exit_code)
     for run in runs:
         plain.remove(run, force=True)
+
+
+@pytest.mark.runc
+def test_times_are_a_sides_own(snap: Snap, plain: Snapshotd) -> None:
+    """Those of a fork begin with it, not with the snapshot that it was made from, and are never below zero."""
+    older, first = snap.create("--runtime", "runc")
+    for number in range(3):
+        snap.sh(older, f"echo {number} > step")
+    (fork,) = snap.json("fork", first)["trajectories"]
+    snap.sh(fork, "echo 1 > step")
+    newer, _ = snap.create("--runtime", "runc")
+    snap.sh(newer, "true")
+
+    def took(since: str, ref: str) -> float:
+        return (datetime.fromisoformat(plain.snapshot(ref).created_at) - datetime.fromisoformat(since)).total_seconds()
+
+    branches = {one.ref: one.seconds for one in plain.compare(older, fork).branches}
+    assert branches == {
+        older: took(plain.snapshot(first).created_at, older),
+        fork: took(plain.trajectory(fork).created_at, fork),
+    }
+    assert 0 < branches[fork] < branches[older]
+    unrelated = plain.compare(newer, older)
+    assert [one.seconds for one in unrelated.branches] == [
+        took(plain.trajectory(one).created_at, one) for one in (newer, older)
+    ]
+    assert [(one.added, one.changed) for one in unrelated.branches] == [(0, 0), (1, 0)], "each against its own first"
 
 
 @pytest.mark.runc

@@ -213,7 +213,7 @@ def test_sandboxes_are_as_isolated_as_outside_of_a_container(deployed: Deploymen
     assert said.split()[:3] == ["0", "1700000000", "65536"]
     assert "tap0:" in said, "slirp4netns gives the network"
     assert "no socket" in said
-    assert deployed.snap.json("daemon", "--status")["layers"] in ("loop-xfs", "reflink")
+    assert deployed.snap.json("daemon", "--status")["layer_kind"] in ("loop-xfs", "reflink")
 
 
 def test_compose_sees_a_healthy_daemon_that_lacks_nothing(deployed: Deployment) -> None:

@@ -21,7 +21,7 @@ def _docker(engine: str, *args: str) -> str:
 def test_ps_and_exec_show_the_sandbox_as_it_is_now(snap: Snap, docker_engine: str) -> None:
     trajectory, _ = snap.create("--runtime", "docker")
     snap.sh(trajectory, "echo one > f")
-    info = next(p for p in snap.json("ps") if p["trajectory"]["id"] == trajectory)
+    info = next(p for p in snap.json("ps") if p["trajectory"] == trajectory)
     listed = _docker(
         docker_engine, "ps", "--no-trunc", "--format", '{{.Image}} {{.Label "snapshotd.container"}} {{.ID}}'
     )
@@ -40,8 +40,8 @@ def test_logs_show_what_the_agent_prints(snap: Snap, docker_engine: str, tmp_pat
         AGENT + 'print("hello from the agent", flush=True)\nshell("true")\nimport time; time.sleep(1000)\n'
     )
     running = snap("run", "--detach", "--runtime", "docker", agent).stdout.strip()
-    wait_until(lambda: any(p["trajectory"]["id"] == running for p in snap.json("ps")), "the sandbox is up")
-    info = next(p for p in snap.json("ps") if p["trajectory"]["id"] == running)
+    wait_until(lambda: any(p["trajectory"] == running for p in snap.json("ps")), "the sandbox is up")
+    info = next(p for p in snap.json("ps") if p["trajectory"] == running)
     container = _docker(docker_engine, "ps", "-q", "--filter", f"label=snapshotd.container={info['container']}").strip()
     wait_until(lambda: "hello from the agent" in _docker(docker_engine, "logs", container), "docker logs has the line")
     snap("rm", "--force", running)

@@ -7,7 +7,7 @@ import secrets
 import pytest
 
 from snapshotd.client import Sandbox, Snapshotd
-from snapshotd.errors import CommandNotRunnable
+from snapshotd.errors import CommandNotRunnable, UsageError
 from tests.e2e.support import Snap, processes_with, wait_until
 
 FILL = """
@@ -63,7 +63,7 @@ def test_a_sandbox_in_which_nothing_happens_is_stopped_with_a_last_snapshot(snap
     forked = snap.json("fork", first)["trajectories"][0]
 
     def runs(which: str) -> bool:
-        return which in {item["trajectory"]["id"] for item in snap.json("ps")}
+        return which in {item["trajectory"] for item in snap.json("ps")}
 
     wait_until(lambda: not runs(trajectory), "it is stopped")
     assert runs(forked), "a fork has half an hour"
@@ -150,7 +150,7 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap,
     )
     ended = snap.json("exec", "--timeout", "2.5", trajectory, "--", "sh", "-c", greedy, code=124)
     assert processes_with(mark) == []
-    assert (ended["exit_code"], ended["stdout"]) == (124, "begun\n")
+    assert (ended["exit_code"], ended["timed_out"], ended["stdout"]) == (124, True, "begun\n")
     assert "2.5 s" in ended["error"]
     tool = snap.json("show", ended["snapshot"])["tool"]
     assert (tool["status"], tool["exit_code"]) == ("timed-out", 124)
@@ -163,7 +163,8 @@ def test_a_command_that_takes_too_long_ends_with_all_that_it_started(snap: Snap,
     forked = snap("exec", "--snapshot", ended["snapshot"], "--timeout=2", "sh", "-c", greedy, code=124)
     assert (forked.stdout, processes_with(mark)) == ("begun\n", [])
     assert snap.sh(trajectory, "cat half.txt")["stdout"] == "half", "it goes on"
-    assert snap("exec", "--timeout", "1h", trajectory, "sh", "-c", "exit 7", code=7).returncode == 7
+    own = snap.json("exec", "--timeout", "1h", trajectory, "--", "sh", "-c", "exit 124", code=124)
+    assert own["timed_out"] is False, "it is the command's own exit code"
     snap("rm", "--force", trajectory)
 
 
@@ -182,11 +183,24 @@ def test_a_timeout_leaves_what_other_commands_started(snap: Snap, runtime: str) 
         wait_until(lambda: len(sleeping()) == 2, "both sleep")
         greedy = f"(setsid sleep 3000.{mark} &) ; sleep 4000.{mark} & setsid sleep 5000.{mark}"
         ended = sandbox.exec(greedy, timeout=1)
-        assert (ended.exit_code, sandbox.head().info.tool.status) == (124, "timed-out")
-        lines = sleeping()
-        assert lines[:2] == [f"1000.{mark}", f"2000.{mark}"]
-        assert not {f"4000.{mark}", f"5000.{mark}"} & set(lines)
+        assert (ended.exit_code, ended.timed_out, sandbox.head().info.tool.status) == (124, True, "timed-out")
+        assert sleeping() == [f"1000.{mark}", f"2000.{mark}"], "what left its session and its parent has ended, too"
         snap("stop", trajectory)
         assert beside.wait(60) == 137
     assert processes_with(mark) == []
     snap("rm", trajectory)
+
+
+@pytest.mark.usefixtures("both_clients")
+def test_a_command_is_given_its_input(snap: Snap, runtime: str) -> None:
+    sandbox = Sandbox.connect(snap.create("--runtime", runtime)[0], client=Snapshotd(snap.state_dir))
+    assert sandbox.exec("cat", input="grüße").stdout == "grüße"
+    large = bytes(range(256)) * 4096
+    assert sandbox.exec("cat > in; wc -c < in", input=large).stdout.strip() == str(len(large))
+    assert sandbox.files.read("in") == large
+    assert sandbox.head().exec(["cat"], input=b"\xff").stdout_bytes == b"\xff"
+    assert [sandbox.exec("cat", **given).stdout for given in ({"input": ""}, {})] == ["", ""]
+    assert sandbox.exec("exit 3", input=large).exit_code == 3, "a command need not read it"
+    with pytest.raises(UsageError, match=r"Command\.write"):
+        sandbox.exec("cat", input="", background=True)
+    sandbox.remove(force=True)

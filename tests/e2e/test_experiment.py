@@ -90,7 +90,7 @@ def test_variants_are_scored_ranked_promoted_and_removed(snap: Snap, described: 
     file = described('repeat = 2\nparallel = 2\nprotected = ["/workspace/check.py"]', ways=("plus", "breaks", "times"))
     info = snap.json("experiment", "run", file)
     rows = {one["label"]: one for one in info["variants"]}
-    assert [(rows[way]["score"], rows[way]["passed"]) for way in ("times", "plus", "breaks")] == [
+    assert [(rows[way]["score"], rows[way]["passes"]) for way in ("times", "plus", "breaks")] == [
         (1, 2),
         (0.5, 0),
         (1, 0),
@@ -99,9 +99,9 @@ def test_variants_are_scored_ranked_promoted_and_removed(snap: Snap, described: 
     assert rows["times"]["standard_error"] == 0
     branches = by_label(info)
     times = branches["times.1"]
-    assert (times["calls"], times["files"], times["lines"], times["outside"]) == (1, 1, 2, 1)
+    assert (times["call_count"], times["file_count"], times["line_count"], times["outside"]) == (1, 1, 2, 1)
     assert branches["breaks.0"]["protected"] == ["/workspace/check.py"]
-    assert (info["best"][:6], info["ended"]) == ("times.", "all branches have ended")
+    assert (info["best"][:6], info["ended_because"]) == ("times.", "all branches have ended")
     name = file.stem
     assert snap.json("experiment", "run", file) == info, "it has ended, so nothing runs again"
     assert snap.json("experiment", "status", name) == info
@@ -129,12 +129,12 @@ def test_errors_of_branches_are_not_those_of_the_experiment(snap: Snap, describe
     file = described("parallel = 3\n[budget]\ncalls = 20", ways=("plus", "many", "times"))
     branches = by_label(snap.json("experiment", "run", file))
     assert "budget of 20 calls" in branches["many.0"]["error"]
-    assert [branches[f"{way}.0"]["state"] for way in ("plus", "times")] == ["scored", "scored"]
+    assert [branches[f"{way}.0"]["status"] for way in ("plus", "times")] == ["scored", "scored"]
     snap("experiment", "rm", file.stem)
     file = described("[budget]\nseconds = 3", ways=("slow",))
     (branch,) = snap.json("experiment", "run", file, code=1)["branches"]
     assert "budget of 3 seconds" in branch["error"]
-    assert (branch["state"], branch["score"], branch["passed"]) == ("failed", None, False)
+    assert (branch["status"], branch["score"], branch["passed"]) == ("failed", None, False)
     snap("experiment", "rm", file.stem)
 
 
@@ -144,14 +144,14 @@ def test_tokens_and_their_cost_are_counted_and_limited(snap: Snap, described: Ca
     file = described(prices + "[budget]\ntokens = 500", ways=("asks", "asks-much"))
     branches = by_label(snap.json("experiment", "run", file, code=1))
     assert (branches["asks.0"]["tokens"], branches["asks.0"]["cost"]) == ([100, 20], 0.2)
-    assert branches["asks.0"]["state"] == "scored"
+    assert branches["asks.0"]["status"] == "scored"
     assert "budget of 500 tokens" in branches["asks-much.0"]["error"]
     snap("experiment", "rm", file.stem)
     file = described(prices + "[stop]\ncost = 0.1\n[budget]\ncost = 50", ways=("asks", "plus", "times"))
     file.write_text("parallel = 1\n" + file.read_text())
     info = snap.json("experiment", "run", file, code=1)
-    assert info["ended"] == "more than 0.1 of cost were used"
-    first, *others = (one["state"] for one in info["branches"])
+    assert info["ended_because"] == "more than 0.1 of cost were used"
+    first, *others = (one["status"] for one in info["branches"])
     assert first in ("scored", "stopped"), "the cost is looked at while it runs: it may have ended by then, or not"
     assert others == ["skipped", "skipped"]
     snap("experiment", "rm", file.stem)
@@ -189,8 +189,8 @@ def test_the_first_that_passes_ends_it(snap: Snap, described: Callable[..., Path
     file = described("parallel = 2\n[stop]\nfirst_pass = true", ways=("slow", "times", "plus"))
     info = snap.json("experiment", "run", file)
     branches = by_label(info)
-    assert info["ended"] == "times.0 passed"
-    assert branches["slow.0"]["state"] == "stopped"
+    assert info["ended_because"] == "times.0 passed"
+    assert branches["slow.0"]["status"] == "stopped"
     assert info["best"] == "times.0"
     snap("experiment", "rm", "--force", file.stem)
 
@@ -202,13 +202,13 @@ def test_one_that_is_stopped_goes_on_when_it_is_run_again(snap: Snap, described:
     command = snap.follow("experiment", "run", file)
     name = file.stem
     wait_until(lambda: name in snap("experiment", "ls").stdout, "it has begun")
-    wait_until(lambda: by_label(snap.json("experiment", "status", name))["slow.0"]["state"] == "running", "one runs")
+    wait_until(lambda: by_label(snap.json("experiment", "status", name))["slow.0"]["status"] == "running", "one runs")
     assert "run; stop it first" in snap("experiment", "rm", name, code=Conflict.exit_code).stderr
     stopped = by_label(snap.json("experiment", "stop", name))
-    assert [stopped[f"{way}.0"]["state"] for way in ("slow", "times")] == ["stopped", "skipped"]
+    assert [stopped[f"{way}.0"]["status"] for way in ("slow", "times")] == ["stopped", "skipped"]
     _, err = command.communicate(timeout=60)
     assert command.returncode == 1, err
-    assert snap.json("experiment", "status", name)["ended"] == "it was stopped"
+    assert snap.json("experiment", "status", name)["ended_because"] == "it was stopped"
     command = snap.follow("experiment", "run", file)
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
     wait_until(lambda: client.trajectory(f"{name}.slow.0").status == "running", "it goes on")
@@ -258,7 +258,7 @@ def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: S
         client.exec(name, ["touch", "/workspace/go"])
     out, err = command.communicate(timeout=120)
     assert command.returncode == 0, err
-    assert '"ended": "all branches have ended"' in out
+    assert '"ended_because": "all branches have ended"' in out
     info = snap.json("experiment", "status", "lasting")
     assert {name: one["score"] for name, one in by_label(info).items()} == {"times.0": 1, "plus.0": 0, "zero.0": 0}
     assert {one["name"] for one in snap.json("ls")} == {"lasting.base", *(f"lasting.{name}" for name in by_label(info))}
@@ -287,7 +287,7 @@ def test_branches_that_died_with_the_machine_are_resumed(own_snap: Snap, tmp_pat
     assert command.returncode == 0, err
     assert [one.id for one in client.log(name)][: len(steps)] == steps, "no step was taken again"
     (branch,) = snap.json("experiment", "status", "lasting")["branches"]
-    assert (branch["state"], branch["score"]) == ("scored", 1.0)
+    assert (branch["status"], branch["score"]) == ("scored", 1.0)
     snap("experiment", "rm", "lasting")
 
 
@@ -302,7 +302,7 @@ def test_a_branch_begins_with_what_its_variant_changes(
     file.write_text(file.read_text() + more)  # of the last table, which is that of `times`
     info = snap.json("experiment", "run", file)
     name = f"{tmp_path.name}.times.0"
-    assert {one["label"]: one["state"] for one in info["branches"]} == {"plus": "scored", "times": "scored"}
+    assert {one["label"]: one["status"] for one in info["branches"]} == {"plus": "scored", "times": "scored"}
     assert snap("cat", f"{name}:given").stdout == "given\n"
     assert snap.json("state", name)["hint"] == [1]
     assert next(one for one in snap.json("ls") if one["name"] == name)["limits"]["pids"] == 90

@@ -297,6 +297,11 @@ def test_cp_both_ways(box: Sandbox, snap: Snap, tmp_path: Path) -> None:
     assert sorted(os.listdir(out / "tree")) == sorted([ODD, "link", "run.sh", "sparse"])
     snap("cp", f"{box.id}:tree/{ODD}", tmp_path / "file")
     assert (tmp_path / "file").read_text() == "odd"
+    assert run(snap, "cp", f"{box.id}:tree/{ODD}", "/proc/self/fd/1") == b"odd"
+    (tmp_path / "other").symlink_to("file")
+    assert "is no regular file" in snap("cp", f"{box.id}:/srv/other", tmp_path, code=2).stderr
+    os.mkfifo(tmp_path / "fifo")
+    assert "is a fifo" in snap("cp", tmp_path / "fifo", f"{box.id}:", code=2).stderr
 
     packed = run(snap, "cp", f"{box.id}:/srv/made", "-")
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:

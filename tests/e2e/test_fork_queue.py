@@ -54,7 +54,7 @@ def test_each_child_gets_its_turn_and_its_number(snap: Snap, box: str) -> None:
         text = snap("cat", f"{children[number]['trajectory']}:/workspace/file").stdout
         assert text == f"source\n{number}/{CHILDREN} {number}\n"
     own = {child["trajectory"] for child in children}
-    wait_until(lambda: not own & {one["trajectory"]["id"] for one in snap.json("ps")}, "every sandbox has ended")
+    wait_until(lambda: not own & {one["trajectory"] for one in snap.json("ps")}, "every sandbox has ended")
     for child in children:
         snap("rm", child["trajectory"])
 

@@ -86,7 +86,7 @@ def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
     said = agents.said(trajectory)
     assert [role for role, _ in said] == ["system", "user", *["assistant", "tool"] * 3, "assistant"]
     assert (said[1], said[-1][1]["content"]) == (("user", "repair it"), "It is repaired.")
-    assert [agents.snap.json("show", step["id"])["messages"] for step in steps] == [0, 4, 6, 8, 9]
+    assert [agents.snap.json("show", step["id"])["message_count"] for step in steps] == [0, 4, 6, 8, 9]
     assert agents.said(steps[2]["id"]) == said[:6]
     assert agents.journal(trajectory) == [("model", "done"), ("tool", "done")] * 3 + [("model", "done")]
     assert scripted.asked() == [0, 1, 2, 3]

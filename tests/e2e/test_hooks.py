@@ -6,20 +6,17 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from snapshotd.daemon.http.wire import hook_socket_of
+from tests.e2e.hooked import SEND, Claude
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
 
 NOBODY = 65534
-SEND = Path(__file__).parents[2] / "snapshotd" / "hooks" / "send.py"
 
 
 @pytest.fixture(scope="module")
@@ -30,117 +27,6 @@ def hook_snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
     yield snap
     snap.stop_daemon()
     nothing_left(snap.state_dir, running=False)
-
-
-class Claude:
-    """Claude Code as its hooks show it, in a folder. `agent`: another one, which sends the same."""
-
-    def __init__(self, snap: Snap, folder: Path, session: str = "s-1", agent: str = "claude") -> None:
-        self.snap, self.folder, self.session, self.agent = snap, folder, session, agent
-        self.transcript = folder.parent / f"{session}.jsonl"
-        self.number, self.last = 0, None
-        self.run_as: int | None = None
-        self.program = [sys.executable, "-I", "-S", str(SEND)]
-        self._found: dict[Path, str] = {}
-
-    def send(self, *words: str, data: str = "", code: int = 0) -> str:
-        """What the program prints that agents run."""
-        done = subprocess.run(
-            [*self.program, str(hook_socket_of(self.snap.state_dir)), *words],
-            input=data,
-            capture_output=True,
-            text=True,
-            cwd=self.folder,
-            env={"CLAUDE_PROJECT_DIR": str(self.folder)},
-            user=self.run_as,
-            group=self.run_as,
-            extra_groups=None if self.run_as is None else [],
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return done.stdout + done.stderr
-
-    def hook(self, name: str, **more: Any) -> str:
-        event = {
-            "session_id": self.session,
-            "transcript_path": str(self.transcript),
-            "cwd": str(self.folder),
-            "hook_event_name": name,
-            "permission_mode": "default",
-            **more,
-        }
-        return self.send("hook", self.agent, data=json.dumps(event))
-
-    def write(self, role: str, content: Any) -> None:
-        """A line of the transcript."""
-        line = {
-            "uuid": f"u-{self.session}-{os.urandom(4).hex()}",
-            "parentUuid": self.last,
-            "sessionId": self.session,
-            "isSidechain": False,
-            "type": role,
-            "message": {"role": role, "content": content},
-        }
-        self.last = line["uuid"]
-        with self.transcript.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def says(self, prompt: str) -> None:
-        """A person says something."""
-        assert self.hook("UserPromptSubmit", prompt=prompt) == ""
-        self.write("user", prompt)
-
-    def call(self, command: str, *, later: bool = False) -> None:
-        """A call of Bash. The transcript has its result only when the agent goes on. `later`: it stays unwritten."""
-        self.number += 1
-        asked = {
-            "tool_name": "Bash",
-            "tool_input": {"command": command},
-            "tool_use_id": f"toolu_{self.session}_{self.number}",
-        }
-        self.write(
-            "assistant",
-            [{"type": "tool_use", "id": asked["tool_use_id"], "name": "Bash", "input": asked["tool_input"]}],
-        )
-        assert self.hook("PreToolUse", **asked) == ""
-        done = subprocess.run(["bash", "-c", command], cwd=self.folder, capture_output=True, text=True, check=False)
-        if done.returncode:
-            assert self.hook("PostToolUseFailure", **asked, error=f"Exit code {done.returncode}") == ""
-        else:
-            response = {"stdout": done.stdout, "stderr": "", "interrupted": False}
-            assert self.hook("PostToolUse", **asked, tool_response=response) == ""
-        if not later:
-            result = {"type": "tool_result", "tool_use_id": asked["tool_use_id"], "content": done.stdout}
-            self.write("user", [result])
-
-    @property
-    def trajectory(self) -> str:
-        """The folder's only one. It is looked for once."""
-        if self.folder not in self._found:
-            (self._found[self.folder],) = [
-                str(line["id"])
-                for line in self.snap.json("ls")
-                if self.snap.json("log", "--all", line["id"])[0]["tool"]["arguments"].get("folder") == str(self.folder)
-            ]
-        return self._found[self.folder]
-
-    def steps(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.snap.json("log", "--all", self.trajectory)
-        return found
-
-    def names(self) -> list[str]:
-        return [step["tool"]["name"] for step in self.steps()]
-
-    def changes(self, snapshot: str) -> list[str]:
-        return self.snap("diff", snapshot).stdout.split("\n")[:-1]
-
-    def files(self) -> dict[str, str]:
-        return {
-            str(path.relative_to(self.folder)): path.read_text()
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file()
-        }
 
 
 @pytest.fixture
@@ -200,7 +86,7 @@ def test_a_rewind_brings_back_what_the_agent_touched_and_nothing_else(claude: Cl
     (claude.folder / "by-hand").write_text("a person's\n")
     target = claude.steps()[3]["id"]
     preview = claude.snap.json("rewind", "--preview", "--files", claude.trajectory, target)
-    assert sorted(change["path"] for change in preview["files"]) == [
+    assert sorted(change["path"] for change in preview["changes"]) == [
         "/workspace/keep.log",
         "/workspace/more",
         "/workspace/src",
@@ -437,16 +323,18 @@ def test_a_rewind_acts_as_the_user_and_stays_in_the_folder(user: Claude) -> None
     _as_user(user, "rm d/x; rmdir d")
     user.hook("PostToolUse", **asked, tool_response={})
     (user.folder / "d").symlink_to("/etc")  # a person's, after the agent's call
-    user.snap("rewind", "--files", user.trajectory, target)
+    told = user.snap("rewind", "--files", user.trajectory, target).stderr
     assert not Path("/etc/x").exists()
-    assert user.files() == {"d/x": "1\n", "own": "own\n"}
+    assert user.files() == {"own": "own\n"}
+    assert "d/x stays as it is" in told
+    assert os.readlink(user.folder / "d") == "/etc"
 
 
 def test_a_user_reaches_only_the_own_trajectory(user: Claude, claude: Claude) -> None:
     claude.hook("SessionStart")
     user.hook("SessionStart")
     theirs = claude.steps()[-1]["id"]
-    assert "no snapshot of this folder" in user.send("rewind", theirs, code=8)
+    assert "of this folder" in user.send("rewind", theirs, code=4)
     assert "no request" in user.send("cat", theirs, code=2)
     user.folder = claude.folder
     claude.folder.chmod(0o755)
@@ -469,14 +357,13 @@ def test_ignored_files_are_left_out_and_left_alone(claude: Claude) -> None:
     claude.hook("SessionStart")
     claude.call("mkdir data; echo > data/big; echo > src/a.tmp; echo > a.tmp; echo > x.log; echo > node_modules/n.js")
     assert claude.changes(claude.steps()[-1]["id"]) == ["A /workspace/a.tmp", "A /workspace/node_modules/n.js"]
-    claude.call("echo '*.tmp' >> .gitignore; rm -r .git")
-    assert claude.changes(claude.steps()[-1]["id"]) == ["M /workspace/.gitignore"], (
-        "a file that is ignored by now stays"
-    )
+    claude.call("echo '*.tmp' >> .gitignore; rm -r .git; echo > b.tmp")
+    assert claude.changes(claude.steps()[-1]["id"]) == ["M /workspace/.gitignore"], "b.tmp is ignored"
     claude.call("echo more > a.tmp")
-    assert claude.changes(claude.steps()[-1]["id"]) == []
+    assert claude.changes(claude.steps()[-1]["id"]) == ["M /workspace/a.tmp"], "it is tracked, as with git"
     claude.snap("rewind", "--files", claude.trajectory, claude.steps()[1]["id"])
-    assert claude.files()["a.tmp"] == "more\n", "it is ignored by now"
+    assert "a.tmp" not in claude.files()
+    assert claude.files()["b.tmp"] == "\n"
     assert claude.files()["data/big"] == "\n"
 
 

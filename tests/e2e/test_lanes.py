@@ -123,6 +123,26 @@ def test_a_program_that_goes_on_with_a_session(agents: Agents, tmp_path: Path) -
     assert agents.files(fork) == {"begun": "begun\n", "more": "more\n"}
 
 
+def test_results_of_one_turn_come_in_any_order(agents: Agents, tmp_path: Path) -> None:
+    """Also from a snapshot between them, where only one is recorded: the other one runs."""
+    both = {
+        "text": "Both.",
+        "calls": [{"name": "bash", "arguments": {"command": f"echo x >> {name}"}} for name in ("left", "right")],
+    }
+    with provider(tmp_path, both, bash("cat left right", "I look."), {"text": "Done."}) as at:
+        trajectory = agents.run(at, TEAM, "do it all", kind="anthropic")
+        for step in agents.steps(trajectory)[1:4]:
+            fork = agents.snap("edit", "--env", "LAST_FIRST=1", "--resume", step["id"]).stdout.strip()
+            agents.snap("attach", fork)
+            assert agents.files(fork) == {"left": "x\n", "right": "x\n"}
+            assert [call["status"] for call in agents.calls(fork)] == ["done"] * 3
+            assert sorted(call["arguments"]["command"] for call in agents.calls(fork)) == [
+                "cat left right",
+                "echo x >> left",
+                "echo x >> right",
+            ]
+
+
 def test_a_difference_is_shown_line_by_line(agents: Agents, tmp_path: Path) -> None:
     """The time in a prompt is another one in each run: a resume is refused, and its message says what differs."""
     program = tmp_path / "agent.py"
@@ -139,6 +159,11 @@ def test_a_difference_is_shown_line_by_line(agents: Agents, tmp_path: Path) -> N
         assert "\n-Now: " in shown
         assert "\n+Now: " in shown
         assert "You lead." not in shown.partition("differs:")[2]
+        listed = agents.snap("log", trajectory).stderr
+        assert f"the program of {trajectory[:12]} was refused" in listed
+        assert "message 0 (system) differs:" in listed
+        agents.snap("rewind", trajectory, agents.steps(trajectory)[1]["id"])
+        assert "refused" not in agents.snap("log", trajectory).stderr
 
 
 RESPONSES = """

@@ -496,7 +496,7 @@ def test_a_call_that_the_policy_gates_is_an_interrupt(
     assert seen == ["free", "mine", "ran 0", "gated", "ran 3", "yours"]
     assert refused.startswith("ann let")
     assert sandbox.files.read_text("log").split("\n") == ["free", "gated 0", "other", "gated 3", ""]
-    assert [item.status for item in client.approvals() if item.tool == "exec"] == ["approved"] * 2 + [
+    assert [item.status for item in client.approvals() if item.name == "exec"] == ["approved"] * 2 + [
         "denied",
         "approved",
     ]

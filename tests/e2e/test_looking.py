@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.client.results import FileCounts
-from tests.e2e.support import Snap, daemon_with, processes_with, wait_until
+from tests.e2e.support import AGENT, Snap, daemon_with, processes_with, wait_until
 
 pytestmark = pytest.mark.runc
 
@@ -54,3 +55,20 @@ def test_nobody_waits_for_changes_to_be_counted(place: Snap) -> None:
     wait_until(lambda: client.snapshot(taken).files is not None, "it is counted")
     assert client.snapshot(taken).files == FileCounts(1, 0, 0, 7)
     place("rm", "--force", trajectory)
+
+
+def test_a_diff_of_what_changed_nothing_says_what_to_ask_for(snap: Snap, tmp_path: Path) -> None:
+    (tmp_path / "agent.py").write_text(f"{AGENT}\nshell('echo hi > made')\n")
+    snap("run", "-q", "--runtime", "runc", "--name", "ended", tmp_path / "agent.py")
+    first, *_, last = [one["id"] for one in snap.json("log", "ended")]
+    run = snap("diff", "ended")
+    (hint,) = re.findall("`snapshotd (diff [^`]*)`", run.stderr)
+    assert hint.split()[1:] == [first[:12], "ended"]
+    assert "A /workspace/made" in snap(*hint.split()).stdout
+    fork = snap.json("fork", last)["trajectories"][0]
+    assert f"diff {last[:12]} " not in snap("diff", fork).stderr, "a fork without a step has nothing to show"
+    assert snap("diff", first, first).stderr == f"snapshotd: the files of {first} and {first} are the same\n"
+    assert snap("diff", "--json", first, first).stderr == ""
+    assert snap("diff", first, last).stderr == ""
+    snap("rm", "--force", fork)
+    snap("rm", "ended")

@@ -90,6 +90,7 @@ def test_undo_takes_a_merge_back_and_the_mind_goes_on(pair: Pair) -> None:
     assert pair.sh("cat a b") == "mine\ntheirs\n"
     again = pair.merge()
     assert (again["changes"], again["same"], again["snapshot"]) == ([], 1, None)
+    assert "there is nothing to merge" in pair.snap("merge", pair.theirs, pair.mine).stderr
     pair.snap("rewind", "--yes", pair.mine, head)
     pair.merge()
     pair.snap("undo", pair.mine)

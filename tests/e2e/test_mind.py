@@ -74,6 +74,8 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     name = started(snap, tmp_path, runtime)
     journal = snap.json("journal", name)
     assert [entry["name"] for entry in journal] == ["write", "write", "write", "first", "send", "write"]
+    results = [entry["result"] for entry in journal]
+    assert results == [0, 1, 2, None, {"n": 1}, 9]
     assert snap.json("state", name) == {"sent": True}
     assert [(item["name"], item["status"]) for item in snap.json("tasks", name)] == [("first", "completed")]
     first = snapshot_of(snap, name, "write")
@@ -81,7 +83,7 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     refused = snap("rewind", name, first, code=2)
     assert "send (" in refused.stderr
     preview = snap.json("rewind", "--preview", name, first)
-    assert {item["path"] for item in preview["files"]} == {
+    assert {item["path"] for item in preview["changes"]} == {
         "/workspace/f1",
         "/workspace/f2",
         "/workspace/f9",
@@ -99,7 +101,7 @@ def test_back_and_on_again(snap: Snap, tmp_path: Path, runtime: str) -> None:
     snap("rewind", "--yes", name, snapshot_of(snap, name, "task"))
     snap("rewind", "--yes", name, first)
     events = [json.loads(line) for line in snap("resume", "--json", name).stdout.splitlines()]
-    replayed = [event["tool"] for event in events if event["event"] == "replayed"]
+    replayed = [event["name"] for event in events if event["event"] == "replayed"]
     assert replayed == ["write"], "the rest happened again"
     assert snap("cat", f"{name}:sent").stdout == "1\n"
     assert snap("cat", f"{name}:f9").stdout == "9"
@@ -115,8 +117,8 @@ def test_an_approval_with_other_arguments(snap: Snap, tmp_path: Path, runtime: s
     wait_until(lambda: bool(waiting()), "the approval is asked for")
     (identity,) = waiting()
     view = snap.json("approval", identity)
-    assert view["approval"]["arguments"] == {"where": "production"}
-    assert "/workspace/sent" in {item["path"] for item in view["files"]}
+    assert view["arguments"] == {"where": "production"}
+    assert "/workspace/sent" in {item["path"] for item in view["changes"]}
     (tmp_path / "other.json").write_text('{"where": "staging"}')
     snap("approve", identity, "--by", "ann", "--reason", "rather there", "--arguments", tmp_path / "other.json")
     followed = snap("attach", name)
@@ -153,3 +155,60 @@ def test_values_outlive_what_wrote_them(snap: Snap) -> None:
     assert snap("store", "put", space, "plan", '{"n": 1}').stdout == "1\n"
     snap("store", "put", space, "plan", "2", "--if-version", "7", code=6)
     assert snap.json("store", "get", space, "plan")["value"] == {"n": 1}
+
+
+LOOP = """
+import os
+
+from snapshotd.agent import message, messages, model, tool
+
+@model(name="m")
+def ask(said):
+    results = [one["content"] for one in said if one["role"] == "tool"]
+    if len(results) < 3:
+        return {"call": len(results), "knows": results}
+    return {"answer": results}
+
+@tool
+def step(n):
+    with open(f"/workspace/f{n}", "w") as file:
+        file.write(str(n))
+    return f"result {n}"
+
+message("user", "go")
+while True:
+    reply = ask(messages())
+    message("assistant", reply)
+    if "answer" in reply:
+        break
+    result = step(reply["call"])
+    print(sorted(os.listdir("/workspace")), flush=True)
+    message("tool", result)
+print(reply["answer"], flush=True)
+"""
+
+
+def test_the_result_of_any_call_of_a_loop_is_another_one(snap: Snap, tmp_path: Path) -> None:
+    """Its model calls take the conversation as it was said, and the files beside them are those after the call."""
+    (tmp_path / "agent.py").write_text(LOOP)
+    (tmp_path / "new.json").write_text('"other"')
+    snap("run", "--name", "loop", tmp_path / "agent.py")
+    steps = [item["id"] for item in snap.json("log", "loop") if item["tool"]["name"] == "step"]
+    made = []
+    for n, step in enumerate(steps):
+        edit = snap("edit", "--resume", "--result", tmp_path / "new.json", step).stdout.strip()
+        varied = snap.json("fork", "--resume", "--variant", 'v:result="other"', step)["trajectories"]
+        made += [(n, name) for name in (edit, *varied)]
+    assert len(made) == 6
+    for n, name in made:
+        followed = snap("attach", "-q", name)
+        wanted = [f"result {k}" if k != n else "other" for k in range(3)]
+        listed = [str([f"f{j}" for j in range(k + 1)]) for k in range(3)]
+        assert followed.stdout.splitlines() == [*listed, str(wanted)]
+        said = [(one["role"], one["content"]) for one in snap.json("show", "--conversation", name)]
+        results = [content for role, content in said if role == "tool"]
+        assert results == wanted
+        assert [role for role, _ in said] == ["user", *["assistant", "tool"] * 3, "assistant"]
+        assert said[-1] == ("assistant", {"answer": wanted})
+        assert "diverged" not in [item["tool"]["name"] for item in snap.json("log", name)]
+        snap("rm", "--force", name)

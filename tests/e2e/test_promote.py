@@ -141,3 +141,15 @@ def test_what_is_not_promoted(snap: Snap) -> None:
     assert snap("cat", f"{branch}:/workspace/file").stdout == "branch\n"
     for each in (deep, branch, other, box):
         snap("rm", "--force", each)
+
+
+def test_what_is_refused_leaves_no_sandbox_behind(snap: Snap) -> None:
+    line, first = snap.create("--runtime", "runc")
+    snap("stop", line)
+    (fork,) = snap.json("fork", first)["trajectories"]
+    snap("stop", fork)
+    for words in (("undo", line), ("promote", fork), ("rewind", line, "--to", "f" * 12), ("retry", line, "nothing")):
+        assert snap(*words, code=None).returncode, words
+        status = {one["id"]: one["status"] for one in snap.json("ls")}
+        assert (status[line], status[fork]) == ("stopped", "stopped"), words
+    assert snap.json("rm", line, fork)["removed"] == [fork, line], "forks go before what they began at"

@@ -204,9 +204,10 @@ def test_no_command_comes_between_replayed_calls(snap: Snap, runc_ready: None, n
     _killed(snap, "runc", name, WAITING, tmp_path)
     head = snap.json("show", name)["id"]
     snap("resume", "--detach", name)
-    (inside,) = [Path(f"/proc/{one['pid']}/root/tmp") for one in snap.json("ps") if one["trajectory"]["name"] == name]
+    (inside,) = [Path(f"/proc/{one['pid']}/root/tmp") for one in snap.json("ps") if one["name"] == name]
     wait_until((inside / "here").exists, "it waits between two calls")
     assert "is being replayed" in snap("exec", name, "--", "sh", "-c", "echo mine > mine", code=125).stderr
+    assert "is being replayed" in snap("snapshot", name, code=Conflict.exit_code).stderr
     assert snap.json("show", name)["id"] == head
     (inside / "go").touch()
     wait_until((inside / "there").exists, "everything is met")

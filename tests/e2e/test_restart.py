@@ -133,3 +133,11 @@ def test_a_followed_run_whose_sandbox_is_lost_with_its_daemon(stopped: Snap, age
     snap.crash()
     assert NOTE in _ended(resumed)
     snap("rm", "--force", name)
+
+
+def test_another_socket_is_told_who_serves_the_state_directory(own_snap: Snap, tmp_path: Path) -> None:
+    own_snap("ls")  # starts it
+    other, pid = tmp_path / "other.sock", own_snap.daemon_pid()
+    said = own_snap("ls", "--socket", other, code=6).stderr
+    assert f"pid {pid}" in said
+    assert f"serves at {own_snap.state_dir}/snapshotd.sock" in said

@@ -71,7 +71,7 @@ class Run:
     @property
     def reused(self) -> tuple[int, int] | None:
         """The number of calls that were reused, and of all."""
-        found = self.events[-1].get("reused")
+        found = self.events[-1].get("reuse")
         return None if found is None else (found["calls"], found["of"])
 
     @property
@@ -305,7 +305,7 @@ def test_replies_of_an_unmodified_agent(snap: Snap, runs: Runs, tmp_path: Path) 
         asked = len(model.asked())
         assert asked == 3
         second = keyed(program, "--reuse", "--reuse-replies", *told, args=("repair it",))
-        assert second.events[-1]["reused"] == {"calls": 0, "of": 2, "replies": 3, "replies_of": 3}
+        assert second.events[-1]["reuse"] == {"calls": 0, "of": 2, "replies": 3, "replies_of": 3}
         assert len(model.asked()) == asked, "nobody was asked"
         assert [one["tool"]["name"] for one in second.log] == [one["tool"]["name"] for one in first.log]
         assert snap("show", "--conversation", second.name).stdout == snap("show", "--conversation", first.name).stdout
@@ -335,4 +335,4 @@ def test_replies_of_a_model_in_the_program(runs: Runs) -> None:
     assert live.reused == (1, 1)
     assert live.files["said"]["sha256"] == first.files["said"]["sha256"], "the call's files are the recorded ones"
     second = runs(program, "--reuse", "--reuse-replies")
-    assert second.events[-1]["reused"] == {"calls": 1, "of": 1, "replies": 1, "replies_of": 1}
+    assert second.events[-1]["reuse"] == {"calls": 1, "of": 1, "replies": 1, "replies_of": 1}

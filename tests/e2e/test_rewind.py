@@ -105,8 +105,8 @@ def test_the_chosen_parts_go_back_as_previewed_and_undo_restores_them(line: Line
 def _as_previewed(line: Line, preview: dict[str, Any], head: str, taken: str, mind: dict[str, Any], mode: str) -> None:
     snap = line.snap
     changed = snap.json("diff", head, taken)
-    assert preview["files"] == changed
-    assert preview["file_count"] == len(changed)
+    assert preview["changes"] == changed
+    assert preview["change_count"] == len(changed)
     assert bool(changed) == (mode != "conversation")
     kept = len(line.mind()["said"])
     assert preview["messages"] == mind["said"][kept:]
@@ -135,6 +135,68 @@ def test_calls_that_cannot_be_undone_are_asked_about_and_compensated_once(line: 
     snap("undo", line.name)
     snap("rewind", "--compensate", line.name, target)
     assert len(line.steps("compensate")) == 2, "each at most once"
+
+
+GUARDLESS = """
+from snapshotd.agent import tool
+
+def cancel(call):
+    with open("/workspace/undone", "a") as file:
+        file.write("undone\\n")
+
+@tool
+def note(text):
+    return text
+
+@tool(side_effect="irreversible", compensate=cancel)
+def order(n):
+    return n
+
+@tool(side_effect="irreversible", compensate=["false"])
+def pay(n):
+    return n
+
+note("first")
+order(1)
+GUARD
+    pay(2)
+"""
+
+
+@pytest.mark.runc
+def test_a_compensation_that_failed_is_not_passed_over(snap: Snap, tmp_path: Path) -> None:
+    """And one whose file cannot be imported was not begun: once the file is mended, it runs."""
+    program = tmp_path / "agent.py"
+    program.write_text(GUARDLESS.replace("GUARD", "if len(__import__('sys').argv) > 1:"))
+    snap("run", "--quiet", "--runtime", "runc", "--name", "orders", program)
+    first = next(one["id"] for one in snap.json("log", "orders") if one["tool"]["name"] == "note")
+    for _ in range(2):
+        failed = snap("rewind", "--compensate", "orders", first, code=125)
+        assert "did not begin" in failed.stderr
+        assert snap.json("rewind", "--preview", "orders", first)["effects"][0]["compensated"] is None
+    mended = (
+        program.read_text()
+        .replace('note("first")', "if __name__ == '__main__':\n  note('first')")
+        .replace("order(1)", "  order(1)")
+    )
+    program.write_text(mended.replace("if len", "  if 0 and len"))
+    snap("cp", program, "orders:/agent/agent.py")
+    snap("rewind", "--compensate", "orders", first)
+    assert [one["compensated"] for one in snap.json("effects", "orders")] == ["done"]
+    snap("rm", "--force", "orders")
+
+    program.write_text(GUARDLESS.replace("GUARD", "if True:"))
+    snap("run", "--quiet", "--runtime", "runc", "--name", "orders", program)
+    first = next(one["id"] for one in snap.json("log", "orders") if one["tool"]["name"] == "note")
+    assert "failed with exit code 1" in snap("rewind", "--compensate", "orders", first, code=125).stderr
+    before = [one["id"] for one in snap.json("log", "orders")]
+    again = snap("rewind", "--compensate", "orders", first, code=6).stderr
+    assert "the compensation of pay (" in again
+    assert "by hand" in again
+    assert "--yes" in again
+    assert [one["id"] for one in snap.json("log", "orders")] == before
+    snap("rewind", "--yes", "orders", first)
+    snap("rm", "--force", "orders")
 
 
 def test_where_a_rewind_cannot_go(line: Line) -> None:

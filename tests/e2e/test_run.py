@@ -36,7 +36,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
         "event": "finished",
         "trajectory": trajectory,
         "exit_code": 0,
-        "snapshots": 5,
+        "snapshot_count": 5,
         "status": "finished",
     }
     wait_until(lambda: all(one["files"] is not None for one in snap.json("log", trajectory)), "all is counted")
@@ -59,7 +59,7 @@ def test_an_agent_gets_a_snapshot_per_call_with_its_conversation(snap: Snap, run
         "warnings",
         "reused",
     }
-    assert snap.json("show", log[2]["id"])["messages"] == 3
+    assert snap.json("show", log[2]["id"])["message_count"] == 3
     assert "does not exist" in snap("cat", f"{log[1]['id']}:/workspace/f1", code=4).stderr
     assert snap("cat", f"{log[2]['id']}:/workspace/f1").stdout == "1\n"
 
@@ -233,3 +233,35 @@ def test_a_run_as_another_user(snap: Snap, runc_ready: None) -> None:
     assert snap("attach", "-q", fork).stdout == "nobody\n"
     unknown = snap("run", "--user", "no-such-user", "--", "id", code=125)
     assert "no-such-user" in unknown.stderr
+
+
+SPEAKING = (
+    AGENT
+    + """
+for number in range(20):
+    print("call", number)  # two writes, since its output is not buffered
+    shell("echo %d > n%d" % (number, number))
+print("end")
+"""
+)
+
+
+def test_the_line_of_a_snapshot_comes_before_the_next_calls_and_in_the_middle_of_none(
+    snap: Snap, runtime: str, tmp_path: Path
+) -> None:
+    agent = tmp_path / "agent.py"
+    agent.write_text(SPEAKING)
+    argv = [sys.executable, "-m", "snapshotd", "run", "--runtime", runtime, str(agent)]
+    printed = subprocess.run(
+        argv, env=snap.env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240
+    )
+    lines = [line.split() for line in printed.stdout.splitlines() if not line.startswith("snapshotd:")]
+    expected = [["▶"], ["●", "0"]]
+    for number in range(20):
+        expected += [["call", str(number)], ["●", str(number + 1)]]
+    assert [line[:1] if line[0] == "▶" else line[:2] for line in lines[:-3]] == expected, printed.stdout
+    assert lines[-3:][0] == ["end"]
+    assert [line[0] for line in lines[-2:]] == ["●", "■"]
+    shown = [line for line in lines if line[0] == "●" and "shell" in line]
+    assert [line[-4:] for line in shown] == [["echo", str(n), ">", f"n{n}"] for n in range(20)]
+    assert all("+1" in line for line in shown), "its changed files are counted"

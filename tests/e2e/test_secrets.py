@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 
 from snapshotd.repo.format.index import Index
@@ -294,3 +295,32 @@ def test_a_planted_secret_is_nowhere_in_plain(own_snap: Snap, planted: Planted, 
         assert planted.found_in(data) == [], name
         marked += b"[secret:env-CONFIGURED:" in data
     assert marked > 3, "markers are where the secrets were"
+
+
+def test_a_throw_away_fork_has_the_secrets_and_keeps_nothing(own_snap: Snap) -> None:
+    """Its program sees the value, its output shows the marker, and neither lies anywhere afterwards."""
+    value = secrets.token_hex(12)
+    snap = Snap(own_snap.state_dir, {**own_snap.env, "TOKEN": value})
+    snap("run", "--runtime", "runc", "--name", "told", "--secret", "TOKEN", "--", "true")
+    snap("fork", "told", "--name", "heir")
+    spooled = own_snap.state_dir / "repo" / "blobs"
+    before, kept = {*spooled.rglob("*")}, _kept_secrets(own_snap)
+    for name in ("told", "heir"):
+        line = snap.json("exec", "--snapshot", name, "--", "sh", "-c", f'test "$TOKEN" = {value} && echo "$TOKEN"')
+        assert line["exit_code"] == 0, line
+        assert value not in line["stdout"]
+        assert "[secret:env-TOKEN:" in line["stdout"]
+    scored = snap.json("score", "told", "--", "sh", "-c", f'test "$TOKEN" = {value}')
+    assert [row["score"] for row in scored] == [1.0], scored
+    assert {*spooled.rglob("*")} <= before, "nothing refers to its output"
+    assert _kept_secrets(own_snap) == kept
+    snap("rm", "--force", "heir")
+    snap("rm", "--force", "told")
+
+
+def _kept_secrets(snap: Snap) -> list[Any]:
+    connection = apsw.Connection(str(snap.state_dir / "secrets.db"), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        return connection.execute("SELECT trajectory, marker FROM secrets ORDER BY 1, 2").fetchall()
+    finally:
+        connection.close()

@@ -95,7 +95,7 @@ def test_one_snapshot(here: Snap, there: Snap, history: History, tmp_path: Path)
     expected = facts_of(here, snapshot)
     for source, target in ((bundle, again), (again, tmp_path / "third")):
         got = there.json("import", source, "--wait", "stored")
-        assert (got["snapshots"], got["warnings"], got["state"]) == (1, [], "stored")
+        assert (got["snapshot_count"], got["warnings"], got["state"]) == (1, [], "stored")
         imported = facts_of(there, snapshot)
         assert imported.pop("parent") is None, "its parent did not come along"
         assert imported == {key: value for key, value in expected.items() if key != "parent"}
@@ -150,7 +150,7 @@ def test_a_tag_travels(here: Snap, there: Snap, history: History, tmp_path: Path
     (trajectory,) = there.json("import", bundle)["trajectories"]
     assert there.json("show", "known-good")["id"] == snapshot
     again = there.json("import", bundle)
-    assert (again["trajectories"], again["snapshots"], again["warnings"]) == ([trajectory], 0, [])
+    assert (again["trajectories"], again["snapshot_count"], again["warnings"]) == ([trajectory], 0, [])
     assert there.json("show", "known-good")["id"] == snapshot
     there("rm", trajectory)
     there("import", bundle)
@@ -171,7 +171,7 @@ def test_a_damaged_bundle_leaves_nothing(here: Snap, there: Snap, history: Histo
     for number, content in enumerate(damaged):
         bad.write_bytes(content)
         result = there("import", bad, code=None)
-        assert result.returncode in (2, 10, 11), (number, result)
+        assert result.returncode in (2, 10, 11, 20), (number, result)
         assert result.stderr.startswith("snapshotd: ")
         assert contents(there) == before, number
     there.stop_daemon()
@@ -339,8 +339,8 @@ def test_the_catalog_is_made_again(root: Path, tmp_path: Path, how: str) -> None
     else:
         (snap.state_dir / "catalog.db").unlink()
     report = snap.json("daemon", "--rebuild-catalog")
-    assert (report["lost"], report["left_out"], report["tags"]) == ([], [], 1)
-    assert report["snapshots"] >= len(everything)
+    assert (report["lost"], report["left_out"], report["tag_count"]) == ([], [], 1)
+    assert report["snapshot_count"] >= len(everything)
     assert {each: facts_of(snap, each) for each in everything} == before
     lines = {item["id"]: item for item in snap.json("ls")}
     assert lines[history.trajectory]["name"] == "line"

@@ -128,11 +128,11 @@ def test_prune_says_what_goes_and_does_it(smaller: Snap) -> None:
     small("tag", steps[1], "keep-me")
     small("stop", trajectory)
     dry = small.json("prune", "--dry-run", "--keep-last", "2", "--grace", "0")
-    assert {p["snapshot"] for p in dry["snapshots"]} == {steps[0], steps[2], steps[3]}
+    assert {p["snapshot"] for p in dry["pruned"]} == {steps[0], steps[2], steps[3]}
     assert dry["freed_bytes"] >= 3 * 300000
     assert all(s["state"] == "stored" for s in small.json("log", trajectory)), "a dry run changes nothing"
     done = small.json("prune", "--force", "--keep-last", "2", "--grace", "0")
-    assert done["snapshots"] == dry["snapshots"]
+    assert done["pruned"] == dry["pruned"]
     assert done["freed_bytes"] == dry["freed_bytes"]
     states = {s["id"]: s["state"] for s in small.json("log", trajectory)}
     assert [states[s] for s in (first, *steps)] == [

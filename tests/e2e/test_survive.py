@@ -4,6 +4,7 @@ daemon."""
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import subprocess
 from collections.abc import Iterator
@@ -199,6 +200,9 @@ def test_killed_at_a_failpoint(lone: Snap, runc_ready: None, program: Path, fail
     _ended(running)
     assert snap.daemon_pid() != first, "it died"
     assert _found(snap, "armed") == _expected()
+    events = [json.loads(line) for line in snap("attach", "--json", "armed", code=None).stdout.splitlines()]
+    told = [event["id"] for event in events if event["event"] == "snapshot"]
+    assert told == [one["id"] for one in snap.json("log", "--all", "armed")], "followers are told of each once"
 
 
 GATEWAY_AGENT = """
@@ -357,7 +361,7 @@ def test_what_ends_with_the_daemon(lone: Snap, runc_ready: None, tmp_path: Path)
     lone.kill_daemon()
     command.communicate(timeout=60)
     (sandbox,) = lone.json("ps")
-    assert sandbox["trajectory"]["name"] == "sleeper"
+    assert sandbox["name"] == "sleeper"
     wait_until(lambda: not _sleeps(sandbox["pid"], "999"), "what the client ran has ended")
     assert _sleeps(sandbox["pid"], "998"), "what it had left in the background goes on"
     assert [one["status"] for one in lone.json("ls") if one["id"] == bare] == ["stopped"]

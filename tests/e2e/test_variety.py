@@ -282,7 +282,7 @@ def _inside(snap: Snap, trajectory: str) -> Manifest:
 
 def _root(snap: Snap, trajectory: str, engine: str) -> Path:
     """The root of a Docker sandbox, as its init has it now."""
-    (info,) = [p for p in snap.json("ps") if p["trajectory"]["id"] == trajectory]
+    (info,) = [p for p in snap.json("ps") if p["trajectory"] == trajectory]
     docker = ("docker", "-H", engine)
     container = _run(*docker, "ps", "-q", "--filter", f"label=snapshotd.container={info['container']}")
     return Path(f"/proc/{_run(*docker, 'inspect', '--format', '{{.State.Pid}}', container)}/root")

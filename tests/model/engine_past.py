@@ -103,7 +103,7 @@ class Past:
     def _check_preview(self, line: Line, target: Taken, mode: Mode) -> None:
         shown = self._machine.patient(lambda: self._client.preview_rewind(line.id, target.id, mode=mode))
         head = self._world.snapshots[line.head]
-        files = {(c.change, c.path[11:]) for c in shown.files if c.path.startswith("/workspace/")}
+        files = {(c.change, c.path[11:]) for c in shown.changes if c.path.startswith("/workspace/")}
         wanted = set() if mode == "conversation" else changes(line.tree.listing(), target.tree.listing())
         assert files == wanted, f"too many: {files - wanted}; missing: {wanted - files}"
         here, there = head.mind.said, target.mind.said

@@ -74,3 +74,24 @@ def test_a_snapshot_on_a_layer_that_was_never_written_is_stored_first(engine: Lo
         assert not engine._cold.is_hot(read)
     take_all(engine, read)
     assert agent.files() == {"file": "one\n", "other": "two\n"}
+
+
+def test_holes_of_a_file_that_changes_on_a_cold_start_stay_holes(engine: LocalEngine, tmp_path: Path) -> None:
+    """The kernel copies the file up from a mount that has no word for holes."""
+    agent = mind_rig.agent(engine)
+    make = "set -e; to() { dd if=/dev/null of=$1 bs=1 count=0 seek=$2; }; "
+    holes = "for f in grown moded; do printf x | dd of=$f bs=1 seek=5000000; to $f 25165824; done"
+    agent.tool("write", {}, make + holes)
+    make_cold(agent)
+    agent.tool("write", {}, make + "to grown 33554432; printf y >> grown; chmod 600 moded")
+    agent.engine.flush()
+    assert agent.engine.snapshot(agent.id).state is SnapshotState.STORED
+    make_cold(agent)
+    agent.engine.restore(agent.id, tmp_path / "out", path=b"workspace")
+    grown, moded = tmp_path / "out" / "grown", tmp_path / "out" / "moded"
+    data = bytearray(32 << 20) + b"y"
+    data[5_000_000:5_000_001] = b"x"
+    assert grown.read_bytes() == data
+    assert moded.read_bytes() == data[: 24 << 20]
+    assert grown.stat().st_blocks * 512 < 1 << 20
+    assert moded.stat().st_blocks * 512 < 1 << 20

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import os
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import pytest
 from snapshotd.client.results import Policy
 from snapshotd.daemon.http.wire import lock_path_of
 from snapshotd.daemon.lock import lock_holder
-from snapshotd.errors import OutOfSpace
+from snapshotd.errors import OutOfSpace, Unsupported
 from snapshotd.kernel import mounts, syscalls
 from tests import long
 from tests.capabilities import layer_naming, require
@@ -169,6 +170,12 @@ def _everything(rig: Rig) -> dict[str, bool]:
     return result
 
 
+def _attached(disk: Disk) -> bool:
+    """Whether a file on the disk is a loop device."""
+    listed = subprocess.run(["losetup", "--list", "--output", "BACK-FILE"], capture_output=True, text=True, check=True)
+    return str(disk.mount_point) in listed.stdout
+
+
 @contextlib.contextmanager
 def rigged(kind: str, small_root: Path, options: tuple[str, ...] = ()) -> Iterator[Rig]:
     """A rig on a small disk of its own. After the block, when there is space again, everything is there; and the daemon
@@ -186,7 +193,7 @@ def rigged(kind: str, small_root: Path, options: tuple[str, ...] = ()) -> Iterat
         nothing_left(rig.daemon.state_dir, running=False)
 
 
-@pytest.mark.parametrize("kind", ["xfs"])  # on ext4 the layers' own image fails below itself: docs/limits.md
+@pytest.mark.parametrize("kind", ["xfs", pytest.param("ext4", marks=pytest.mark.long)])
 @in_own_mount_namespace
 def test_filled_from_outside(kind: str, small_root: Path) -> None:
     with rigged(kind, small_root) as rig:
@@ -215,7 +222,7 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
                     _fails(lambda: rig.world.fill(rig.line))
                     fill()
                 report = rig.client.prune(Policy(keep_last=1), grace_s=0)
-                rig.world.pruned |= {item.snapshot for item in report.snapshots}
+                rig.world.pruned |= {item.snapshot for item in report.pruned}
                 rig.world.stored -= rig.world.pruned
                 assert report.freed_bytes > 10_000_000
                 wait_until(lambda: rig.disk.free_bytes() > 10_000_000, "the disk has the space")
@@ -266,7 +273,7 @@ def test_filled_while_several_processes_store_a_large_step(kind: str, small_root
         rig.alive()
 
 
-@pytest.mark.parametrize("kind", ["xfs"])  # on ext4 the layers' own image fails below itself: docs/limits.md
+@pytest.mark.parametrize("kind", ["xfs", pytest.param("ext4", marks=pytest.mark.long)])
 @in_own_mount_namespace
 def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
     with rigged(kind, small_root) as rig:
@@ -279,6 +286,90 @@ def test_filled_from_inside_a_sandbox(kind: str, small_root: Path) -> None:
         wait_until(
             lambda: rig.disk.free_bytes() > DISK_BYTES // 8, "XFS gives the space back, which it does in the background"
         )
+
+
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.long)])
+@in_own_mount_namespace
+def test_a_sparse_copy_of_a_state_directory_works_on_a_full_disk(kind: str, small_root: Path) -> None:
+    """The documented backup has no blocks where there are only zeros: the reserves get theirs at the start."""
+    require("xfs")
+    with loop_disk(kind, SMALL_DISK_BYTES) as disk:
+        first, daemon = Daemon(disk.mount_point / "first"), Daemon(disk.mount_point / "state")
+        try:
+            with daemon.explained():
+                client = first.start()
+                client.import_image(str(small_root), name="small")
+                greedy = client.create(image="small", runtime="runc")[0].id
+                client.exec(greedy, ["sh", "-c", "head -c 20000000 /dev/urandom > /root/random"], wait="stored")
+                first.stop()
+                subprocess.run(["cp", "-a", "--sparse=always", first.state_dir, daemon.state_dir], check=True)
+                shutil.rmtree(first.state_dir)
+                client = daemon.start()
+                reserves = [daemon.state_dir / name for name in ("reserve", "repo/index.db.reserve")]
+                assert all(path.stat().st_blocks * 512 >= 4 << 20 for path in reserves)
+                assert client.status()["durability"] == "ok"
+
+                def said() -> bool:
+                    fill()  # the layers' image gives the disk what it has allocated ahead
+                    return bool(client.status()["durability"] != "ok")
+
+                with filled(disk, 0) as fill:
+                    wait_until(said, "the status says that the disk is full")
+                    client.remove(greedy, force=True)
+                    fill()
+                    client.prune(grace_s=0)
+                    wait_until(lambda: client.status()["durability"] == "ok", "there is space again")
+                    client.create(image="small", runtime="runc")
+                daemon.stop()
+        finally:
+            first.end()
+            daemon.end()
+        nothing_left(daemon.state_dir, running=False)
+
+
+@in_own_mount_namespace
+def test_what_is_stored_can_be_read_and_removed_without_the_layers(small_root: Path) -> None:
+    """The layers' image cannot be mounted. What waits in it is there again when it can."""
+    require("xfs")
+    with loop_disk("ext4", DISK_BYTES) as disk:
+        daemon = Daemon(disk.mount_point / "state")
+        try:
+            with daemon.explained():
+                client = daemon.start()
+                client.import_image(str(small_root), name="small")
+                world = World(client, disk.scratch / "world")
+                kept, gone = world.create(), world.create()
+                world.step(gone, wait=True)
+                stored = world.step(kept, wait=True).snapshot
+                assert stored is not None
+                client.flush()
+                daemon.stop()
+                wait_until(lambda: not _attached(disk), "the image is not mounted any more")
+                image = daemon.state_dir / "layers.img"
+                with image.open("r+b") as file:
+                    head = file.read(4096)
+                    file.seek(0)
+                    file.write(bytes(4096))
+                daemon.start()
+                world.verify(stored.id)
+                assert client.log(kept.id)
+                assert "cannot mount the layer image" in client.status()["durability"]
+                with pytest.raises(Unsupported, match="cannot mount the layer image"):
+                    client.fork(stored.id)
+                world.forget(gone)
+                client.prune(grace_s=0)
+                assert not client.check(read_data=True).damages
+                daemon.stop()
+                with image.open("r+b") as file:
+                    file.write(head)
+                daemon.start()
+                (fork,) = client.fork(stored.id).trajectories
+                world.step(Line(fork.id, world.expected[stored.id]), wait=True)
+                world.verify_all()
+                daemon.stop()
+        finally:
+            daemon.end()
+        nothing_left(daemon.state_dir, running=False)
 
 
 @pytest.mark.parametrize(("kind", "what"), [("xfs", "space"), ("ext4", "space"), ("ext4", "inodes")])

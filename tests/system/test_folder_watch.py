@@ -102,9 +102,11 @@ class Watched:
             index.took(path, None)
         for path, mark in found.changed.items():
             if stat.S_ISREG(mark[0]):
-                fd = open_file(self.root, path)
+                directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY, dir_fd=self.root)
+                fd = open_file(directory, os.path.basename(path))
                 index.took(path, *settled(fd, os.fstat(fd)))
                 os.close(fd)
+                os.close(directory)
             else:
                 index.took(path, mark)
         index.compared()

@@ -3,6 +3,7 @@ behind."""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
 import io
@@ -12,6 +13,7 @@ import os
 import stat
 import subprocess
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -203,6 +205,35 @@ def test_two_imports_of_one_tar_are_one_tree(bench: Bench, tmp_path: Path) -> No
     first = manifest(bench.root(bench.take(tmp_path / "a.tar")))
     bench.store.remove("a")
     assert manifest(bench.root(bench.take(tmp_path / "a.tar"))) == first
+
+
+def test_an_empty_image_waits_for_no_other(bench: Bench) -> None:
+    """A hook in a user's folder needs one at once, while the first image is built."""
+    begun, end = threading.Event(), threading.Event()
+
+    def progress(_: str) -> None:
+        begun.set()
+        end.wait(60)
+        raise InterruptedError
+
+    def build() -> None:
+        with contextlib.suppress(InterruptedError):
+            bench.store.build("minimal", None, progress)
+
+    building = threading.Thread(target=build)
+    building.start()
+    made: list[Image] = []
+    waiting = threading.Thread(target=lambda: made.append(bench.store.empty((), "/workspace")))
+    try:
+        assert begun.wait(60)
+        waiting.start()
+        waiting.join(10)
+        assert made, "it waits for the build"
+        assert bench.store.empty((), "/workspace") == made[0]
+    finally:
+        end.set()
+        building.join()
+        waiting.join()
 
 
 def test_a_folder(bench: Bench, tmp_path: Path) -> None:

@@ -81,6 +81,17 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
     assert agent.files()["build"] == "broken\n"
 
 
+def test_a_kept_link_to_a_file_that_goes_back_leaves_that_file_as_it_was(agent: Agent) -> None:
+    with agent.task("plan"):
+        agent.tool("write", {"n": 1}, "echo plan > plan", task="plan")
+    with agent.task("build", status="failed"):
+        agent.tool("write", {"n": 2}, "echo broken > plan", task="build")
+    with agent.task("docs"):
+        agent.tool("write", {"n": 3}, "ln plan docs", task="docs")
+    agent.engine.retry(agent.id, "build", resume=False)
+    assert agent.files() == {"plan": "plan\n", "docs": "broken\n"}
+
+
 def test_the_layer_of_what_was_kept_is_part_of_the_snapshot(agent: Agent) -> None:
     with agent.task("fails", status="failed"):
         agent.tool("write", {}, "echo x > x", task="fails")

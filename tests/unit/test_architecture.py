@@ -61,7 +61,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("base", "caller", "context", "events", "identity", "pins", "requests", "secrecy", "watch"),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
-    "daemon": (("children", "hooks", "host", "lock", "logs", "server", "wiring"), ("http",)),
+    "daemon": (("children", "hook_places", "hooks", "host", "lock", "logs", "server", "wiring"), ("http",)),
     "cli": (
         ("main", "reference"),
         ("habits",),
@@ -129,7 +129,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
     "httpx2": ("gateway/forward.py",),
-    "pathspec": ("engine/folders/ignore.py", "engine/folders/scan.py"),
+    "re2": ("engine/folders/ignore.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),

@@ -145,6 +145,7 @@ EXECUTED = {
     "agents/*.md": "test_agents_doc.py",
     "commands.md": "test_commands_doc.py",
     "ci.md": "test_ci.py",
+    "install.md": "test_install_doc.py",
     "examples/ci/job.sh": "test_ci.py",
 }
 """What tests of `tests/e2e` run as it stands, and the test: the `console` blocks of pages, all of a recipe for CI."""

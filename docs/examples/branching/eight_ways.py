@@ -21,7 +21,7 @@ def main(project: Path) -> None:
     agent = client.run(agent=HERE.parent / "fix_agent.py", workspace=project, name=f"fix-{project.name}")
     for event in client.events(agent.id):
         if event["event"] == "snapshot":
-            print("agent:", event["tool"])
+            print("agent:", event["name"])
 
     edit = next(one for one in client.log(agent.id) if one.tool.name == "edit_file")
     assert edit.parent is not None

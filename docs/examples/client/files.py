@@ -20,5 +20,5 @@ with Sandbox.create() as sandbox:
     print(sandbox.files.exists("data"), sandbox.files.exists("out.txt"))
 
     report = sandbox.files.download("/workspace", "copy")
-    print(report.files, "file copied")
+    print(report.file_count, "file copied")
 sandbox.remove()

@@ -196,6 +196,20 @@ class AsyncSnapshotd(
             return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
         return AsyncFollowing(self._transport, path, what=ref, patience_s=self._reconnect_s, on_lost=on_lost).events()
 
+    async def wait(self, ref: str, *, on_output: OutputSink | None = None) -> TrajectoryInfo:
+        """Wait until the run of a trajectory, or of a fork's program, has ended, as `events` follows it; the trajectory
+        then has its `status` and `exit_code`. All output from the beginning goes to `on_output`. UsageError: no program
+        ever ran in it."""
+        identity, ended = ((await self.trajectory(ref)).id, False)
+        shown = ShownOutput(on_output)
+        async for event in self.events(identity):
+            if event["event"] == "output":
+                shown.show(event)
+            ended = event["event"] == "finished"
+        if not ended:
+            raise UsageError(f"no program ever ran in {ref}, so there is no run to wait for")
+        return await self.trajectory(identity)
+
     async def exec(
         self,
         ref: str,
@@ -224,8 +238,8 @@ class AsyncSnapshotd(
         With `if_head` the command runs only if that snapshot is the trajectory's head: of several such requests at one
         time one runs, and the others get a Conflict that names the head.
 
-        After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the call's
-        status `timed-out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
+        After `timeout` seconds the command is ended with everything that it started: the exit code is 124, the result
+        `timed_out`, and what it has printed and written until then is there. `idle_timeout`: as `create`, for
         the sandbox from now on; None: as it is, or the daemon's default (half an hour) if it was stopped.
 
         With `terminal` the command has a terminal in place of pipes: all that it prints comes as "stdout", `stdin` is
@@ -456,6 +470,16 @@ class AsyncSnapshotd(
             on_child=on_child,
         )
 
+    async def take_snapshot(
+        self, ref: str, name: str | None = None, *, if_changed: bool = False, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Take a snapshot of a running sandbox as it is now, with `name` as its tag. Processes in it run on. With
+        `if_changed`, the answer is the head if no file was written since; where processes were alive at the head, a
+        snapshot may be taken all the same. Conflict: the trajectory does not run, its program is being replayed, or the
+        name is taken."""
+        body = {"name": name, "if_changed": if_changed}
+        return await self._step(f"/trajectories/{ref_segment(ref, 'trajectory')}/snapshot", body, wait)
+
     async def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
         check_wait(wait)
@@ -641,17 +665,20 @@ class AsyncSnapshotd(
         dry_run: bool = False,
         *,
         commit: str | bool = False,
+        hooks: bool = False,
     ) -> ApplyInfo:
         """Bring what changed from `base` to `snapshot` below the directory `path` (/workspace) to the local folder
         `to`, all or nothing; with `dry_run`, only say what that would be. `base` is the snapshot from right after the
-        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it.
+        workspace was copied in, unless given. With `commit` (True, or a message), make a git commit of it; hooks of the
+        folder's repository, and programs that its settings name, run only with `hooks`.
 
         Three-way: the folder's own changes are kept. Where both exclude each other, nothing is written and the answer
-        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there), Conflict
+        names the conflicts. UsageError (the folder cannot be read or written; no commit can be made there, or none
+        without a program of its repository), Conflict
         (the folder changed meanwhile; another apply is at work; git refused the commit of what is applied), OutOfSpace,
         Unsupported (there is no git, and it is needed)."""
         return await whole_verb(
-            self._transport, SnapshotdOfThreads.apply, snapshot, to, base, path, dry_run, commit=commit
+            self._transport, SnapshotdOfThreads.apply, snapshot, to, base, path, dry_run, commit=commit, hooks=hooks
         )
 
     async def merge(

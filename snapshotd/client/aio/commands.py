@@ -56,8 +56,8 @@ class AsyncCommandVerbs(AsyncVerbs):
         return CommandInfo.of(await self._transport.request("POST", path, body=body, once=True))
 
     async def commands(self, ref: str) -> list[CommandInfo]:
-        """A trajectory's background commands: those that run, and the newest of those that have ended, oldest
-        first."""
+        """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
+        background commands that have ended, oldest first."""
         path = f"/trajectories/{ref_segment(ref, 'trajectory')}/commands"
         return [CommandInfo.of(item) for item in await self._transport.request("GET", path)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -57,7 +58,8 @@ class AsyncFileVerbs(AsyncVerbs):
     async def download(self, ref: str, path: SandboxPath, to: str | Path, *, moved: Moved | None = None) -> RestoreInfo:
         """Copy a file to the local file `to`, or a directory into the local folder `to`, which is made if it is missing
         and keeps what else is in it. Files become this user's; each is there whole or not at all. `warnings` names what
-        was left out."""
+        was left out. A device or pipe `to` is written to as it is; nothing but regular files is replaced (UsageError),
+        and a link by a link."""
         return await whole_verb(self._transport, FileVerbsOfThreads.download, ref, path, to, moved=moved)
 
     async def write_file(
@@ -134,16 +136,17 @@ class AsyncFileVerbs(AsyncVerbs):
     ) -> WriteInfo:
         """Copy the local file `source` to the file `path`, or the local folder `source` into the directory `path`,
         which is made if it is missing and keeps what else is in it. Modes and times are kept. UsageError: it cannot be
-        read."""
-        from snapshotd.client.local.tree import Reader, pack
+        read, or is a fifo or socket."""
+        from snapshotd.client.local.tree import Reader, check_readable, pack
 
         local, warnings = (local_path(source), list[str]())
         if not local.exists():
             raise UsageError(f"there is no {local}; name a file or a folder of this machine")
         if not local.is_dir():
+            check_readable(local)
             try:
                 with local.open("rb", buffering=0) as file:
-                    mode = local.stat().st_mode & 4095
+                    mode = os.fstat(file.fileno()).st_mode & 4095 if local.is_file() else None
                     return await self.write_file(ref, path, file, user=user, mode=mode, wait=wait, moved=moved)
             except OSError as exc:
                 raise UsageError(f"{local} cannot be read: {exc.strerror}; name another file") from exc

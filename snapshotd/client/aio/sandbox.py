@@ -29,10 +29,10 @@ from snapshotd.client.results import (
     TrajectoryInfo,
 )
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
-from snapshotd.client.sandbox import ExecResult, _argv, _failed, _Kept
+from snapshotd.client.sandbox import ExecResult, RunResult, _argv, _failed, _Kept, _stdin
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
-from snapshotd.errors import Conflict, UsageError
+from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.terms import DEFAULT_TENANT
 
 
@@ -64,7 +64,8 @@ class AsyncCommand:
             if event["event"] == "output":
                 kept.take(event["stream"], base64.b64decode(event["data_b64"]))
         info = await self.info
-        result = kept.result(-1 if info.exit_code is None else info.exit_code, info.snapshot)
+        exit_code = -1 if info.exit_code is None else info.exit_code
+        result = kept.result(exit_code, info.snapshot, timed_out=info.status == "timed-out")
         if check and result.exit_code != 0:
             raise _failed(shlex.join(info.argv), result, info.error)
         return result
@@ -99,7 +100,7 @@ class AsyncCommand:
 
     async def kill(self) -> None:
         """End it at once, with all that it started. Not an error when it has ended."""
-        with contextlib.suppress(Conflict):
+        with contextlib.suppress(Conflict, NotFound):
             await self._client.signal_command(self._sandbox, self.id, signal.SIGKILL)
 
     async def __aenter__(self) -> AsyncCommand:
@@ -217,6 +218,7 @@ class AsyncSnapshot:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         check: bool = False,
+        input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         timeout: float | None = None,
@@ -224,7 +226,14 @@ class AsyncSnapshot:
         """Run a command in a throw-away fork; nothing of it is kept. Otherwise as `AsyncSandbox.exec`."""
         output = _Kept(on_stdout, on_stderr)
         done = await self._client.exec_snapshot(
-            self.id, _argv(command), cwd=cwd, env=env, user=user, on_output=output.take, timeout=timeout
+            self.id,
+            _argv(command),
+            cwd=cwd,
+            env=env,
+            user=user,
+            on_output=output.take,
+            stdin=_stdin(input),
+            timeout=timeout,
         )
         return output.checked(done, command, check)
 
@@ -294,6 +303,58 @@ class AsyncSandbox:
         )
         return cls(client, info)
 
+    @overload
+    @classmethod
+    async def run(
+        cls,
+        agent: str | Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        detach: Literal[False] = False,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        client: AsyncSnapshotd | None = None,
+        **options: Any,
+    ) -> RunResult: ...
+
+    @overload
+    @classmethod
+    async def run(
+        cls,
+        agent: str | Path | None = None,
+        *,
+        detach: Literal[True],
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        client: AsyncSnapshotd | None = None,
+        **options: Any,
+    ) -> AsyncSandbox: ...
+
+    @classmethod
+    async def run(
+        cls,
+        agent: str | Path | None = None,
+        *,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        detach: bool = False,
+        check: bool = False,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        client: AsyncSnapshotd | None = None,
+        **options: Any,
+    ) -> RunResult | AsyncSandbox:
+        """Run an agent file with `args`, or a `command`, to its end, as `wait`. With `detach` the answer is its sandbox
+        at once. A run that is no longer waited for (an interrupt, an error in `on_stdout`) goes on. Further keywords are
+        those of `AsyncSnapshotd.run`. UsageError for what only a run that is waited for has."""
+        if detach and (check or on_stdout or on_stderr):
+            raise UsageError("a detached run has no check, on_stdout or on_stderr; `Sandbox.wait` takes them")
+        client = client or AsyncSnapshotd()
+        started = cls(client, await client.run(agent=agent, args=args, command=command, detach=detach, **options))
+        return started if detach else await started.wait(on_stdout=on_stdout, on_stderr=on_stderr, check=check)
+
     @classmethod
     async def connect(cls, ref: str, *, client: AsyncSnapshotd | None = None) -> AsyncSandbox:
         """An existing trajectory, by name or unique prefix of its id; running or not."""
@@ -314,6 +375,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         check: bool = False,
+        input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         wait: Wait = "captured",
@@ -345,6 +407,7 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         user: str | None = None,
         check: bool = False,
+        input: str | bytes | None = None,
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         wait: Wait = "captured",
@@ -357,19 +420,20 @@ class AsyncSandbox:
         """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`, a list is run as it
         is.
 
-        With `check`, ExecFailed for an exit code other than 0. CommandNotFound and CommandNotRunnable leave no
-        snapshot. With `if_head`, Conflict when that is not the newest snapshot any more. After `timeout` seconds the
-        command is ended with everything that it started: exit code 124, and what it has done until then is there.
-        `idle_timeout`: as in `create`, for the sandbox from now on.
+        `input` is its standard input, text as UTF-8; without it that is empty. With `check`, ExecFailed for an exit
+        code other than 0. CommandNotFound and CommandNotRunnable leave no snapshot. With `if_head`, Conflict when that
+        is not the newest snapshot any more. After `timeout` seconds the command is ended with everything that it
+        started: `timed_out`, exit code 124, and what it has done until then is there. `idle_timeout`: as in `create`,
+        for the sandbox from now on.
 
         With `background` the answer is a `AsyncCommand` at once, and its snapshot is taken when it ends; other calls go on
         beside it. With `stdin`, `AsyncCommand.write` writes to it; otherwise its standard input is empty. UsageError for what
         only a command in the foreground has.
         """
         if background:
-            if check or on_stdout or on_stderr or (if_head is not None) or (wait != "captured"):
+            if check or on_stdout or on_stderr or (input is not None) or (if_head is not None) or (wait != "captured"):
                 raise UsageError(
-                    "a command in the background has no check, on_stdout, on_stderr, if_head or wait; `Command.wait` takes them"
+                    "a command in the background has no check, on_stdout, on_stderr, input, if_head or wait: `Command.wait` and `Command.write` are for them"
                 )
             info = await self._client.exec_in_background(
                 self.id,
@@ -383,7 +447,7 @@ class AsyncSandbox:
             )
             return AsyncCommand(self._client, info)
         if stdin:
-            raise UsageError("`stdin` is for a command in the background; `Snapshotd.exec` takes a stream as `stdin`")
+            raise UsageError("`stdin` is for a command in the background; give this one its `input`")
         output = _Kept(on_stdout, on_stderr)
         done = await self._client.exec(
             self.id,
@@ -392,6 +456,7 @@ class AsyncSandbox:
             env=env,
             user=user,
             on_output=output.take,
+            stdin=_stdin(input),
             wait=wait,
             if_head=None if if_head is None else _id(if_head),
             timeout=timeout,
@@ -400,7 +465,8 @@ class AsyncSandbox:
         return output.checked(done, command, check)
 
     async def commands(self) -> list[AsyncCommand]:
-        """Its background commands: those that run, and the newest of those that have ended, oldest first."""
+        """Its commands that run, also those in the foreground whose client has gone away, and the newest background
+        commands that have ended, oldest first. `AsyncCommand.signal` and `kill` are for all."""
         return [AsyncCommand(self._client, info) for info in await self._client.commands(self.id)]
 
     async def command(self, prefix: str) -> AsyncCommand:
@@ -418,6 +484,11 @@ class AsyncSandbox:
         """A local address that reaches the server on a port inside, whatever the network: `with sandbox.port(8000) as
         port: urlopen(f"http://{port.address}/")`. As `AsyncSnapshotd.port`."""
         return await self._client.port(self.id, number, local, unix=unix, on_failure=on_failure)
+
+    async def snapshot(self, name: str | None = None, *, wait: Wait = "captured") -> AsyncSnapshot:
+        """Take a snapshot as it is now, with `name` as its tag. Processes in it run on. Conflict: it does not run, its
+        program is being replayed, or the name is taken."""
+        return AsyncSnapshot(self._client, await self._client.take_snapshot(self.id, name, wait=wait))
 
     async def snapshots(self, last: int | None = None) -> list[AsyncSnapshot]:
         """Oldest first; with `last`, only this number of the newest."""
@@ -488,6 +559,24 @@ class AsyncSandbox:
                 yield line
         for line in lines.last():
             yield line
+
+    async def wait(
+        self,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        check: bool = False,
+    ) -> RunResult:
+        """Wait until the run of its agent, or of a fork's program, has ended, beyond a restart of the daemon. All that it
+        prints comes to `on_stdout` and `on_stderr`, from its beginning. With `check`, ExecFailed for an exit code other
+        than 0. UsageError: no program ever ran in it."""
+        kept = _Kept(on_stdout, on_stderr)
+        ended = await self._client.wait(self.id, on_output=kept.take)
+        code = -1 if ended.exit_code is None else ended.exit_code
+        result = RunResult(code, *kept.output(), ended.head, trajectory=ended.id, status=ended.status)
+        if check and code != 0:
+            raise _failed(shlex.join(ended.agent.argv if ended.agent else ()), result, None)
+        return result
 
     async def retry(
         self, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"

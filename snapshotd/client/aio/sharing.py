@@ -148,7 +148,7 @@ class AsyncSharing(AsyncVerbs):
         progress: Progress | None = None,
     ) -> ImportInfo:
         """Take a bundle in, all or nothing, from a local file or an open one. Tags come along; a tag that is taken here
-        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshots` 0.
+        stays as it is, with a warning. If all snapshots are here already, the answer names them, with `snapshot_count` 0.
         UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
         already), LimitExceeded, VersionMismatch; and errors of reading the source. `decrypt`: the key file of an encrypted
         bundle; DataLoss if it is another one, or the bundle was changed."""

@@ -3,19 +3,21 @@
 apply_plan.py    what is to be done for each path: the rules
 host_tree.py     look into the folder
 host_change.py   change it as a whole or not at all
+journal.py       the record by which a change that was cut off is undone
 git.py           merge texts, make a commit
 """
 
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapshotd.client.apply.git import Worktree
-from snapshotd.client.apply.host_change import HostChange, left_over, repair
-from snapshotd.client.apply.host_tree import HostTree
+from snapshotd.client.apply.host_change import HostChange, LeftOver
+from snapshotd.client.apply.host_tree import HostEntry, HostTree
 from snapshotd.client.apply.plan import ApplyPlan, Item, Side, TreeSource
 from snapshotd.client.results import AppliedInfo, ApplyInfo, ChangeInfo, SnapshotInfo
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, UsageError
@@ -77,22 +79,23 @@ def commit_message(message: str, snapshot: SnapshotInfo) -> str:
     return f"{text}\n\nSnapshotd-Trajectory: {snapshot.trajectory}\nSnapshotd-Snapshot: {snapshot.id}\n"
 
 
-def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = None) -> ApplyInfo:
-    """Everything but the ids in the answer. With `message`, a git commit is made of it. Errors leave the folder as it
-    was."""
+def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = None, hooks: bool = False) -> ApplyInfo:
+    """Everything but the ids in the answer. With `message`, a git commit is made of it, and with `hooks` the programs
+    that the repository names run for it. Errors leave the folder as it was."""
     with HostTree(to) as tree:
-        if dry_run and left_over(tree):
+        left_over = LeftOver(tree)
+        if not dry_run:
+            left_over.repair()
+        elif left_over.cut_off:
             raise Conflict(
                 f"an earlier apply to {to} was cut off in the middle; apply without a dry run to undo it first"
             )
-        undone = None if dry_run else repair(tree)
-        worktree = None if message is None else Worktree(to)
+        worktree = None if message is None else Worktree(to, hooks=hooks)
         try:
             plan = ApplyPlan(source, tree)
         except OSError as exc:
             raise UsageError(f"{to} cannot be compared with a snapshot: {exc.strerror}; nothing was changed") from exc
-        if undone is not None:
-            plan.warnings.insert(0, undone)
+        plan.warnings[:0] = left_over.warnings
         changes = tuple(AppliedInfo(item.change, item.path, item.kind, item.merged is not None) for item in plan.items)
         commit = None
         if plan.items and not plan.conflicts and not dry_run:
@@ -111,6 +114,10 @@ def _write(source: TreeSource, tree: HostTree, plan: ApplyPlan) -> None:
             if item.host is not None and (item.change == "deleted" or (item.put and item.host.kind == "directory")):
                 change.take(item.path, item.host.stamp)
         for item in plan.items:
+            if item.change == "changed" and not item.put and item.host is not None and _has_names(item.host):
+                change.take(item.path, item.host.stamp)
+                special = stat.S_IMODE(item.host.stamp.mode) & ~0o777
+                change.put_file(item.path, tree.read(item.path), special | item.permissions, item.host.owner)
             if not item.put:
                 continue
             if item.host is not None and item.host.kind != "directory":
@@ -125,11 +132,16 @@ def _write(source: TreeSource, tree: HostTree, plan: ApplyPlan) -> None:
             else:
                 change.put_file(item.path, _whole(source, item), item.permissions, own)
         for item in plan.items:
-            if item.change != "deleted" and not item.put and item.host is not None:
+            if item.change != "deleted" and not item.put and item.host is not None and not _has_names(item.host):
                 change.change_mode(
                     item.path, item.host.stamp, item.permissions
                 )  # last: a directory may become read-only
         change.run()
+
+
+def _has_names(host: HostEntry) -> bool:
+    """True for a file with more names, which keep their permissions: this one gets a copy."""
+    return host.kind == "file" and host.links > 1
 
 
 def _whole(source: TreeSource, item: Item) -> Iterator[bytes]:

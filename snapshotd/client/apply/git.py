@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -10,6 +11,25 @@ from pathlib import Path
 
 from snapshotd.errors import Conflict, Unsupported, UsageError
 
+_WITHOUT_PROGRAMS = {
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "commit.verbose": "false",
+    "status.submoduleSummary": "false",
+    "submodule.recurse": "false",
+    "safe.bareRepository": "explicit",
+}
+"""Settings under which git runs no program that a repository names, but for those that make a commit another one
+(`_MAKES_COMMITS`). From the list in git-config(1), version 2.39."""
+_NO_FETCH = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0"}
+"""A missing object is not fetched: the repository names the program that would."""
+_MAKES_COMMITS = re.compile(
+    r"filter\..*\.(?:clean|process)|gpg\.(?:.*\.)?program|gpg\.ssh\.defaultkeycommand|hook\..*\.command|lfs\.extension\..*\.clean",
+    re.DOTALL,
+)
+_OWN_SCOPES = ("local", "worktree")
 _MERGE_FAILED = 128
 """`git merge-file` ends with the number of conflicts, at most 127, or with a larger code for an error."""
 
@@ -29,19 +49,24 @@ def merge_file(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
 
 class Worktree:
     """The git worktree that a folder lies in. UsageError when it lies in none, or when git could make no commit there
-    as things stand."""
+    as things stand.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = os.fsencode(os.path.realpath(folder))
+    The repository's settings and hooks may be an attacker's, as the folder may. Git runs none of the programs that they
+    name, unless `hooks`; where a commit would be another one without them (filters, signatures), UsageError."""
+
+    def __init__(self, folder: Path, *, hooks: bool) -> None:
+        self._folder, self._hooks = os.fsencode(os.path.realpath(folder)), hooks
         asked = ["rev-parse", "--show-toplevel", "--absolute-git-dir"]
-        found = _git(asked, self._folder)
+        found = self._git(asked, self._folder)
         answers = found.stdout.rstrip(b"\n").split(b"\n")
         if found.returncode != 0 or len(answers) != 2:
             raise UsageError(f"{folder} cannot be committed to: {_said(found)}; apply without a commit")
         # Git runs at the top from now on, where nothing that is applied to the folder is taken for a repository.
         self._top, git_dir = answers
         self._prefix = os.path.relpath(self._folder, self._top)
-        if _git(["var", "GIT_COMMITTER_IDENT"], self._top).returncode != 0:
+        if not hooks:
+            self._refuse_programs(folder)
+        if self._git(["var", "GIT_COMMITTER_IDENT"], self._top).returncode != 0:
             raise UsageError(
                 "git knows no name and e-mail for a commit; set user.name and user.email with `git config`"
             )
@@ -70,7 +95,7 @@ class Worktree:
         if not listed:
             return None
         self._run(["--literal-pathspecs", "add", "--all", *_FROM_STDIN], listed)
-        states = self._run(["status", "--porcelain=v1", "-z", "--no-renames", "--untracked-files=no"]).split(b"\0")
+        states = self._run(["status", "--porcelain=v1", "-z", "--no-renames", *_STATUS]).split(b"\0")
         changed = {state[3:] for state in states}
         # `git commit --only` fails on a file that became a directory. Its content takes its place in the commit.
         listed = [path for path in listed if path in changed and not _is_directory(full[path])]
@@ -80,7 +105,7 @@ class Worktree:
         return self._run(["rev-parse", "HEAD"]).decode().strip()
 
     def _run(self, args: Sequence[str], paths: Sequence[bytes] = (), fine: tuple[int, ...] = (0,)) -> bytes:
-        done = _git(args, self._top, b"\0".join(paths))
+        done = self._git(args, self._top, b"\0".join(paths))
         if done.returncode not in fine:
             raise Conflict(
                 f"the changes are in {os.fsdecode(self._folder)}, but git did not commit them: {_said(done)}; "
@@ -88,8 +113,29 @@ class Worktree:
             )
         return done.stdout
 
+    def _git(self, args: Sequence[str], cwd: bytes, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        if self._hooks:
+            return _git(args, cwd, data)
+        settings = [word for name, value in _WITHOUT_PROGRAMS.items() for word in ("-c", f"{name}={value}")]
+        return _git([*settings, *args], cwd, data, **_NO_FETCH)
+
+    def _refuse_programs(self, folder: Path) -> None:
+        """UsageError: a commit as the repository wants it takes a program that the repository names."""
+        listed = self._git(["config", "--list", "--show-scope", "--null"], self._top)
+        if listed.returncode != 0:
+            raise UsageError(f"the settings of {folder} cannot be read: {_said(listed)}; apply without a commit")
+        fields = listed.stdout.decode(errors="surrogateescape").split("\0")
+        for scope, setting in zip(fields[::2], fields[1::2], strict=False):
+            name = setting.partition("\n")[0]
+            if scope in _OWN_SCOPES and _MAKES_COMMITS.fullmatch(name):
+                raise UsageError(
+                    f"the repository of {folder} names a program for commits with its setting {name}, which does not run: "
+                    "apply without a commit and commit yourself, or let its hooks and programs run"
+                )
+
 
 _FROM_STDIN = ("--pathspec-from-file=-", "--pathspec-file-nul")
+_STATUS = ("--untracked-files=no", "--ignore-submodules=all")  # a submodule has settings of its own
 _FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
 """Variables that a caller, such as a hook, may have set for another repository."""
 

@@ -1,62 +1,33 @@
 """Change a folder of this machine as a whole or not at all.
 
 New entries are made in a directory of its own inside the folder, and then renamed to their places one after the other;
-what they replace is renamed to there. A journal, durable before the first step, lists all steps. An error undoes those
-that were done; after a kill the next `HostChange` does it. Each step is found done or not by what lies where, so
-undoing may be cut off too. No step overwrites anything: renames refuse to, and whatever somebody else has put or
-changed in between stops the change, or its undoing, instead of being lost.
+what they replace is renamed to there. A record in the caller's state directory (journal.py), durable before the first
+step, lists all steps. An error undoes those that were done; after a kill the next apply does it. Each step is found
+done or not by what lies where, so undoing may be cut off too. No step overwrites anything: renames refuse to, and
+whatever somebody else has put or changed in between stops the change, or its undoing, instead of being lost.
 
-    .snapshotd-apply/journal   the steps; while it is there, they are to be undone
-    .snapshotd-apply/done      the journal's name from the moment the change counts; the rest is to be removed
-    .snapshotd-apply/nN, oN    new entries that wait, old ones that were taken away
+The change counts from the moment when the record has no steps any more.
+
+    .snapshotd-apply-TOKEN/nN, oN    new entries that wait, old ones that were taken away
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
 import dataclasses
 import errno
-import json
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from snapshotd.client.apply.host_tree import DIR_FLAGS, HostTree, InTheWay, Stamp, base_name
+from snapshotd.client.apply.journal import STAGING, ApplyRecord, ApplyStep, new_record, record_of
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 
-STAGING = b".snapshotd-apply"
-_JOURNAL, _DONE = "journal", "done"
-_JOURNAL_MAX_BYTES = 1 << 30
-_NAME = re.compile(r"(?:[no]\d+)?")
 _NOREPLACE = 1
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyStep:
-    """`take`: rename `path` to `name` in the staging directory. `place`: the reverse. `mode`: give `path` the
-    permissions `mode`. `stamp` is the entry before the step."""
-
-    op: Literal["take", "place", "mode"]
-    path: bytes
-    stamp: Stamp
-    name: str = ""
-    mode: int = 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "path": base64.b64encode(self.path).decode()}
-
-    @staticmethod
-    def of(data: dict[str, Any]) -> ApplyStep:
-        return ApplyStep(
-            data["op"], base64.b64decode(data["path"]), Stamp(**data["stamp"]), str(data["name"]), int(data["mode"])
-        )
 
 
 class HostChange:
@@ -66,19 +37,25 @@ class HostChange:
     def __init__(self, tree: HostTree) -> None:
         self.tree = tree
         self._steps: list[ApplyStep] = []
+        self._record: ApplyRecord
         self._fd = -1
 
     def __enter__(self) -> HostChange:
+        self._record = new_record(self.tree.where, os.fstat(self.tree.fd).st_ino)
         with _told(self.tree):
-            os.mkdir(STAGING, 0o700, dir_fd=self.tree.fd)
-            self._fd = _open_staging(self.tree)
+            try:
+                os.mkdir(self._record.staging, 0o700, dir_fd=self.tree.fd)
+            except BaseException:
+                self._record.remove()
+                raise
+            self._fd = os.open(self._record.staging, DIR_FLAGS, dir_fd=self.tree.fd)
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            if not _exists(self._fd, _JOURNAL):  # else its undoing has failed, and the next apply needs it
+            if self._record.steps is None:  # else its undoing has failed, and the next apply needs it
                 with _told(self.tree):
-                    _clear(self.tree, self._fd)
+                    _clear(self.tree, self._fd, self._record)
         finally:
             os.close(self._fd)
 
@@ -140,13 +117,15 @@ class HostChange:
         """All steps, or none. Conflict: something in the folder is not as it was when the steps were decided."""
         hit("client.apply.staged")
         with _told(self.tree):
-            _write_durable(self._fd, _JOURNAL, json.dumps([step.to_json() for step in self._steps]).encode())
+            os.fsync(self._fd)
+            os.fsync(self.tree.fd)
+            self._record.save(self.tree.where, self._steps)
             try:
-                os.fsync(self._fd)
-                os.fsync(self.tree.fd)
                 self._run()
             except BaseException:
-                _undo(self.tree, self._fd, self._steps)
+                if self._record.steps is None:
+                    self._record.save(self.tree.where, self._steps)  # a kill from here on is to be undone, too
+                _undo(self.tree, self._fd, self._record)
                 raise
         hit("client.apply.done")
 
@@ -156,29 +135,61 @@ class HostChange:
             _do(self.tree, self._fd, step)
         hit("client.apply.placed")
         _flush(self.tree, self._steps)
-        os.rename(_JOURNAL, _DONE, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        self._record.save(self.tree.where, None)
         hit("client.apply.counts")
-        os.fsync(self._fd)
 
 
-def left_over(tree: HostTree) -> bool:
-    """True if an earlier change was cut off in the middle; `repair` undoes it."""
-    with _told(tree), _staging(tree) as fd:
-        return fd is not None and _exists(fd, _JOURNAL)
+class LeftOver:
+    """The remains of killed changes in the folder. `warnings`: sentences about directories that look like them and are
+    in no record of this user; they may have come with the folder. NotPermitted: they belong to another user, whose
+    change may have been cut off in the middle."""
 
+    def __init__(self, tree: HostTree) -> None:
+        self._tree, self._records = tree, list[ApplyRecord]()
+        self.warnings: list[str] = []
+        unknown = []
+        with _told(tree):
+            inode = os.fstat(tree.fd).st_ino
+            for name in sorted(os.fsencode(name) for name in os.listdir(tree.fd)):
+                found = record_of(name, inode) if name.startswith(STAGING) else None
+                if found is not None:
+                    self._records.append(found)
+                elif name.startswith(STAGING):
+                    unknown.append(self._checked(name))
+        if unknown:
+            more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
+            self.warnings.append(
+                f"{unknown[0]}{more}: left alone, since this user knows of no apply that was cut off here; look at what is in "
+                "it, and remove it"
+            )
 
-def repair(tree: HostTree) -> str | None:
-    """End what a killed change left: undone if it was in the middle. Returns a sentence about that, if it was. Conflict
-    when somebody has changed since what it put there; then nothing is touched."""
-    with _told(tree), _staging(tree) as fd:
-        if fd is None:
-            return None
-        steps = _read_journal(tree, fd)
-        if steps is not None:
-            _check_undoable(tree, fd, steps)
-            _undo(tree, fd, steps)
-        _clear(tree, fd)
-    return None if steps is None else "an earlier apply was cut off in the middle; it has been undone first"
+    @property
+    def cut_off(self) -> bool:
+        """True if a change was cut off in the middle; `repair` undoes it."""
+        return any(record.steps is not None for record in self._records)
+
+    def repair(self) -> None:
+        """End what killed changes left: undone if they were in the middle, with a warning. Conflict when somebody has
+        changed since what was put there; then nothing is touched."""
+        for record in self._records:
+            with _told(self._tree):
+                fd = os.open(record.staging, DIR_FLAGS, dir_fd=self._tree.fd)
+                try:
+                    if record.steps is not None:
+                        _check_undoable(self._tree, fd, record)
+                        _undo(self._tree, fd, record)
+                        self.warnings.insert(0, "an earlier apply was cut off in the middle; it has been undone first")
+                    _clear(self._tree, fd, record)
+                finally:
+                    os.close(fd)
+
+    def _checked(self, name: bytes) -> str:
+        if os.lstat(name, dir_fd=self._tree.fd).st_uid != os.geteuid():
+            raise NotPermitted(
+                f"{os.fsdecode(name)} in {self._tree.where} belongs to another user, whose apply was cut off; "
+                "let them repeat it, or remove it"
+            )
+        return os.fsdecode(name)
 
 
 # -- steps, done and undone -------------------------------------------------------------------------------------------
@@ -201,11 +212,10 @@ def _do(tree: HostTree, staging: int, step: ApplyStep) -> None:
         raise _changed(tree, step.path) from exc
 
 
-def _undo(tree: HostTree, staging: int, steps: Sequence[ApplyStep]) -> None:
-    """Undo what was done of `steps`, the last first, and remove the journal. Conflict, with the journal left, when
-    something stands in the way."""
-    if _exists(staging, _DONE):
-        os.rename(_DONE, _JOURNAL, src_dir_fd=staging, dst_dir_fd=staging)  # a kill from here on is to be undone, too
+def _undo(tree: HostTree, staging: int, record: ApplyRecord) -> None:
+    """Undo what was done of the record's steps, the last first, and then record that there are none. Conflict, with
+    them left, when something stands in the way."""
+    steps = record.steps or []
     hit("client.apply.undo")
     for step in reversed(steps):
         try:
@@ -214,13 +224,12 @@ def _undo(tree: HostTree, staging: int, steps: Sequence[ApplyStep]) -> None:
         except (FileNotFoundError, InTheWay):
             pass  # the directory it lay in is gone again, or was never there
         except FileExistsError as exc:
-            raise _stuck(tree, step.path) from exc
+            raise _stuck(tree, record, step.path) from exc
         if step.op == "take" and _exists(staging, step.name):
-            raise _stuck(tree, step.path)
+            raise _stuck(tree, record, step.path)
         hit("client.apply.undo")
     _flush(tree, steps)
-    os.unlink(_JOURNAL, dir_fd=staging)
-    os.fsync(staging)
+    record.save(tree.where, None)
 
 
 def _flush(tree: HostTree, steps: Sequence[ApplyStep]) -> None:
@@ -248,20 +257,25 @@ def _undo_step(parent: int, staging: int, step: ApplyStep) -> None:
         _chmod(parent, name, done, stat.S_IMODE(step.stamp.mode))
 
 
-def _check_undoable(tree: HostTree, staging: int, steps: Sequence[ApplyStep]) -> None:
-    """Conflict when an entry that was put, or the place of one that was taken away, is somebody else's by now."""
+def _check_undoable(tree: HostTree, staging: int, record: ApplyRecord) -> None:
+    """Conflict when an entry that was put or taken away, or the place of one that was taken away, is somebody else's by
+    now."""
+    steps = record.steps or []
     known: dict[bytes, list[Stamp]] = {}
     for step in steps:
         known.setdefault(step.path, []).append(step.stamp)
     for step in steps:
+        waits = bool(step.name) and _exists(staging, step.name)
+        if step.op == "take" and waits and os.lstat(step.name, dir_fd=staging).st_ino != step.stamp.inode:
+            raise _stuck(tree, record, step.path)
         try:
             found = tree.look(step.path)
         except InTheWay:
             continue
-        if found is None or step.op == "mode" or (step.op == "place" and _exists(staging, step.name)):
+        if found is None or step.op == "mode" or (step.op == "place" and waits):
             continue
         if not any(_same(stamp, found.stamp) for stamp in known[step.path]):
-            raise _stuck(tree, step.path)
+            raise _stuck(tree, record, step.path)
 
 
 def _changed(tree: HostTree, path: bytes) -> Conflict:
@@ -271,86 +285,24 @@ def _changed(tree: HostTree, path: bytes) -> Conflict:
     )
 
 
-def _stuck(tree: HostTree, path: bytes) -> Conflict:
-    kept = os.fsdecode(STAGING)
+def _stuck(tree: HostTree, record: ApplyRecord, path: bytes) -> Conflict:
+    kept = os.fsdecode(record.staging)
     return Conflict(
         f"an apply to {tree.where} was cut off and cannot be undone, since {os.fsdecode(path)!r} has changed after it; "
-        f"the files from before lie in {kept}, listed in {kept}/{_JOURNAL}: move yours aside and repeat the command, "
+        f"the files from before lie in {kept}, listed in {record.path}: move yours aside and repeat the command, "
         f"or remove {kept} to keep the folder as it is"
     )
 
 
-# -- the staging directory --------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _staging(tree: HostTree) -> Iterator[int | None]:
-    try:
-        fd = _open_staging(tree)
-    except FileNotFoundError:
-        yield None
-        return
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-def _open_staging(tree: HostTree) -> int:
-    fd = os.open(STAGING, DIR_FLAGS, dir_fd=tree.fd)
-    found = os.fstat(fd)
-    if found.st_uid != os.geteuid():
-        os.close(fd)
-        raise NotPermitted(
-            f"{os.fsdecode(STAGING)} in {tree.where} belongs to another user, whose apply was cut off; "
-            "let them repeat it, or remove it"
-        )
-    return fd
-
-
-def _read_journal(tree: HostTree, staging: int) -> list[ApplyStep] | None:
-    """The steps that are to be undone; None without a journal."""
-    try:
-        fd = os.open(_JOURNAL, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=staging)
-    except FileNotFoundError:
-        return None
-    with open(fd, "rb") as file:
-        data = file.read(_JOURNAL_MAX_BYTES)
-    try:
-        steps = [ApplyStep.of(item) for item in json.loads(data)]
-        well_formed = all(_is_path(step.path) and _NAME.fullmatch(step.name) for step in steps)
-    except (ValueError, TypeError, KeyError):
-        well_formed = False
-    if well_formed:
-        return steps
-    raise Conflict(
-        f"{os.fsdecode(STAGING)}/{_JOURNAL} in {tree.where} is no journal of an apply; look at it and remove it"
-    )
-
-
-def _is_path(path: bytes) -> bool:
-    return not any(part in (b"", b".", b"..") for part in path.split(b"/")) and b"\0" not in path
-
-
-def _clear(tree: HostTree, staging: int) -> None:
-    """Remove the staging directory; the marks of its state go last."""
-    names = sorted(os.listdir(staging), key=lambda name: name in (_JOURNAL, _DONE))
-    for name in names:
+def _clear(tree: HostTree, staging: int, record: ApplyRecord) -> None:
+    """Remove the staging directory, and then the record."""
+    for name in os.listdir(staging):
         if stat.S_ISDIR(os.lstat(name, dir_fd=staging).st_mode):
             os.rmdir(name, dir_fd=staging)
         else:
             os.unlink(name, dir_fd=staging)
-    os.rmdir(STAGING, dir_fd=tree.fd)
-
-
-def _write_durable(folder: int, name: str, data: bytes) -> None:
-    """The file is whole under its name, or not there."""
-    fd = os.open(name + ".part", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
-    with open(fd, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(fd)
-    os.rename(name + ".part", name, src_dir_fd=folder, dst_dir_fd=folder)
+    os.rmdir(record.staging, dir_fd=tree.fd)
+    record.remove()
 
 
 # -- entries ----------------------------------------------------------------------------------------------------------

@@ -59,6 +59,8 @@ class HostEntry:
     target: bytes | None
     stamp: Stamp
     owner: tuple[int, int]
+    links: int = 1
+    """Number of a file's names, wherever they are."""
 
 
 class InTheWay(Exception):  # noqa: N818 - what was found, and an error only to who expected something else
@@ -133,7 +135,13 @@ class HostTree:
             return None
         permissions = stat.S_IMODE(found.st_mode) & 0o777
         return HostEntry(
-            _kind(found), permissions, found.st_size, target, Stamp.of(found), (found.st_uid, found.st_gid)
+            _kind(found),
+            permissions,
+            found.st_size,
+            target,
+            Stamp.of(found),
+            (found.st_uid, found.st_gid),
+            found.st_nlink,
         )
 
     def names(self, path: bytes) -> list[bytes]:

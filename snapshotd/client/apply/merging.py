@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.apply.apply import WORKSPACE, SnapshotReader
@@ -84,7 +84,7 @@ def merge(
     plan = ApplyPlan(SnapshotReader(client, start, theirs.id, where), tree, in_sandbox=True)
     taken: SnapshotInfo | None = None
     if plan.items and not plan.conflicts and not dry_run:
-        taken = client.merge_files(line.id, _request(tree, plan, theirs.id, start, head.id))
+        taken = client.merge_files(line.id, merge_request(tree.whole, plan, theirs.id, start, head.id))
     changes = tuple(AppliedInfo(item.change, item.path, item.kind, item.merged is not None) for item in plan.items)
     return MergeInfo(
         theirs.id, head.id, start, dry_run, changes, tuple(plan.conflicts), plan.same, tuple(plan.warnings), taken
@@ -103,17 +103,20 @@ def _common(client: Snapshotd, theirs: SnapshotInfo, head: SnapshotInfo) -> str:
     )
 
 
-def _request(tree: HeadTree, plan: ApplyPlan, source: str, base: str, head: str) -> dict[str, Any]:
+def merge_request(
+    whole: Callable[[bytes], bytes], plan: ApplyPlan, source: str, base: str, head: str
+) -> dict[str, Any]:
+    """The plan as the daemon takes it. `whole` gives the path from the sandbox's root."""
     puts = [item for item in plan.items if item.put]
     return {
         "source": source,
         "base": base,
         "head": head,
-        "take_b64": [b64(tree.whole(item.path)) for item in puts if item.merged is None],
-        "delete_b64": [b64(tree.whole(item.path)) for item in plan.items if item.change == "deleted"],
+        "take_b64": [b64(whole(item.path)) for item in puts if item.merged is None],
+        "delete_b64": [b64(whole(item.path)) for item in plan.items if item.change == "deleted"],
         "edits": [
             {
-                "path_b64": b64(tree.whole(item.path)),
+                "path_b64": b64(whole(item.path)),
                 "content_b64": base64.b64encode(item.merged).decode(),
                 "mode": item.permissions,
             }
@@ -121,7 +124,7 @@ def _request(tree: HeadTree, plan: ApplyPlan, source: str, base: str, head: str)
             if item.merged is not None
         ],
         "modes": [
-            {"path_b64": b64(tree.whole(item.path)), "mode": item.permissions}
+            {"path_b64": b64(whole(item.path)), "mode": item.permissions}
             for item in plan.items
             if item.merged is None and _has_mode(item)
         ],

@@ -8,8 +8,8 @@ the folder. The rules (docs/branching.md says them to users):
   so is a deletion against a change, and an entry of the folder that the base did not have.
 - Content and permissions are merged apart from each other. Owners, times and attributes are not brought.
 - An entry that somebody put below a directory that goes away stays, and the directory with it.
-- Never brought, with a warning: devices, fifos, sockets, set-user-id bits, anything named `.git`, and links that lead
-  out of the folder.
+- Never brought, with a warning: devices, fifos, sockets, set-user-id bits, anything named `.git` or as apply's own
+  directories, and links that lead out of the folder.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from snapshotd.client.apply.git import merge_file
-from snapshotd.client.apply.host_change import STAGING
 from snapshotd.client.apply.host_tree import HostEntry, InTheWay
+from snapshotd.client.apply.journal import STAGING
 from snapshotd.client.results import ChangeInfo, ConflictInfo, EntryInfo
 from snapshotd.errors import LimitExceeded, UsageError
 
@@ -100,7 +100,7 @@ class ApplyPlan:
         self.same = 0
         self._directories: set[bytes] = set()  # that the plan makes
         self._vanishing: list[tuple[bytes, HostEntry, EntryInfo | None]] = []
-        self._left_out = self._merged_bytes = 0
+        self._left_out = self._staged = self._merged_bytes = 0
         for number, (path, change) in enumerate(source.changes()):
             if number == MAX_CHANGES:
                 raise LimitExceeded(f"more than {MAX_CHANGES} paths changed; apply a smaller part")
@@ -110,6 +110,10 @@ class ApplyPlan:
             self.warnings.append(
                 f"{self._left_out} changes in .git directories are left out: they could run programs here"
             )
+        if self._staged:
+            self.warnings.append(
+                f"{self._staged} changes in {os.fsdecode(STAGING)}* are left out: apply uses these names"
+            )
         self.items.sort(key=lambda item: item.path.split(b"/"))
 
     # -- one path -------------------------------------------------------------------------------------------------------
@@ -118,8 +122,11 @@ class ApplyPlan:
         parts = path.split(b"/")
         if any(part in (b"", b".", b"..") for part in parts) or b"\0" in path:
             raise UsageError(f"a snapshot cannot hold the path {os.fsdecode(path)!r}; nothing was changed")
-        if any(part.lower() == b".git" for part in parts) or parts[0] == STAGING:
+        if any(part.lower() == b".git" for part in parts):
             self._left_out += 1
+            return
+        if any(part.lower().startswith(STAGING) for part in parts):
+            self._staged += 1
             return
         if any(_is_below(path, conflict.path) for conflict in self.conflicts[-1:]):
             return  # the directory it lies in is none here, which is said already

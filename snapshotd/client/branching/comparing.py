@@ -18,7 +18,7 @@ from snapshotd.errors import NotFound, UsageError
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
-_MARKS = ("start", "exit", "stop", "diverged", "approval")
+_MARKS = ("start", "exit", "stop", "diverged", "approval", "snapshot")
 Difference = Literal["same", "arguments", "outcome", "left", "right"]
 """How two aligned calls differ. `left`, `right`: the call is only in the first, or only in the second."""
 
@@ -37,7 +37,9 @@ class AlignedCall:
 @dataclass(frozen=True, slots=True)
 class BranchInfo:
     """How one side came out. Calls, failures and times are those after the fork point; files compare its head with the
-    fork point. `tokens` (in, out) are of model calls that reported them."""
+    fork point, or with its first snapshot where the sides have none in common. `seconds` begin at the fork point for the
+    trajectory that went on from it, and for a fork when it was made. `tokens` (in, out) are of model calls that reported
+    them."""
 
     ref: str
     head: SnapshotInfo
@@ -106,9 +108,8 @@ def _compared(client: Snapshotd, refs: Sequence[str], lines: Sequence[list[Snaps
         PairInfo(tuple(_align(after[0], other, number, outputs)), tuple(client.diff(lines[0][-1].id, line[-1].id)))
         for other, line in zip(after[1:], lines[1:], strict=True)
     )
-    start = fork_point or lines[0][0]
     branches = tuple(
-        _branch(client, ref, own, line[-1], start) for ref, own, line in zip(refs, after, lines, strict=True)
+        _branch(client, ref, own, line[-1], fork_point) for ref, own, line in zip(refs, after, lines, strict=True)
     )
     return CompareInfo(fork_point, branches, pairs)
 
@@ -176,15 +177,15 @@ def _key(one: SnapshotInfo) -> tuple[str, str]:
 
 
 def _branch(
-    client: Snapshotd, ref: str, own: list[SnapshotInfo], head: SnapshotInfo, start: SnapshotInfo
+    client: Snapshotd, ref: str, own: list[SnapshotInfo], head: SnapshotInfo, fork_point: SnapshotInfo | None
 ) -> BranchInfo:
+    start = fork_point or own[0]
     calls = [one for one in own if is_call(one)]
     trajectory = client.trajectory(head.trajectory)
     at_end = trajectory.head == head.id
     counts = dict.fromkeys(("added", "changed", "deleted"), 0)
     for change in client.diff(start.id, head.id) if head.id != start.id else ():
         counts[change.change] += 1
-    began = datetime.fromisoformat(start.created_at)
     return BranchInfo(
         ref=ref,
         head=head,
@@ -193,12 +194,23 @@ def _branch(
         exit_code=trajectory.exit_code if at_end else None,
         calls=len(calls),
         failed=sum(one.tool.status != "done" or bool(one.tool.exit_code) for one in calls),
-        seconds=(datetime.fromisoformat(head.created_at) - began).total_seconds() if own else 0.0,
+        seconds=_seconds(client, own, fork_point),
         tokens=tokens_of(client, head, {one.id for one in own}),
         added=counts["added"],
         changed=counts["changed"],
         deleted=counts["deleted"],
     )
+
+
+def _seconds(client: Snapshotd, own: list[SnapshotInfo], fork_point: SnapshotInfo | None) -> float:
+    """Time from where each trajectory of a line began, or went on, to its last snapshot of the line."""
+    total, before = 0.0, fork_point
+    for identity, taken in itertools.groupby(own, key=lambda one: one.trajectory):
+        goes_on = before is not None and before.trajectory == identity
+        since = before.created_at if before is not None and goes_on else client.trajectory(identity).created_at
+        *_, before = taken
+        total += (datetime.fromisoformat(before.created_at) - datetime.fromisoformat(since)).total_seconds()
+    return max(0.0, total)
 
 
 def tokens_of(client: Snapshotd, head: SnapshotInfo, own: set[str]) -> tuple[int, int]:

@@ -371,7 +371,8 @@ def remove_experiment(client: Snapshotd, name: str, *, force: bool) -> None:
     own = {f"{name}.{one.label}.{one.run}" for one in info.branches} | {f"{name}.base"}
     if not force and any(line.status == "running" for line in lines if line.name in own):
         raise Conflict(
-            f"branches of {name} run; stop it first (`snapshotd experiment stop {name}`), or remove it by force"
+            f"branches of {name} run; stop it first (`snapshotd experiment stop {name}`), or remove it by force "
+            "(`snapshotd experiment rm --force`)"
         )
     for line in sorted((line for line in lines if line.name in own), key=lambda line: line.created_at, reverse=True):
         client.remove(line.id, force=force)

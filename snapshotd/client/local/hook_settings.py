@@ -205,6 +205,8 @@ class HookSettings:
 
     def _write(self, path: Path, text: str) -> None:
         """The whole file, or nothing of it. Its mode stays."""
+        if path.exists() and not path.is_file():
+            raise NotPermitted(f"{path} cannot be written: it is no regular file; move it away")
         new = path.with_name(f".{path.name}.snapshotd-new")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,5 @@
-"""A file that is there whole or not at all: written beside its place, then renamed to it."""
+"""A file that is there whole or not at all: written beside its place, then renamed to it. It replaces a regular
+file and nothing else."""
 
 from __future__ import annotations
 
@@ -21,12 +22,13 @@ def part_file(path: Path) -> Iterator[Callable[[bytes], object]]:
     place of an older one; when the block raises, it is removed. Mode 0600: files of agents are no business of other
     users.
 
-    A pipe or another special file (/dev/null) is written to as it is. UsageError when the file cannot be made, Conflict
-    when another process is writing it, OutOfSpace.
+    A special file is written to as it is, see `open_special`. UsageError when the file cannot be made, Conflict when
+    another process is writing it, OutOfSpace.
     """
-    if _is_special(path):
-        with _told(path), path.open("wb", buffering=0) as special:
-            yield _writer(special.fileno(), path)
+    special = open_special(path)
+    if special is not None:
+        with open(special, "wb", buffering=0):
+            yield _writer(special, path)
         return
     part = path.with_name(path.name + PART_SUFFIX)
     fd = _open(part)
@@ -44,15 +46,39 @@ def part_file(path: Path) -> Iterator[Callable[[bytes], object]]:
         os.close(fd)
 
 
-def _is_special(path: Path) -> bool:
+def open_special(path: Path) -> int | None:
+    """A descriptor for writing to what lies at `path` as it is: a device, a pipe, or one of this process's own
+    descriptors under its name (/dev/stdout). None: there is a regular file or nothing, to be replaced.
+
+    A pipe waits for its reader. UsageError for a directory, a socket, and any other symbolic link: whoever made it may
+    mean a file that the user does not.
+    """
     with _told(path):
+        own = own_descriptor(path)
+        if own is not None:
+            return os.dup(own)
         try:
-            mode = path.stat().st_mode
+            mode = path.lstat().st_mode
         except FileNotFoundError:
-            return False
-    if stat.S_ISDIR(mode):
-        raise UsageError(f"{path} is a directory; name a file in it")
-    return not stat.S_ISREG(mode)
+            return None
+        if stat.S_ISREG(mode):
+            return None
+        for is_kind, what in (
+            (stat.S_ISDIR, "a directory; name a file in it"),
+            (stat.S_ISLNK, "a symbolic link; name the file that it leads to"),
+            (stat.S_ISSOCK, "a socket; name a file"),
+        ):
+            if is_kind(mode):
+                raise UsageError(f"{path} is {what}")
+        return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC)
+
+
+def own_descriptor(path: Path) -> int | None:
+    """The number, if the path is a name of one of this process's descriptors: /dev/stdin, /dev/fd/3, /proc/self/fd/3."""
+    folder, name = os.path.realpath(path.parent), path.name
+    if folder == "/dev" and name in ("stdin", "stdout", "stderr"):
+        return ("stdin", "stdout", "stderr").index(name)
+    return int(name) if folder == f"/proc/{os.getpid()}/fd" and name.isdecimal() else None
 
 
 def _open(part: Path) -> int:

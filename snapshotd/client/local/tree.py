@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from snapshotd.client.feeding import Readable
+from snapshotd.client.local.part_file import open_special, own_descriptor
 from snapshotd.client.results import RestoreInfo
 from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, UsageError
 
@@ -63,8 +64,17 @@ def pack(path: Path, warnings: list[str]) -> Iterator[bytes]:
         if stat.S_ISDIR(st.st_mode):
             yield from _pack_folder(path, "", warnings)
         else:
+            check_readable(path)
             yield from _pack_file(path, path.name)
         yield _END
+
+
+def check_readable(path: Path) -> None:
+    """UsageError: a fifo or socket, which may never end."""
+    mode = path.stat().st_mode
+    if own_descriptor(path) is None and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
+        kind = "fifo" if stat.S_ISFIFO(mode) else "socket"
+        raise UsageError(f"{path} is a {kind}; send what comes out of it through a pipe, and name /dev/stdin")
 
 
 def pack_bytes(files: Iterator[tuple[bytes, bytes]]) -> Iterator[bytes]:
@@ -125,7 +135,8 @@ def _header(item: tarfile.TarInfo) -> bytes:
 class TarUnpacker:
     """Writes a tar whose members' paths begin with one name (which is left out) to a local place: a file there, or
     a folder, into which it is merged. Files become this user's, without the bits that give others' rights; one that is
-    there is replaced whole."""
+    there is replaced whole, and so is a link by a link. Nothing else is replaced; a special file that is the place is
+    written to as it is (`open_special`)."""
 
     to: Path
     files: int = 0
@@ -154,6 +165,10 @@ class TarUnpacker:
     def _take(self, tar: tarfile.TarFile, member: tarfile.TarInfo) -> None:
         parts = self._parts(member.name)
         if not parts and not member.isdir():  # a file, and not a folder, was asked for
+            special = open_special(self.to)
+            if special is not None:
+                self._write_special(tar, member, special)
+                return
             parent, name = _open_local(self.to.parent), self.to.name
         elif not parts:
             self.to.mkdir(parents=True, exist_ok=True)
@@ -177,7 +192,7 @@ class TarUnpacker:
             self._replace(parent, name, lambda new: self._file(tar, member, parent, new))
             self.written_bytes += member.size
         elif member.issym():
-            self._replace(parent, name, lambda new: os.symlink(member.linkname, new, dir_fd=parent))
+            self._replace(parent, name, lambda new: os.symlink(member.linkname, new, dir_fd=parent), is_link=True)
         elif member.islnk():
             source = self._parent(target := self._parts(member.linkname))
             try:
@@ -214,7 +229,27 @@ class TarUnpacker:
             fd = deeper
         return fd
 
-    def _replace(self, parent: int, name: str, make: Callable[[str], object]) -> None:
+    def _write_special(self, tar: tarfile.TarFile, member: tarfile.TarInfo, fd: int) -> None:
+        with open(fd, "wb", buffering=0) as file:
+            if not member.isreg():
+                raise UsageError(f"{self.to} is a special file, to which only a file's content can be copied")
+            at = 0
+            for offset, piece in _content(tar, member):
+                for data in (*_zeros(offset - at), piece):
+                    _write_all(file, data)
+                at = offset + len(piece)
+            for data in _zeros(member.size - at):
+                _write_all(file, data)
+        self.files += 1
+        self.written_bytes += member.size
+
+    def _replace(self, parent: int, name: str, make: Callable[[str], object], *, is_link: bool = False) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            there = os.lstat(name, dir_fd=parent).st_mode
+            if not stat.S_ISREG(there) and not stat.S_ISDIR(there) and not (is_link and stat.S_ISLNK(there)):
+                raise UsageError(
+                    f"{name!a} is no regular file there, and is not replaced; move it away, or copy elsewhere"
+                )
         new = f".snapshotd-{os.urandom(8).hex()}.part"
         try:
             make(new)
@@ -225,24 +260,41 @@ class TarUnpacker:
             raise
 
     def _file(self, tar: tarfile.TarFile, member: tarfile.TarInfo, parent: int, new: str) -> None:
-        found = tar.extractfile(member)
-        assert found is not None
-        source = cast(io.RawIOBase, cast(io.BufferedReader, found).raw)  # its buffer refuses to seek in a stream
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(new, flags, 0o600, dir_fd=parent), "wb", buffering=0) as file:
-            for offset, length in cast("list[tuple[int, int]] | None", member.sparse) or [(0, member.size)]:
-                source.seek(offset)
+            for offset, piece in _content(tar, member):
                 file.seek(offset)
-                while length:
-                    piece = source.read(min(length, _PIECE_BYTES))
-                    if not piece:
-                        raise InternalError("the archive that the daemon sent is damaged; see its daemon.log")
-                    length -= len(piece)
-                    while piece:
-                        piece = piece[file.write(piece) :]
+                _write_all(file, piece)
             file.truncate(member.size)
             os.fchmod(file.fileno(), member.mode & 0o777)
             os.utime(file.fileno(), (member.mtime, member.mtime))
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo) -> Iterator[tuple[int, bytes]]:
+    """A file's data, piece by piece, each with its place in the file; without its holes."""
+    found = tar.extractfile(member)
+    assert found is not None
+    source = cast(io.RawIOBase, cast(io.BufferedReader, found).raw)  # its buffer refuses to seek in a stream
+    for offset, length in cast("list[tuple[int, int]] | None", member.sparse) or [(0, member.size)]:
+        source.seek(offset)
+        end = offset + length
+        while offset < end:
+            piece = source.read(min(end - offset, _PIECE_BYTES))
+            if not piece:
+                raise InternalError("the archive that the daemon sent is damaged; see its daemon.log")
+            yield offset, piece
+            offset += len(piece)
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    while data:
+        data = data[file.write(data) :]
+
+
+def _zeros(count: int) -> Iterator[bytes]:
+    while count > 0:
+        yield bytes(min(count, _PIECE_BYTES))
+        count -= _PIECE_BYTES
 
 
 def _open_local(folder: Path) -> int:
@@ -254,6 +306,8 @@ def _open_local(folder: Path) -> int:
 def _told(path: Path) -> Iterator[None]:
     try:
         yield
+    except BrokenPipeError:
+        raise  # the reader of a pipe that is written to is gone
     except OSError as exc:
         where = os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes) else str(path)
         if exc.errno in NO_ROOM:

@@ -265,7 +265,7 @@ class Message(Answer):
 
 
 class RestoreAnswer(Answer):
-    files: int
+    file_count: int
     directories: int
     bytes: int
     warnings: list[str] = Field(description="Everything the target could not hold, one sentence each.")
@@ -273,7 +273,7 @@ class RestoreAnswer(Answer):
     @staticmethod
     def of(report: RestoreReport) -> RestoreAnswer:
         return RestoreAnswer(
-            files=report.files, directories=report.directories, bytes=report.bytes, warnings=list(report.warnings)
+            file_count=report.files, directories=report.directories, bytes=report.bytes, warnings=list(report.warnings)
         )
 
 
@@ -287,7 +287,7 @@ class Image(Answer):
     name: str
     source: str
     bytes: int
-    files: int
+    file_count: int
     created_at: str
 
     @staticmethod
@@ -297,7 +297,7 @@ class Image(Answer):
             name=image.name,
             source=image.source,
             bytes=image.bytes,
-            files=image.files,
+            file_count=image.files,
             created_at=iso_time(image.created_at_ns),
         )
 
@@ -544,6 +544,11 @@ class RestoreRequest(Request):
     path: str = Field("", description="Only what lies below this path.")
 
 
+class SnapshotRequest(Request):
+    name: str | None = Field(None, description="The new snapshot's tag; not together with `if_changed`.")
+    if_changed: bool = Field(False, description="Answer with the head if no file was written since.")
+
+
 class TagRequest(Request):
     ref: str
     move: bool = Field(False, description="Take the tag away from the snapshot that has it.")
@@ -582,3 +587,19 @@ def check_argv(argv: tuple[str, ...]) -> None:
     for item in argv:
         if "\0" in item:
             raise UsageError(f"the argument {item[:40]!r} contains a zero byte, which no command can receive")
+
+
+def event_json(event: dict[str, Any]) -> dict[str, Any]:
+    """An event of a run in the API's words. Event logs of earlier versions are read, too, so the engine keeps its own."""
+    words = _EVENT_WORDS.get(event["event"], {})
+    return {words.get(key, key): value for key, value in event.items()}
+
+
+_EVENT_WORDS = {
+    "started": {"image": "image_name"},
+    "snapshot": {"tool": "name"},
+    "approval": {"tool": "name"},
+    "replayed": {"tool": "name"},
+    "finished": {"snapshots": "snapshot_count", "reused": "reuse"},
+}
+"""Event to the words of the engine that mean something else elsewhere in the API."""

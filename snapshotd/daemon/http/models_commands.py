@@ -49,7 +49,7 @@ class WriteAnswer(models.Answer):
 
 
 class Command(models.Answer):
-    """A command in the background."""
+    """A command in the background, or one that a client runs in the foreground."""
 
     id: str
     trajectory: str
@@ -57,12 +57,15 @@ class Command(models.Answer):
     cwd: str
     stdin: bool
     timeout_s: float | None
-    began_at: str
+    started_at: str
     status: Literal["running"] | t.CallStatus
     exit_code: int | None
     ended_at: str | None
     snapshot: str | None = Field(description="Taken when it ended; null while it runs, and if none could be taken.")
     error: str | None = Field(description="Why it ended, where its exit code does not say it.")
+    background: bool = Field(
+        description="False: a client runs it, which may have gone away. It is listed while it runs."
+    )
 
     @staticmethod
     def of(info: CommandInfo) -> Command:
@@ -73,12 +76,13 @@ class Command(models.Answer):
             cwd=info.cwd,
             stdin=info.stdin,
             timeout_s=info.timeout_s,
-            began_at=models.iso_time(info.began_at_ns),
+            started_at=models.iso_time(info.began_at_ns),
             status="running" if info.status is None else info.status,
             exit_code=info.exit_code,
             ended_at=None if info.ended_at_ns is None else models.iso_time(info.ended_at_ns),
             snapshot=info.snapshot,
             error=info.error,
+            background=info.background,
         )
 
 

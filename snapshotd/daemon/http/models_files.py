@@ -57,7 +57,7 @@ class RenameFileRequest(models.Request):
 def written_json(done: Written) -> dict[str, Any]:
     return {
         "snapshot": models.Snapshot.of(done.snapshot),
-        "files": done.files,
+        "file_count": done.files,
         "directories": done.directories,
         "bytes": done.bytes,
         "warnings": list(done.warnings),

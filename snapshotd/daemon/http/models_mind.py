@@ -47,13 +47,13 @@ def entry_json(entry: t.JournalEntry) -> Json:
         "side_effect": entry.side_effect.value,
         "key": entry.key,
         "status": None if entry.status is None else entry.status.value,
-        "began_at": iso_time(entry.began_at_ns),
+        "started_at": iso_time(entry.began_at_ns),
         "ended_at": time_or_none(entry.ended_at_ns),
         "result": entry.result,
         "error": entry.error,
         "facts": list(entry.facts),
         "details": entry.details,
-        "after": entry.after,
+        "parent": entry.after,
         "snapshot": entry.snapshot,
     }
 
@@ -65,8 +65,8 @@ class Task(Answer):
     status: str = Field(description="pending, in-progress, completed, failed or skipped.")
     depends: list[str]
     note: str | None
-    began: str | None = Field(description="The snapshot before its first call.")
-    ended: str | None
+    started_in: str | None = Field(description="The snapshot before its first call.")
+    ended_in: str | None = Field(description="The snapshot of its end.")
 
     @staticmethod
     def of(task: base.Task) -> Task:
@@ -75,8 +75,8 @@ class Task(Answer):
             status=task.status,
             depends=list(task.depends),
             note=task.note,
-            began=task.began,
-            ended=task.ended,
+            started_in=task.began,
+            ended_in=task.ended,
         )
 
 
@@ -88,7 +88,7 @@ class Effect(Answer):
     name: str
     arguments: Any
     status: t.CallStatus | None = Field(description="Null: it was cut off.")
-    began_at: str
+    started_at: str
     result: Any
     compensation: list[str] | None = Field(description="The command that undoes it, if there is one.")
     compensated: t.CallStatus | None = Field(
@@ -104,7 +104,7 @@ class Effect(Answer):
             name=entry.name,
             arguments=entry.arguments,
             status=entry.status,
-            began_at=iso_time(entry.began_at_ns),
+            started_at=iso_time(entry.began_at_ns),
             result=entry.result,
             compensated=effect.compensated,
             compensation=None if effect.compensation is None else list(effect.compensation),
@@ -116,24 +116,28 @@ class RewindPreview(Answer):
 
     head: str
     target: str
-    mode: base.RewindMode
-    files: list[Json] = Field(
+    rewinds: base.RewindMode
+    changes: list[Json] = Field(
         description="Changes as in /diff, from the head to what would be there; at most as many as were asked for."
     )
-    file_count: int = Field(description="Number of all changes.")
+    change_count: int = Field(description="Number of all changes.")
     messages: list[Message] = Field(description="The messages that would go.")
     effects: list[Effect] = Field(description="Irreversible calls that would be left behind, newest first.")
+    left: list[str] = Field(
+        description="In a user's own folder: a sentence for each path that stays though an agent has changed it since."
+    )
 
     @staticmethod
     def of(preview: base.RewindPreview) -> RewindPreview:
         return RewindPreview(
             head=preview.head,
             target=preview.target,
-            mode=preview.mode,
-            files=[change_json(item) for item in preview.files],
-            file_count=preview.file_count,
+            rewinds=preview.mode,
+            changes=[change_json(item) for item in preview.files],
+            change_count=preview.file_count,
             messages=[Message.of(item) for item in preview.messages],
             effects=[Effect.of(item) for item in preview.effects],
+            left=list(preview.left),
         )
 
 
@@ -143,7 +147,7 @@ class Approval(Answer):
     id: str
     trajectory: str
     call: str = Field(description="The journal entry that waits.")
-    tool: str
+    name: str = Field(description="The tool's.")
     arguments: Any
     digest: str = Field(
         description="SHA-256 of the canonical JSON of [tool, arguments], hexadecimal; of [tool, [call, arguments]] for a call from "
@@ -170,7 +174,7 @@ class Approval(Answer):
             id=item.id,
             trajectory=item.trajectory,
             call=item.entry,
-            tool=item.tool,
+            name=item.tool,
             arguments=item.arguments,
             digest=item.digest,
             snapshot=item.snapshot,
@@ -191,7 +195,7 @@ class ApprovalView(Answer):
 
     approval: Approval
     trajectory: Trajectory
-    files: list[Json] = Field(
+    changes: list[Json] = Field(
         description="Changes as in /diff, since the trajectory's last approval; at most as many as were asked for."
     )
     more: bool = Field(description="There are more of them.")
@@ -203,7 +207,7 @@ class ApprovalView(Answer):
             approval=Approval.of(view.approval),
             trajectory=Trajectory.of(view.trajectory),
             more=len(view.files) > most,
-            files=[change_json(item) for item in view.files[:most]],
+            changes=[change_json(item) for item in view.files[:most]],
             since=view.since,
         )
 
@@ -218,7 +222,7 @@ class StoredValue(Answer):
     value: Any
     created_at: str
     expires_at: str | None
-    deleted: bool
+    is_deleted: bool
 
     @staticmethod
     def of(item: t.StoredValue) -> StoredValue:
@@ -230,7 +234,7 @@ class StoredValue(Answer):
             value=item.value,
             created_at=iso_time(item.created_at_ns),
             expires_at=time_or_none(item.expires_at_ns),
-            deleted=item.deleted,
+            is_deleted=item.deleted,
         )
 
 
@@ -268,6 +272,13 @@ class RewindRequest(Request):
     mode: base.RewindMode = Field("both", description="What goes back: the files, the agent's mind, or both.")
     compensate: bool = Field(
         False, description="Run the compensations of the irreversible calls that are left behind, newest first."
+    )
+    session: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="In a user's own folder: take back the changes of this session of the agent alone, or of `all`. "
+        "Null: there may be one only.",
     )
 
 

@@ -102,7 +102,7 @@ class PrunedSnapshot(Answer):
 
 class PruneAnswer(Answer):
     dry_run: bool
-    snapshots: list[PrunedSnapshot]
+    pruned: list[PrunedSnapshot]
     kept: int
     freed_bytes: int
     evicted_layer_bytes: int
@@ -122,7 +122,7 @@ class PruneAnswer(Answer):
         ]
         return PruneAnswer(
             dry_run=report.dry_run,
-            snapshots=items,
+            pruned=items,
             kept=report.kept,
             freed_bytes=report.freed_bytes,
             evicted_layer_bytes=report.evicted_layer_bytes,
@@ -147,7 +147,7 @@ def check_json(report: base.CheckReport) -> dict[str, Any]:
         "packs": report.packs,
         "bytes_read": report.bytes_read,
         "damages": damages,
-        "snapshots": list(report.snapshots),
+        "unreadable": list(report.snapshots),
     }
 
 
@@ -162,10 +162,10 @@ class RepairAnswer(Answer):
 
 class ImportAnswer(Answer):
     trajectories: list[Trajectory]
-    snapshots: int
+    snapshot_count: int
     warnings: list[str]
 
     @staticmethod
     def of(imported: base.Imported) -> ImportAnswer:
         lines = [Trajectory.of(item) for item in imported.trajectories]
-        return ImportAnswer(trajectories=lines, snapshots=imported.snapshots, warnings=list(imported.warnings))
+        return ImportAnswer(trajectories=lines, snapshot_count=imported.snapshots, warnings=list(imported.warnings))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from snapshotd.errors import NotFound, UsageError
 
-API_VERSION = "1.3"
+API_VERSION = "1.4"
 VERSION_HEADER = "X-Snapshotd-Version"
 API_PREFIX = "/v1"
 KEY_HEADER = "Idempotency-Key"
@@ -74,7 +74,7 @@ FRAME_EVENT = 1
 FRAME_MAX_BYTES = 1 << 20
 """Largest content of a frame."""
 
-_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+_REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?:@[0-9]{1,10})?")
 
 
 def socket_path_of(state_dir: Path) -> Path:

@@ -15,7 +15,7 @@ from snapshotd.kernel.identity import HostUser, acting_as
 
 TOP = b"workspace"
 """Where a folder lies in its snapshots: where a fork of one has its workspace, too."""
-_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO)
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EXDEV)
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _Taken = tuple[Mark | None, bytes | None]
 """As `FolderIndex.took` gets it."""
@@ -63,7 +63,7 @@ class Capture:
         """The folder's directory, opened as the user. None: it has gone."""
         try:
             with acting_as(self.user):
-                fd = files.open_deep(self.folder, os.fsencode(parent))
+                fd = files.open_deep(self.folder, os.fsencode(parent), one_device=True)
         except OSError as exc:
             if exc.errno not in _GONE:
                 raise

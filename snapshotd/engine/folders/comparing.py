@@ -16,14 +16,19 @@ from snapshotd.types import Kind
 _PIECE_BYTES = 1 << 20
 
 
-def compare(view: View, root: int, user: HostUser, index: FolderIndex, scan: FolderScan) -> FolderScan:
-    """The scan of an index that knew nothing, less what is as `view` has it. The index learns that."""
-    there: dict[str, Entry] = {}
+def listing(view: View) -> dict[str, Entry]:
+    """The paths of a folder as a snapshot has them."""
     try:
-        for inside, entry in view.walk(TOP):
-            there[os.fsdecode(inside[len(TOP) + 1 :])] = entry
+        return {os.fsdecode(inside[len(TOP) + 1 :]): entry for inside, entry in view.walk(TOP)}
     except FileNotFoundError:
-        return scan
+        return {}
+
+
+def compare(
+    view: View, there: dict[str, Entry], root: int, user: HostUser, index: FolderIndex, scan: FolderScan
+) -> FolderScan:
+    """The scan of an index that knew nothing, less what is as `view` has it. The index learns that. `there`: the
+    view's `listing`."""
     changed: dict[str, Mark] = {}
     for path, mark in scan.changed.items():
         same = _same(view, root, user, path, mark, there[path]) if path in there else None
@@ -32,7 +37,7 @@ def compare(view: View, root: int, user: HostUser, index: FolderIndex, scan: Fol
         else:
             index.took(path, *same)
     gone = [path for path in there if path not in scan.changed and not index.ignored(path)]
-    return FolderScan(changed, sorted(gone), scan.warnings)
+    return FolderScan(changed, sorted(gone), scan.warnings, scan.revealed, scan.moved)
 
 
 def _same(
@@ -47,7 +52,7 @@ def _same(
     parent, _, name = path.rpartition("/")
     try:
         with acting_as(user):
-            directory = files.open_deep(root, os.fsencode(parent))
+            directory = files.open_deep(root, os.fsencode(parent), one_device=True)
             try:
                 if stat.S_ISLNK(mode):
                     target = os.readlink(name, dir_fd=directory)

@@ -1,8 +1,9 @@
 """Snapshots of a folder of this machine in which a user's agent works, without a sandbox.
 
 A folder is one trajectory for each user. Hooks of the agent tell of every call before and after it. Changes in between
-are the call's; changes at another time came from outside, and get a snapshot of their own (`edits`). So a rewind knows
-the files that the agent has touched, and leaves all others alone.
+are the call's, unless the kernel says that a process of somebody else made them (writers.py); those, and changes at
+another time, get a snapshot of their own (`edits`). Each snapshot notes whose its changes are (plan.py). So a rewind
+knows the files that the agent has touched, and leaves all others alone (putting_back.py).
 
 Several sessions of an agent may follow each other or work side by side. A snapshot takes its files from its parent, and
 its conversation from the last snapshot of its session.
@@ -15,37 +16,47 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shlex
+import stat
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from snapshotd.engine.base import RetentionPolicy, RewindMode, RewindPreview
 from snapshotd.engine.context import Context
-from snapshotd.engine.folders import transcripts
-from snapshotd.engine.folders.capture import TOP, Capture
-from snapshotd.engine.folders.comparing import compare
+from snapshotd.engine.folders import databases, transcripts
+from snapshotd.engine.folders.calls import OpenCall, Part, end_of, parts_of, session_of
+from snapshotd.engine.folders.capture import Capture
+from snapshotd.engine.folders.comparing import compare, listing
+from snapshotd.engine.folders.cut_off import CutOff
 from snapshotd.engine.folders.events import HookEvent
-from snapshotd.engine.folders.putting_back import put_back, relative
+from snapshotd.engine.folders.names import name_of
+from snapshotd.engine.folders.places import FolderPlace, KnownFolders, open_folder, own_name, place_of
+from snapshotd.engine.folders.plan import KEY, FolderChanges, History, RewindPlan, changes_of, plan, told
+from snapshotd.engine.folders.putting_back import Facts, PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
+from snapshotd.engine.folders.user_files import UserFiles
+from snapshotd.engine.folders.writers import Process, Witness, Writers, agent_of
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
 from snapshotd.engine.storing import look, retention
 from snapshotd.engine.storing.cold import Cold, gone
-from snapshotd.errors import Conflict, NotFound, NotPermitted, UsageError
+from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.kernel import files, turns
+from snapshotd.kernel import fanotify, files, turns
 from snapshotd.kernel.identity import HostUser, acting_as
 from snapshotd.layers.amend import amend
-from snapshotd.trees import diff
-from snapshotd.trees.base import Change, ChangeKind
 from snapshotd.types import (
     FOLDER,
+    MIN_PREFIX_CHARS,
     CallStatus,
     EntryKind,
     JournalEntry,
@@ -64,24 +75,39 @@ from snapshotd.types import (
 )
 
 MOST_PATHS = 5000
-"""Paths that are recorded with a call; of one that changed more, every difference counts as its own."""
+"""Paths that the journal's entry of a call shows. A rewind goes by the changes that its snapshot notes, of any number."""
+MOST_LEFT = 20_000
+"""Sentences that a rewind records."""
 MOST_RESULT_CHARS = 1 << 20
+MOST_KNOWN = 400_000
+"""Files of one user's folders that the daemon knows in memory, more or less."""
+_MOST_OPEN, _MOST_SESSIONS = 200, 50
+"""Calls that have begun in one folder, and sessions there whose place is in memory."""
+_MOST_OPEN_CHARS = 1 << 16
+"""Arguments of a call that has only begun: its end tells them again."""
+_BUSY_S = 60.0
 _UNDOABLE = ("rewind", "undo")
-_NAME = re.compile(r"[^A-Za-z0-9_.-]+")
+_NEEDED = re.compile(r"(^|/)\.env(\.[^/]*)?$|\.(db|sqlite3?)(-wal|-shm|-journal)?$")
+"""Files that git often ignores and that programs need as they were."""
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Folder:
-    """One folder of one user. `open_calls`: calls that have begun, by their ids, each with its session."""
+    """One folder of one user. Calls in `calls` have begun and not ended; `cut_off` is a rewind that was not recorded, whose
+    changes the next scan may find."""
 
     user: HostUser
-    path: str
     trajectory: TrajectoryID
     fence: int
     index: FolderIndex = field(default_factory=FolderIndex)
     watch: FolderWatch = field(default_factory=FolderWatch)
     readers: dict[str, transcripts.TranscriptReader] = field(default_factory=dict)
-    open_calls: dict[str, HookEvent] = field(default_factory=dict)
+    calls: list[OpenCall] = field(default_factory=list)
+    writers: Writers | None = None
+    agents: dict[str, Process] = field(default_factory=dict)
+    """The agent of each session."""
+    cut_off: CutOff | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -90,60 +116,167 @@ class Folders:
 
     def __init__(self, context: Context, cold: Cold, listener: StepListener) -> None:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
+        self._places = KnownFolders(self._catalog)
         self._folders: dict[tuple[int, str], _Folder] = {}
-        self._watches = Watches()
+        self._watches, self._writers, self._user_files = Watches(), Watches(), UserFiles()
+        self._ending = ThreadPoolExecutor(1, "folder-calls")
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Give the kernel's marks back. Idempotent."""
+        """Give the kernel's marks back, and end the process that opens users' files. Idempotent."""
         self._watches.close()
+        self._writers.close()
+        self._ending.shutdown()
+        self._user_files.close()
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
-    def hook(self, user: HostUser, root: int, event: HookEvent) -> Snapshot | None:
+    def hook(self, user: HostUser, root: int, event: HookEvent, hook: int | None = None) -> Snapshot | None:
         """Take the snapshot that an event of an agent calls for, of the folder that `root` holds. None: nothing changed,
-        and no call has ended. LimitExceeded, NotPermitted, OutOfSpace."""
-        with turns.first(), self._held(user, root) as folder:
-            scan = self._scan(folder, root)
-            if event.stage == "before":
-                found = None if not scan or folder.open_calls else self._edits(folder, root, scan)
-                folder.open_calls[event.call_id or event.tool] = event
-                return found
-            if event.stage == "after":
-                folder.open_calls.pop(event.call_id or event.tool, None)
-                return self._call(folder, root, scan, event)
-            return self._between(folder, root, scan, event)
+        and no call has ended. `hook`: the process that told of it, which is a child of the agent. LimitExceeded,
+        NotPermitted, OutOfSpace."""
+        agent = None if hook is None else agent_of(hook)
+        with self._held(user, root) as folder, _before_others(root):
+            self._end_lost(folder, root)
+            self._watch(folder, root, event, agent)
+            try:
+                if event.stage == "before":
+                    return self._begun(folder, root, event, agent)
+                if event.stage == "after":
+                    return self._ended(folder, root, end_of(folder.calls, event), event)
+                return self._between(folder, root, event)
+            finally:
+                if folder.writers is not None:
+                    folder.writers.listen(bool(folder.calls))
 
-    def _between(self, folder: _Folder, root: int, scan: FolderScan, event: HookEvent) -> Snapshot | None:
+    def _begun(self, folder: _Folder, root: int, event: HookEvent, agent: Process | None) -> Snapshot | None:
+        """A call begins: the changes until now are not its own. Calls of one session that run side by side are not told
+        apart, and their changes wait for the end of one."""
+        found = None
+        if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
+            found = self._settle(folder, root)
+        del folder.calls[: max(len(folder.calls) - _MOST_OPEN + 1, 0)]
+        bounded = replace(event, arguments=_bounded(event.arguments, _MOST_OPEN_CHARS))
+        folder.calls.append(OpenCall(bounded, agent))
+        return found
+
+    def _ended(self, folder: _Folder, root: int, call: OpenCall | None, event: HookEvent) -> Snapshot:
+        """A call has ended. If its begin was not told, its changes count as somebody else's too."""
+        mine = Part(call)
+        for part in self._parts(folder, root, call):
+            if part.call is call and call is not None:
+                mine = part
+                continue
+            if call is None and part.call is None:
+                for path in part.paths:  # it may be the call's, so a rewind names it
+                    part.changes.add({session_of(event)}, os.fsencode(path))
+            self._save(folder, root, part)
+        if call is not None:
+            folder.calls.remove(call)
+        return self._call(folder, root, mine, event)
+
+    def _between(self, folder: _Folder, root: int, event: HookEvent) -> Snapshot | None:
         """A person's turn: a call that has not ended by now was interrupted."""
-        cut_off = [one for one in folder.open_calls.values() if one.session == event.session]
-        for one in cut_off:
-            del folder.open_calls[one.call_id or one.tool]
-        if cut_off and scan:
-            self._call(folder, root, scan, cut_off[-1], status=CallStatus.INTERRUPTED)
-            scan = FolderScan()
+        cut_off = [one for one in folder.calls if one.session == session_of(event)]
+        parts = self._parts(folder, root, cut_off[-1] if cut_off else None)
+        folder.calls = [one for one in folder.calls if one not in cut_off]
+        if event.stage == "prompt" and [part.call for part in parts] == [None]:
+            return self._commit(
+                folder, root, parts[0].scan, marker("prompt", event.arguments), parts[0].changes, event=event
+            )
+        saved = [self._save(folder, root, part, ended=part.call in cut_off) for part in parts]
         if event.stage == "prompt":
-            return self._commit(folder, root, scan, marker("prompt", event.arguments), event=event)
-        return self._edits(folder, root, scan) if scan and not folder.open_calls else None
+            return self._commit(folder, root, FolderScan(), marker("prompt", event.arguments), event=event)
+        return saved[-1] if saved else None
+
+    def _watch(self, folder: _Folder, root: int, event: HookEvent, agent: Process | None) -> None:
+        """Have the kernel tell who changes the folder, from the first hook on."""
+        if agent is None:
+            return
+        folder.agents[session_of(event)] = agent
+        if folder.writers is None or folder.writers.closed:
+            try:
+                folder.writers = Writers(root, partial(self._lost_agent, folder.trajectory))
+            except (OSError, NotImplementedError):
+                return  # `doctor` says so
+            scan = self._scan(folder, root)
+            known = {**folder.index.known, **scan.changed}
+            folder.writers.follow(["", *(path for path, mark in known.items() if stat.S_ISDIR(mark[0]))])
+            folder.writers.take()
+            for session, one in folder.agents.items():
+                folder.writers.know(session, one)
+        self._writers.use(folder.writers)
+        folder.writers.know(session_of(event), agent)
+
+    def _lost_agent(self, trajectory: TrajectoryID, session: str) -> None:
+        with contextlib.suppress(RuntimeError):  # the daemon ends
+            self._ending.submit(self._end_calls, trajectory)
+
+    def _end_calls(self, trajectory: TrajectoryID) -> None:
+        """The agent of a session has ended: what it has done so far is its call's, and what comes now is not."""
+        try:
+            with self._reopened(self._catalog.get_trajectory(trajectory)) as (folder, root):
+                self._end_lost(folder, root)
+        except (SnapshotdError, OSError) as exc:
+            _log.warning(
+                "an interrupted call in the folder of %s is recorded at the next hook: %s", short(trajectory), exc
+            )
+
+    def _end_lost(self, folder: _Folder, root: int) -> None:
+        """Record the calls whose agents have ended."""
+        lost = [one for one in folder.calls if one.has_lost_its_agent()]
+        if lost:
+            parts = self._parts(folder, root, lost[-1])
+            folder.calls = [one for one in folder.calls if one not in lost]
+            for part in parts:
+                self._save(folder, root, part, ended=part.call in lost)
 
     def checkpoint(self, user: HostUser, root: int, name: str) -> Snapshot:
         """A snapshot of the folder as it is, with a tag, which every prune keeps. Conflict, UsageError: the name."""
+        known_as = own_name(user, name)
         with self._held(user, root) as folder:
-            snapshot = self._commit(folder, root, self._scan(folder, root), marker("checkpoint", {"name": name}))
-            self._catalog.tag(snapshot.id, name)
+            self._settle(folder, root)
+            snapshot = self._commit(folder, root, FolderScan(), marker("checkpoint", {"name": name}))
+            self._catalog.tag(snapshot.id, known_as)
             return snapshot
 
     def trajectory(self, user: HostUser, root: int) -> Trajectory:
         """The trajectory of a folder. NotFound: no hook has told of it yet."""
-        path = _path_of(root)
-        found = self._known(user, path)
+        place = place_of(root, user)
+        found = self._places.find(user, place)
         if found is None:
-            raise NotFound(f"no snapshot was taken of {path} yet; `snapshotd hooks install` in it begins")
+            raise NotFound(f"no snapshot was taken of {place.path} yet; `snapshotd hooks install` in it begins")
+        self._places.moved(place, found)
         return self._catalog.get_trajectory(found)
+
+    def snapshot(self, user: HostUser, root: int, ref: str) -> Snapshot:
+        """A snapshot of the user's folder, by its id, the beginning of that, or the name of a checkpoint. NotFound. No
+        other snapshot is looked at: neither the answer nor the time that it takes tells of any."""
+        trajectory = self.trajectory(user, root)
+        all_of_it = self._catalog.snapshots(trajectory.id)
+        names = {ref, f"{ref}@{user.uid}"}
+        found = [one for one in all_of_it if one.id == ref] or [one for one in all_of_it if names & {*one.tags}]
+        if not found and len(ref) >= MIN_PREFIX_CHARS:
+            found = [one for one in all_of_it if one.id.startswith(ref)]
+        if len(found) != 1:
+            what = f"there is no snapshot {ref[:80]!r}" if not found else f"{ref} fits {len(found)} snapshots"
+            raise NotFound(f"{what} of this folder; its log lists them")
+        return found[0]
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
-    def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode) -> Snapshot:
+    def session_of(self, user: HostUser, root: int, hook: int, to: Snapshot) -> str | None:
+        """The session in which a person asks for a rewind, known by the process: None where it is not known, or is the
+        only one that has changed files since."""
+        with self._held(user, root) as folder:
+            self._settle(folder, root)
+            history = History.since(self._context, self._catalog.get_trajectory(folder.trajectory), to.seq)
+            agent = agent_of(hook)
+            mine = [one for one, process in folder.agents.items() if process == agent]
+            changed = history.sessions()
+            return next((one for one in mine if history.first_of(one) in changed and len(changed) > 1), None)
+
+    def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, session: str | None = None) -> Snapshot:
         """See `Engine.rewind`. Only files that the agent has touched since are put back; the conversation becomes a new
         session of the agent. The call of the snapshot names the command that goes on with it (`resume`), and what had
         to stay (`left`). `to` is pinned."""
@@ -151,8 +284,10 @@ class Folders:
         with self._reopened(trajectory) as (folder, root):
             self._settle(folder, root)
             facts: dict[str, Any] = {"to": to.id, "mode": mode, "from": self._head(folder).id}
-            session = self._cut(folder, to) if mode != "files" else None
-            return self._go(folder, root, "rewind", facts, to, self._touched(trajectory, to.seq), session)
+            history = History.since(self._context, trajectory, to.seq)
+            chosen = history.chosen(session, to) if mode != "conversation" else set()
+            line = self._cut(folder, to) if mode != "files" else None
+            return self._go(folder, root, "rewind", facts, to, (history, chosen), line)
 
     def undo(self, trajectory: Trajectory) -> Snapshot:
         """See `Engine.undo`."""
@@ -164,23 +299,31 @@ class Folders:
             mode = last.call.arguments["mode"]
             facts = {"of": last.id, "to": before.id, "mode": mode}
             session = self._session(before) if mode != "files" else None
-            return self._go(folder, root, "undo", facts, before, _recorded(last.call.arguments), session)
+            changes = changes_of(self._context, last)
+            chosen = set() if changes is None else set(changes.made)
+            history = History.since(self._context, trajectory, before.seq)
+            return self._go(folder, root, "undo", facts, before, (history, chosen), session)
 
-    def preview(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int) -> RewindPreview:
+    def preview(
+        self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int, session: str | None = None
+    ) -> RewindPreview:
         """See `Engine.preview_rewind`."""
         self._check(trajectory, to)
-        changes: list[Change] = []
+        found, left = RewindPlan(), list[str]()
         with self._reopened(trajectory) as (folder, root):
             head = self._head(folder)
             if mode != "conversation":
-                scan = self._scan(folder, root)
-                changes = self._changes(
-                    folder, head, to, self._touched(trajectory, to.seq), {*scan.changed, *scan.deleted}
-                )
+                scan, witness = self._seen(folder, root, keep=True)
+                history = History.since(self._context, trajectory, to.seq)
+                for part in parts_of(scan, witness, folder.calls, None):
+                    history.add(part.changes)
+                found = self._planned(folder, head, to, history, history.chosen(session, to))
+                left = told(found.left | self._needed(folder, root, to))
         messages: tuple[Message, ...] = ()
         if mode != "files" and self._session(head).get("session") == self._session(to).get("session"):
             messages = tuple(self._catalog.conversation(head.id, min(to.messages, head.messages)))
-        return RewindPreview(head.id, to.id, mode, tuple(changes[:max_files]), len(changes), messages, ())
+        changes = tuple(found.changes[:max_files])
+        return RewindPreview(head.id, to.id, mode, changes, len(found.changes), messages, (), tuple(left))
 
     def _go(
         self,
@@ -189,26 +332,70 @@ class Folders:
         name: str,
         facts: dict[str, Any],
         to: Snapshot,
-        touched: set[str] | None,
+        wanted: tuple[History, set[str]],
         session: dict[str, Any] | None,
     ) -> Snapshot:
         """Put files back, then record the folder as it is now. A crash in between leaves a folder that the next rewind
-        or hook finds changed; nothing is lost, since the head has the files of before."""
-        left: list[str] = []
+        or hook finds changed; nothing is lost, since the head has the files of before. `wanted`: whose changes since are
+        taken back."""
+        head, found, done = self._head(folder), RewindPlan(), dict[bytes, Facts | None]()
         if facts["mode"] != "conversation":
-            self._catalog.set_meta(_rewind_key(folder), self._head(folder).id)
-            with look.open_view(self._context, to) as view:
-                left = put_back(root, folder.user, view, self._changes(folder, self._head(folder), to, touched, set()))
+            found = self._planned(folder, head, to, *wanted)
+            cut_off = CutOff.of(head, to, found)
+            folder.cut_off = None
+            self._catalog.set_meta(_rewind_key(folder), cut_off.text())
+            with look.open_view(self._context, head) as before, look.open_view(self._context, to) as after:
+                putting = PuttingBack(root, folder.user, before, after, cut_off.place)
+                putting.run(found.changes)
+            done = putting.done
+            found.left |= putting.left | self._needed(folder, root, to)
             hit("engine.folders.put_back")
         if session is not None and session.get("session"):
             facts["resume"] = transcripts.RESUME[session["agent"]].format(session=shlex.quote(session["session"]))
-        if left:
-            facts["left"] = left[:100]
-        scan = self._scan(folder, root)
+            if session["session"] != self._session(to).get("session"):
+                facts["continues"] = [session["session"], self._session(to).get("session")]
+        if found.left:
+            sentences = told(found.left)
+            more = [f"{len(sentences) - MOST_LEFT} more paths stay"] if len(sentences) > MOST_LEFT else []
+            facts["left"] = sentences[:MOST_LEFT] + more
+        scan, witness = self._seen(folder, root)
+        changes = FolderChanges()
+        for part in parts_of(scan, witness, folder.calls, None):
+            for path in part.paths:
+                raw = os.fsencode(path)
+                mark = scan.changed.get(path)
+                put = None if mark is None else (mark[:1] if stat.S_ISDIR(mark[0]) else (*mark[:3], mark[4]))
+                is_ours = raw in done and done[raw] == put
+                changes.add(found.owners[raw] if is_ours else part.changes.owners(raw), raw)
         facts["files"] = _paths(scan)
-        return self._commit(
-            folder, root, scan, marker(name, facts), follows=to if session is not None else None, session=session
-        )
+        follows = to if session is not None else None
+        snapshot = self._commit(folder, root, scan, marker(name, facts), changes, follows=follows, session=session)
+        self._catalog.set_meta(_rewind_key(folder), "")
+        return snapshot
+
+    def _planned(self, folder: _Folder, head: Snapshot, to: Snapshot, history: History, chosen: set[str]) -> RewindPlan:
+        before, after = look.open_pair(self._context, head, to)
+        with before, after:
+            return plan(before, after, history, chosen, folder.index.passed())
+
+    def _needed(self, folder: _Folder, root: int, to: Snapshot) -> dict[bytes, str]:
+        """Ignored files that the state of then may need, and that have changed since."""
+        found = {}
+        for path in folder.index.passed():
+            if _NEEDED.search(path):
+                with contextlib.suppress(OSError), acting_as(folder.user):
+                    above, _, name = os.fsencode(path).rpartition(b"/")
+                    directory = files.open_deep(root, above, one_device=True)
+                    try:
+                        st = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                    finally:
+                        os.close(directory)
+                    if stat.S_ISREG(st.st_mode) and st.st_mtime_ns > to.created_at_ns:
+                        found[os.fsencode(path)] = (
+                            "it is ignored, so no snapshot has it, and it was changed since; a line "
+                            f"!{name_of(name)} in .snapshotdignore has it recorded from now on"
+                        )
+        return found
 
     def _cut(self, folder: _Folder, to: Snapshot) -> dict[str, Any]:
         """The session with the history up to a snapshot, as a new one of the agent."""
@@ -223,8 +410,8 @@ class Folders:
                 f"the sessions of {session['agent']} cannot be cut at a snapshot; rewind the files alone, and go back in the "
                 "conversation with the agent's own command"
             )
-        with acting_as(folder.user):
-            new = transcripts.cut(session["transcript"], session.get("last"), session.get("call"))
+        own = self._user_files.of(folder.user)
+        new = transcripts.cut(own, session["transcript"], session.get("last"), session.get("call"))
         if new is None:
             return {"agent": session["agent"]}
         return {**session, **asdict(new)}
@@ -248,65 +435,33 @@ class Folders:
             "none; `snapshotd rewind` goes to any snapshot"
         )
 
-    def _touched(self, trajectory: Trajectory, since: int) -> set[str] | None:
-        """The paths that the agent, and rewinds, have changed since a snapshot. None: too many to tell apart."""
-        touched: set[str] = set()
-        for snapshot in self._catalog.snapshots(trajectory.id):
-            if snapshot.seq <= since:
-                continue
-            own = self._catalog.own_entries(snapshot.id)
-            if own or "files" in snapshot.call.arguments:
-                paths = _recorded(own[0].details if own else snapshot.call.arguments)
-                if paths is None:
-                    return None
-                touched |= paths
-        return touched
-
-    def _changes(
-        self, folder: _Folder, head: Snapshot, to: Snapshot, touched: set[str] | None, dirty: set[str]
-    ) -> list[Change]:
-        """The changes that lead to a snapshot, of paths that were touched and are not ignored now. `dirty`: paths that
-        are not as the head has them."""
-        before, after = look.open_pair(self._context, head, to)
-        with before, after:
-            try:
-                found = list(diff.diff(before, after, TOP))
-            except FileNotFoundError:
-                return []
-            listed = {relative(change) for change in found}
-            for path in sorted(map(os.fsencode, dirty)):
-                if path not in listed:
-                    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                        entry = after.lstat(TOP + b"/" + path)
-                        found.append(Change(TOP + b"/" + path, ChangeKind.CHANGED, entry, entry))
-        return [
-            change
-            for change in found
-            if (path := relative(change))
-            and (touched is None or _shown(path) in touched)
-            and not folder.index.ignored(os.fsdecode(path))
-        ]
-
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
-    def _settle(self, folder: _Folder, root: int) -> None:
+    def _settle(self, folder: _Folder, root: int) -> Snapshot | None:
         """Record what changed since the head, so that nothing of it can be lost."""
-        scan = self._scan(folder, root)
-        if scan:
-            self._edits(folder, root, scan)
+        saved = [self._save(folder, root, part) for part in self._parts(folder, root, None)]
+        return saved[-1] if saved else None
 
-    def _edits(self, folder: _Folder, root: int, scan: FolderScan) -> Snapshot:
-        """Changes that no call has made. While a call runs, they are the call's; after a rewind that was cut off, they are
-        the rewind's, which another rewind may take back."""
-        if folder.open_calls:
-            return self._call(folder, root, scan, next(reversed(folder.open_calls.values())), status=CallStatus.UNKNOWN)
-        cut_off = self._catalog.get_meta(_rewind_key(folder)) == self._head(folder).id
-        return self._commit(folder, root, scan, marker("edits", {"files": _paths(scan)} if cut_off else {}))
+    def _parts(self, folder: _Folder, root: int, closing: OpenCall | None) -> list[Part]:
+        """The changes since the head, and whose they are. `closing`: a call that ends."""
+        scan, witness = self._seen(folder, root)
+        parts = parts_of(scan, witness, folder.calls, closing)
+        if folder.cut_off is not None and scan:
+            with look.open_view(self._context, self._catalog.get_snapshot(folder.cut_off.to)) as after:
+                folder.cut_off.claim(parts, PuttingBack(root, folder.user, after, after, folder.cut_off.place))
+        return parts
+
+    def _save(self, folder: _Folder, root: int, part: Part, *, ended: bool = False) -> Snapshot:
+        """Record changes while the call that they belong to runs (`ended`: it was interrupted), or those of no call."""
+        if part.call is None:
+            return self._commit(folder, root, part.scan, marker("edits", {}), part.changes)
+        status = CallStatus.INTERRUPTED if ended else CallStatus.UNKNOWN
+        return self._call(folder, root, part, part.call.event, status=status)
 
     def _call(
-        self, folder: _Folder, root: int, scan: FolderScan, event: HookEvent, *, status: CallStatus | None = None
+        self, folder: _Folder, root: int, part: Part, event: HookEvent, *, status: CallStatus | None = None
     ) -> Snapshot:
-        """The snapshot of a call that has ended."""
+        """The snapshot of a call that has ended, with its part of the changes."""
         conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
         if status is None:
             status = CallStatus.DONE if event.error is None else CallStatus.FAILED
@@ -329,9 +484,9 @@ class Folders:
             ended_at_ns=time.time_ns(),
             result=conceal(_bounded(event.result)),
             error=error,
-            details={key: value for key, value in details.items() if value is not None} | {"files": _paths(scan)},
+            details={key: value for key, value in details.items() if value is not None} | {"files": _paths(part.scan)},
         )
-        return self._commit(folder, root, scan, call, event=event, entries=(entry,))
+        return self._commit(folder, root, part.scan, call, part.changes, event=event, entries=(entry,))
 
     def _commit(
         self,
@@ -339,19 +494,22 @@ class Folders:
         root: int,
         scan: FolderScan,
         call: ToolCall,
+        changes: FolderChanges | None = None,
         *,
         event: HookEvent | None = None,
         entries: Sequence[JournalEntry] = (),
         follows: Snapshot | None = None,
         session: dict[str, Any] | None = None,
     ) -> Snapshot:
-        """One snapshot: the scan's changes as a layer, and the call. `event`: it belongs to that session, whose new
-        messages are read. `follows`, `session`: it continues that snapshot, as that session."""
+        """One snapshot: the scan's changes as a layer, and the call. `changes`: whose they are. `event`: it
+        belongs to that session, whose new messages are read. `follows`, `session`: it continues that snapshot, as that
+        session."""
         began = time.perf_counter_ns()
         head = self._head(folder)
         messages: list[Message] = []
         if event is not None:
             follows, session, messages = self._conversation(folder, head, event)
+        scan.warnings.extend(databases.without_log(scan.changed, folder.index.passed()))
         capture = Capture(root, folder.user, scan)
         below, own = self._cold.take(head) if scan else head.stack, int(bool(scan))
         try:
@@ -375,6 +533,8 @@ class Folders:
                 warnings=tuple(scan.warnings[:100]),
             )
             hit("engine.folders.captured")
+            values = self._session(head if follows is None else follows) if session is None else session
+            noted = {KEY: changes.record(snapshot.seq)} if changes is not None else {}
             try:
                 self._catalog.commit_snapshot(
                     snapshot,
@@ -382,7 +542,7 @@ class Folders:
                     expected_head=head.id,
                     entries=entries,
                     fence=folder.fence,
-                    state=None if session is None else {"values": session},
+                    state={"values": values, **noted} if noted or session is not None else None,
                 )
             except BaseException:
                 if own:
@@ -395,6 +555,9 @@ class Folders:
             self._context.store.unpin(stack.layers[:1])
         for path, mark, digest in capture.took:
             folder.index.took(path, mark, digest)
+        if folder.cut_off is not None:
+            folder.cut_off = None
+            self._catalog.set_meta(_rewind_key(folder), "")
         self._submit(snapshot)
         return snapshot
 
@@ -414,9 +577,10 @@ class Folders:
         if reader is None:
             place = {} if last is None else self._session(last)
             recorded = () if last is None else self._catalog.conversation(last.id)
+            while len(folder.readers) >= _MOST_SESSIONS:
+                del folder.readers[next(iter(folder.readers))]
             reader = folder.readers[event.session] = transcripts.TranscriptReader.at(place, recorded)
-        with acting_as(folder.user):
-            messages = reader.read(event)
+        messages = reader.read(event, self._user_files.of(folder.user))
         conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
         session = {
             "agent": event.agent,
@@ -449,70 +613,123 @@ class Folders:
 
     def _scan(self, folder: _Folder, root: int) -> FolderScan:
         self._watches.use(folder.watch)
-        scan = folder.watch.scan(root, folder.user, folder.index)
-        if folder.index.knows_nothing():
-            with look.open_view(self._context, self._head(folder)) as view:
-                scan = compare(view, root, folder.user, folder.index, scan)
-            folder.index.compared()
+        if not folder.index.knows_nothing():
+            return folder.watch.scan(root, folder.user, folder.index)
+        with look.open_view(self._context, self._head(folder)) as view:
+            there = listing(view)
+            folder.index.expect(set(there))
+            scan = folder.watch.scan(root, folder.user, folder.index)
+            scan = compare(view, there, root, folder.user, folder.index, scan)
+            folder.index.reveal(scan.changed)  # any of them may have been ignored before
+            scan.revealed.update(scan.changed)
+        folder.index.compared()
         return scan
+
+    def _seen(self, folder: _Folder, root: int, *, keep: bool = False) -> tuple[FolderScan, Witness]:
+        """The changes since the head, and the processes that were seen to make changes since the last time. `keep`: the
+        next time tells them again."""
+        self._recover(folder, root)
+        writers = folder.writers
+        if writers is None:
+            return self._scan(folder, root), Witness()
+        before = writers.peek() if keep else writers.take()
+        scan = self._scan(folder, root)
+        writers.follow([path for path, mark in scan.changed.items() if stat.S_ISDIR(mark[0])])
+        return scan, before | writers.peek()
+
+    def _recover(self, folder: _Folder, root: int) -> None:
+        """Settle a rewind that was cut off, before anything is looked at."""
+        text = self._catalog.get_meta(_rewind_key(folder))
+        if not text or not text.startswith("{"):
+            return
+        cut_off = CutOff.at(text)
+        if folder.cut_off is not None:
+            return
+        try:
+            head, to = map(self._catalog.get_snapshot, (cut_off.head, cut_off.to))
+            with look.open_view(self._context, head) as before, look.open_view(self._context, to) as after:
+                putting = PuttingBack(root, folder.user, before, after, cut_off.place)
+                putting.recover(cut_off.paths)
+        except SnapshotdError as exc:  # its files are in the folder, and the next scan finds them
+            _log.warning("a rewind of %s was cut off, and is not settled: %s", short(folder.trajectory), exc)
+        else:
+            for sentence in told(putting.left):
+                _log.warning("a rewind of %s was cut off: %s", short(folder.trajectory), sentence)
+            if head.id == self._head(folder).id:
+                folder.cut_off = cut_off
+                return
+        self._catalog.set_meta(_rewind_key(folder), "")
 
     # -- folders -------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _held(self, user: HostUser, root: int) -> Iterator[_Folder]:
         """The folder, which no other thread has meanwhile. It begins here if it is new."""
-        path = _path_of(root)
-        _refuse(path)
+        place = place_of(root, user)
         with self._lock:
-            folder = self._folders.get((user.uid, path))
-            if folder is None or self._known(user, path) != folder.trajectory:
-                known = self._known(user, path)
+            known = self._places.find(user, place)
+            folder = self._folders.get((user.uid, place.identity))
+            if folder is None or known != folder.trajectory:
                 if known is None:
-                    known = self._begin(user, path)
-                folder = _Folder(user, path, known, self._catalog.draw_fence(known))
-                self._folders[user.uid, path] = folder
-        with folder.lock:
+                    known = self._begin(user, place)
+                folder = _Folder(user, known, self._catalog.draw_fence(known))
+                self._folders[user.uid, place.identity] = folder
+            self._folders[user.uid, place.identity] = self._folders.pop((user.uid, place.identity))  # the last one used
+            self._places.moved(place, known)
+        if not folder.lock.acquire(timeout=_BUSY_S):
+            raise LimitExceeded(f"{place.path} is busy: its file system does not answer; try again later")
+        try:
             folder.user = user
             yield folder
+        finally:
+            folder.lock.release()
+        self._bound(user)
+
+    def _bound(self, user: HostUser) -> None:
+        """Forget what is known of the user's folders that were not used for the longest time, if it is too much: the next
+        scan of one compares it with its head."""
+        with self._lock:
+            own = [folder for (uid, _), folder in self._folders.items() if uid == user.uid]
+            known = sum(len(folder.index.known) for folder in own)
+            for folder in own:
+                if known <= MOST_KNOWN or not folder.lock.acquire(blocking=False):
+                    continue
+                known -= len(folder.index.known)
+                folder.watch.close()
+                folder.index = FolderIndex()
+                folder.lock.release()
 
     @contextlib.contextmanager
     def _reopened(self, trajectory: Trajectory) -> Iterator[tuple[_Folder, int]]:
         """The folder of a trajectory, and its descriptor."""
         facts = self._catalog.snapshots(trajectory.id)[0].call.arguments
-        path = facts["folder"]
+        path = self._places.path_of(trajectory.id) or facts["folder"]
         try:
             user = HostUser.of(facts["uid"])
         except KeyError:
             user = HostUser(facts["uid"], facts["gid"])
         try:
-            with acting_as(user):
-                root = os.open(path, files.DIR_FLAGS)
+            root = open_folder(path, user)
         except OSError as exc:
             raise NotFound(
                 f"the folder {path} cannot be opened: {exc.strerror}; restore the snapshot elsewhere"
             ) from exc
         try:
+            if self._places.find(user, place_of(root, user)) != trajectory.id:
+                raise Conflict(
+                    f"{path} is another folder by now than the one of {short(trajectory.id)}, and stays as it is; restore the "
+                    "snapshot elsewhere"
+                )
             with self._held(user, root) as folder:
-                if folder.trajectory != trajectory.id:
-                    raise Conflict(
-                        f"{path} is by now the folder of trajectory {short(folder.trajectory)}; name that one"
-                    )
                 yield folder, root
         finally:
             os.close(root)
 
-    def _known(self, user: HostUser, path: str) -> TrajectoryID | None:
-        found = self._catalog.get_meta(_key(user, path))
-        if found:
-            with contextlib.suppress(NotFound):
-                return self._catalog.get_trajectory(TrajectoryID(found)).id
-        return None
-
-    def _begin(self, user: HostUser, path: str) -> TrajectoryID:
+    def _begin(self, user: HostUser, place: FolderPlace) -> TrajectoryID:
         """A new trajectory with an empty first snapshot, so that it exists before the first scan."""
         image = next((one for one in self._context.images.list() if one.name == "default"), None)
         image = image or self._context.images.empty((), "/workspace")
-        facts = {"folder": path, "uid": user.uid, "gid": user.gid}
+        facts = {"folder": place.path, "uid": user.uid, "gid": user.gid}
         now = time.time_ns()
         snapshot = Snapshot(
             id=SnapshotID(new_id()),
@@ -527,11 +744,9 @@ class Folders:
             created_at_ns=now,
             method="build",
         )
-        taken = {one.name for one in self._catalog.trajectories()} | self._catalog.tags().keys()
-        name = _NAME.sub("-", os.path.basename(path)).strip("-._")[:48]
         trajectory = Trajectory(
             id=snapshot.trajectory,
-            name=None if not name or name in taken else name,
+            name=self._places.free_name(user, place.path),
             spec=SandboxSpec(image.id, FOLDER),
             agent=None,
             head=snapshot.id,
@@ -543,48 +758,27 @@ class Folders:
         config = self._context.config  # named snapshots stay in any case
         kept = RetentionPolicy(keep_last=config.folder_keep_last, keep_within_s=config.folder_keep_s)
         retention.set_policy(self._catalog, trajectory.id, kept)
-        self._catalog.set_meta(_key(user, path), trajectory.id)
+        self._places.remember(user, place, trajectory.id)
         self._submit(snapshot)
         return trajectory.id
 
 
-def _key(user: HostUser, path: str) -> str:
-    return f"folder/{user.uid}/{path}"
+def _before_others(root: int) -> contextlib.AbstractContextManager[None]:
+    """A turn before all other work of the daemon, where no file system can make it last."""
+    return turns.first() if fanotify.is_local(root) else contextlib.nullcontext()
 
 
 def _rewind_key(folder: _Folder) -> str:
-    """Names the head at which the last rewind began to put files back."""
+    """Names the rewind that has begun to put files back, and is not recorded."""
     return f"folder-rewind/{folder.trajectory}"
 
 
-def _path_of(root: int) -> str:
-    return os.readlink(f"/proc/self/fd/{root}")
-
-
-def _refuse(path: str) -> None:
-    """NotPermitted for a folder that holds more than a project."""
-    if path in ("/", "/root", "/home", "/etc", "/usr", "/var", "/tmp") or os.path.dirname(path) == "/home":
-        raise NotPermitted(f"no snapshots are taken of {path}, which holds more than a project; work in a folder in it")
-    if path.endswith(" (deleted)") or not path.startswith("/"):
-        raise NotFound(f"the folder {path} does not exist any more; begin in another one")
-
-
-def _bounded(result: Any) -> Any:
-    text = json.dumps(result)
-    return result if len(text) <= MOST_RESULT_CHARS else text[:MOST_RESULT_CHARS]
+def _bounded(value: Any, most_chars: int = MOST_RESULT_CHARS) -> Any:
+    text = json.dumps(value)
+    return value if len(text) <= most_chars else text[:most_chars]
 
 
 def _paths(scan: FolderScan) -> list[str] | None:
     """The paths of a scan for a record; None if they are too many."""
     paths = [*scan.changed, *scan.deleted]
-    return None if len(paths) > MOST_PATHS else [_shown(os.fsencode(path)) for path in paths]
-
-
-def _shown(path: bytes) -> str:
-    """A path as records name it."""
-    return path.decode(errors="backslashreplace")
-
-
-def _recorded(record: dict[str, Any]) -> set[str] | None:
-    paths = record.get("files")
-    return None if paths is None else set(paths)
+    return None if len(paths) > MOST_PATHS else [name_of(os.fsencode(path)) for path in paths]

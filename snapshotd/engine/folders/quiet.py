@@ -18,6 +18,7 @@ import os
 import stat
 import threading
 from collections import OrderedDict
+from typing import Protocol
 
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan, open_file
 from snapshotd.kernel import fanotify, files
@@ -164,14 +165,20 @@ class FolderWatch:
             self._marked[path] = st.st_ino
 
 
+class Closable(Protocol):
+    """A thing with marks of the kernel."""
+
+    def close(self) -> None: ...
+
+
 class Watches:
     """The watches that were used last keep their marks. Thread-safe; a caller holds the lock of no watch."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._used: OrderedDict[FolderWatch, None] = OrderedDict()
+        self._used: OrderedDict[Closable, None] = OrderedDict()
 
-    def use(self, watch: FolderWatch) -> None:
+    def use(self, watch: Closable) -> None:
         """Note a use; close the watches that were not used for the longest time."""
         with self._lock:
             self._used[watch] = None
@@ -192,7 +199,7 @@ class Watches:
 def _open(root: int, path: str) -> int | None:
     parent, _, name = path.rpartition("/")
     try:
-        directory = files.open_deep(root, os.fsencode(parent))
+        directory = files.open_deep(root, os.fsencode(parent), one_device=True)
         try:
             st = os.stat(name or ".", dir_fd=directory, follow_symlinks=False)
             if stat.S_ISDIR(st.st_mode):

@@ -11,19 +11,21 @@ import hashlib
 import os
 import stat
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import pathspec
-
 from snapshotd.engine.folders import ignore
-from snapshotd.engine.folders.ignore import Rules
+from snapshotd.engine.folders.ignore import RuleFile, Rules
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
+from snapshotd.kernel.mounts import mount_id
 
 MOST_FILES = 200_000
 LARGEST_FILE_BYTES = 256 << 20
 """A larger file is left out: it is data, and a copy of it would hold the agent up."""
 DEEPEST = 100
+LONGEST_S = 20.0
+"""An agent waits for so long at its hook, and no longer."""
 _RACY_NS = 20_000_000
 """A file that changed so lately may change again without another time: the kernel's clock for files is that coarse."""
 _HASHED_BYTES = 1 << 20
@@ -41,9 +43,10 @@ def mark_of(st: os.stat_result) -> Mark:
 
 
 def open_file(directory: int, name: str) -> int:
-    """Open a regular file for reading. OSError, also for anything else (EINVAL)."""
+    """Open a regular file for reading. OSError, also for anything else (EINVAL), such as one that was mounted there: a
+    file of /proc would tell the daemon of itself, whatever the user's rights."""
     fd = os.open(name, _READ, dir_fd=directory)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    if not stat.S_ISREG(os.fstat(fd).st_mode) or mount_id(fd) != mount_id(directory):
         os.close(fd)
         raise OSError(errno.EINVAL, "it is no regular file", name)
     return fd
@@ -74,6 +77,16 @@ class FolderScan:
     changed: dict[str, Mark] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    revealed: set[str] = field(default_factory=set)
+    """Changed paths that the rules ignored so far: nothing is known of their past."""
+
+    moved: list[tuple[str, str]] = field(default_factory=list)
+    """Pairs of the old and the new path of a file that was renamed."""
+
+    def part(self, paths: set[str]) -> FolderScan:
+        """The difference at some paths."""
+        changed = {path: mark for path, mark in self.changed.items() if path in paths}
+        return FolderScan(changed, [path for path in self.deleted if path in paths], self.warnings, self.revealed)
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.deleted)
@@ -91,16 +104,32 @@ class FolderIndex:
         """Paths that the rules ignore: nothing is known of what is there."""
         self._blind: set[str] = set()
         """Paths that the last scan could not read, or left out for another reason."""
-        self._rules: dict[str, tuple[Mark, pathspec.GitIgnoreSpec]] = {}
+        self._revealed: set[str] = set()
+        """Paths that the rules ignored, and do no longer, until a snapshot has them."""
+        self._tracked: set[str] = set()
+        """Paths that the last snapshot has, before they are known: the rules do not count for them."""
+        self._rules: dict[str, tuple[Mark, RuleFile]] = {}
         """Path of a file with rules to its mark and its rules."""
 
     def knows_nothing(self) -> bool:
         """True until `compared`: a scan reports every file."""
         return self._fresh
 
+    def expect(self, paths: set[str]) -> None:
+        """Have the first scan look at these paths whatever the rules say: the last snapshot has them."""
+        self._tracked = paths
+
+    def reveal(self, paths: Iterable[str]) -> None:
+        """Take note that the rules may have ignored these paths before."""
+        self._revealed.update(paths)
+
     def compared(self) -> None:
         """It has been told of every file that is as the last snapshot has it."""
         self._fresh = False
+
+    def passed(self) -> set[str]:
+        """The paths that the last scan ignored; of a directory that alone."""
+        return self._passed
 
     def ignored(self, path: str) -> bool:
         """True if the last scan passed the path over, or a directory above it."""
@@ -128,15 +157,31 @@ class FolderIndex:
         self._blind = walk.blind
         missing = self.known.keys() - walk.seen
         gone = [path for path in missing if not self.ignored(path)]
-        for path in missing.difference(gone):
-            del self.known[path]
+        self._tracked -= walk.seen
         found.deleted = sorted(gone)
         found.changed = dict(sorted(found.changed.items()))
+        found.revealed = self._revealed & found.changed.keys()
+        found.moved = self._moved(found)
         return found
+
+    def _moved(self, found: FolderScan) -> list[tuple[str, str]]:
+        """Files that have another name now: the same number, size and time."""
+        was = {}
+        for path in (*found.deleted, *found.changed):
+            mark = self.known.get(path, ())
+            if len(mark) > 1:
+                was[mark[1], mark[2], mark[4]] = path
+        pairs = []
+        for path, mark in found.changed.items() if was else ():
+            old = was.get((mark[1], mark[2], mark[4]), path) if len(mark) > 1 else path
+            if old != path:
+                pairs.append((old, path))
+        return pairs
 
     def took(self, path: str, mark: Mark | None, digest: bytes | None = None) -> None:
         """The last snapshot has the file as the mark says. None: it has none. `digest`: see `settled`."""
         self._racy.pop(path, None)
+        self._revealed.discard(path)
         if mark is None:
             self.known.pop(path, None)
             return
@@ -165,6 +210,7 @@ class _Walk:
 
     def __init__(self, index: FolderIndex, found: FolderScan, device: int) -> None:
         self._index, self._found, self._device = index, found, device
+        self._ends = time.monotonic() + LONGEST_S
         self.seen: set[str] = set()
         self.blind: set[str] = set()
 
@@ -173,7 +219,7 @@ class _Walk:
         try:
             listed = self._list(fd, "")
             last, again = self._load(fd, "", ignore.RULES[1], listed)
-            self._directory(fd, "", Rules.top(last or ignore.NONE), again, 0, listed)
+            self._directory(fd, "", Rules.top(last or ignore.NONE), again, 0, listed, revealed=False)
         finally:
             os.close(fd)
 
@@ -190,9 +236,7 @@ class _Walk:
         if path not in self._index._blind:
             self._found.warnings.append(warning)
 
-    def _load(
-        self, fd: int, prefix: str, name: str, listed: list[os.DirEntry[str]]
-    ) -> tuple[pathspec.GitIgnoreSpec | None, bool]:
+    def _load(self, fd: int, prefix: str, name: str, listed: list[os.DirEntry[str]]) -> tuple[RuleFile | None, bool]:
         """The rules of a file in this directory, and True if they are not the ones of the last scan."""
         path, rules = prefix + name, self._index._rules
         if name not in [entry.name for entry in listed]:
@@ -205,35 +249,64 @@ class _Walk:
             mark = mark_of(os.fstat(file))
             if path in rules and rules[path][0] == mark and path not in self._index._racy:
                 return rules[path][1], False
-            text = os.pread(file, ignore.MOST_RULES_BYTES, 0).decode(errors="replace")
+            data = os.pread(file, ignore.MOST_FILE_BYTES + 1, 0)
         finally:
             os.close(file)
-        rules[path] = (mark, ignore.spec(text.splitlines()))
-        return rules[path][1], True
+        rules.pop(path, None)
+        taken = sum(min(mark[1], ignore.MOST_FILE_BYTES) for mark, _ in rules.values())
+        if len(rules) >= ignore.MOST_FILES or taken + len(data) > ignore.MOST_FOLDER_BYTES:
+            over = (
+                f"the folder has more than {ignore.MOST_FILES} such files, or {ignore.MOST_FOLDER_BYTES} bytes in them"
+            )
+            read = RuleFile((), f"{over}, and its rules do not count")
+        else:
+            read = ignore.read_rules(data)
+        if read.over:
+            self._found.warnings.append(f"{path} is not followed as a whole: {read.over}")
+        rules[path] = (mark, read)
+        return read, True
 
     def _directory(
-        self, fd: int, prefix: str, rules: Rules, again: bool, depth: int, listed: list[os.DirEntry[str]]
+        self,
+        fd: int,
+        prefix: str,
+        rules: Rules,
+        again: bool,
+        depth: int,
+        listed: list[os.DirEntry[str]],
+        *,
+        revealed: bool,
     ) -> None:
-        """`again`: the rules have changed, so every path is looked at anew."""
+        """`again`: the rules have changed, so every path is looked at anew that no snapshot has; as with git, one that is
+        tracked stays so. `revealed`: the directory was ignored so far."""
         own, changed = self._load(fd, prefix, ignore.RULES[0], listed)
         if own is not None:
             rules = rules.below(prefix, own)
         again |= changed
         index, known, passed, seen = self._index, self._index.known, self._index._passed, self.seen
-        racy, found = index._racy, self._found.changed
+        racy, found, tracked = index._racy, self._found.changed, index._tracked
         for entry in listed:
+            if time.monotonic() > self._ends:
+                raise LimitExceeded(
+                    f"the folder cannot be looked at within {LONGEST_S:g} s, up to {prefix or '.'}; name what needs no snapshot in a "
+                    ".snapshotdignore at its top"
+                )
             name = entry.name
             path = prefix + name
             is_dir = entry.is_dir(follow_symlinks=False)
-            if again or path not in known:
+            new = revealed
+            if path not in known and path not in tracked:
                 if not again and path in passed:
                     continue
-                passed.discard(path)
                 if name == ignore.NEVER or rules.ignores(path, is_dir):
                     passed.add(path)
                     continue
+                new |= path in passed
+                passed.discard(path)
+                if new:
+                    index._revealed.add(path)
             if is_dir:
-                self._enter(fd, name, path, rules, again, depth)
+                self._enter(fd, name, path, rules, again, depth, revealed=new)
                 continue
             try:
                 st = entry.stat(follow_symlinks=False)
@@ -258,7 +331,7 @@ class _Walk:
                 f"the folder has more than {MOST_FILES} files; name those that need no snapshot in a .snapshotdignore at its top"
             )
 
-    def _enter(self, fd: int, name: str, path: str, rules: Rules, again: bool, depth: int) -> None:
+    def _enter(self, fd: int, name: str, path: str, rules: Rules, again: bool, depth: int, *, revealed: bool) -> None:
         try:
             deeper = files.open_dir(fd, os.fsencode(name))
         except OSError as exc:
@@ -274,6 +347,7 @@ class _Walk:
             if self._index.known.get(path) != mark:
                 self._found.changed[path] = mark
             self.seen.add(path)
-            self._directory(deeper, path + "/", rules, again, depth + 1, self._list(deeper, path + "/"))
+            listed = self._list(deeper, path + "/")
+            self._directory(deeper, path + "/", rules, again, depth + 1, listed, revealed=revealed)
         finally:
             os.close(deeper)

@@ -5,7 +5,7 @@ Claude Code writes one JSON object a line. A line of a conversation has `uuid` a
 goes on: when a call has ended, its result is not there yet. So a result comes from the hook that tells of it, and the
 line that repeats it later is recognised by the id.
 
-The files are the user's. The caller acts as that user.
+The files are the user's, and another process opens them (`user_files.py`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotd.engine.folders.events import HookEvent
-from snapshotd.engine.folders.scan import open_file
-from snapshotd.errors import Conflict, UsageError
-from snapshotd.kernel import files
+from snapshotd.engine.folders.user_files import OwnFiles
+from snapshotd.errors import Conflict, LimitExceeded, UsageError
+from snapshotd.formats.foreign_json import parse
 from snapshotd.types import Message
 
-MOST_BYTES = 64 << 20
-"""The most that is read of a transcript at once."""
+MOST_BYTES, MOST_AT_ONCE_BYTES = 64 << 20, 8 << 20
+"""The most that is read of a transcript, for a session with its history, and at one hook."""
 RESUME = {
     "claude": "claude --resume {session}",
     "codex": "codex resume {session}",
@@ -43,10 +43,10 @@ class TranscriptReader:
     """The `uuid` of the last line that was read."""
     told: set[tuple[str, str]] = field(default_factory=set)
 
-    def read(self, event: HookEvent) -> list[Message]:
+    def read(self, event: HookEvent, own: OwnFiles) -> list[Message]:
         """The messages since the last time, with the call and the result that the event tells of."""
         messages = []
-        for line in self._lines(event.transcript):
+        for line in self._lines(event.transcript, own):
             self.last = line["uuid"]
             message = self._new(line["message"]) if isinstance(line.get("message"), dict) else None
             if message is not None and not line.get("isSidechain"):
@@ -55,11 +55,13 @@ class TranscriptReader:
             messages += self._told_by(event, event.call_id)
         return messages
 
-    def _lines(self, path: str | None) -> Iterator[dict[str, Any]]:
+    def _lines(self, path: str | None, own: OwnFiles) -> Iterator[dict[str, Any]]:
         if path is None or not path.startswith("/"):
             return
-        data = read_text(path, self.offset)
+        data = read_text(own, path, self.offset, MOST_AT_ONCE_BYTES)
         end = data.rfind(b"\n") + 1
+        if not end and len(data) == MOST_AT_ONCE_BYTES:
+            end = len(data)  # no conversation has a line so long
         self.offset += end
         yield from conversation_lines(data[:end])
 
@@ -94,27 +96,19 @@ class TranscriptReader:
             yield Message("user", [{**result, "is_error": True} if event.error is not None else result])
 
 
-def read_text(path: str, offset: int = 0) -> bytes:
-    """A user's file from an offset, or b"" where there is none. No link is followed at its end."""
-    directory, name = os.path.split(path)
+def read_text(own: OwnFiles, path: str, offset: int = 0, most: int = MOST_BYTES) -> bytes:
+    """A user's file from an offset, or b"" where there is none, or none that can be read in time."""
     try:
-        parent = os.open(directory, files.DIR_FLAGS & ~os.O_NOFOLLOW)
-        try:
-            fd = open_file(parent, name)
-        finally:
-            os.close(parent)
+        return own.read(path, offset, most)
     except OSError:
         return b""
-    with open(fd, "rb") as file:
-        file.seek(offset)
-        return file.read(MOST_BYTES)
 
 
 def conversation_lines(data: bytes) -> Iterator[dict[str, Any]]:
     """The lines of a transcript that belong to its conversation."""
     for text in data.splitlines():
-        with contextlib.suppress(ValueError, RecursionError):
-            line = json.loads(text)
+        with contextlib.suppress(ValueError, LimitExceeded):
+            line = parse(text)
             if isinstance(line, dict) and isinstance(line.get("uuid"), str):
                 yield line
 
@@ -149,14 +143,14 @@ class CutSession:
     last: str
 
 
-def cut(transcript: str, last: str | None, call_id: str | None) -> CutSession | None:
+def cut(own: OwnFiles, transcript: str, last: str | None, call_id: str | None) -> CutSession | None:
     """Write a new session beside a transcript, with its history up to a snapshot. None: that history is empty. The old
     session stays as it is.
 
     `last`: the `uuid` of the last line that the snapshot knew; `call_id`: the call whose result it ends with (None: it
     ends before the next words of a person). UsageError, Conflict: that place is not in the transcript (any more).
     """
-    lines = [line for line in conversation_lines(read_text(transcript)) if not line.get("isSidechain")]
+    lines = [line for line in conversation_lines(read_text(own, transcript)) if not line.get("isSidechain")]
     if not lines:
         raise UsageError(f"the transcript {transcript} is empty or cannot be read; rewind the files alone")
     kept = _linked(_answered(lines[: _end(lines, transcript, last, call_id)]))
@@ -165,7 +159,7 @@ def cut(transcript: str, last: str | None, call_id: str | None) -> CutSession | 
     session = str(uuid.uuid4())
     text = b"".join(json.dumps({**line, "sessionId": session}).encode() + b"\n" for line in kept)
     path = os.path.join(os.path.dirname(transcript), f"{session}.jsonl")
-    _create(path, text)
+    own.create(path, text)
     return CutSession(session, path, len(text), kept[-1]["uuid"])
 
 
@@ -210,15 +204,3 @@ def _linked(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         known.add(line["uuid"])
         kept.append(line)
     return kept
-
-
-def _create(path: str, data: bytes) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        files.write_all(fd, data)
-        os.fsync(fd)
-    except BaseException:
-        os.unlink(path)
-        raise
-    finally:
-        os.close(fd)

@@ -51,7 +51,7 @@ def diagnose(state_dir: Path) -> list[Check]:
     place = _existing(state_dir)
     machine = [_privileges(), *_host(place)]
     storage = [_reflink(place), _disk_limits(place), _free_space(place)]
-    return [*machine, *_programs(), _docker(), _fuse(), *storage, _python(), _policy(state_dir)]
+    return [*machine, *_programs(), _docker(), _fuse(), *storage, _python(), _policy(state_dir), _whose_change()]
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:
@@ -230,6 +230,21 @@ def _disk_limits(place: Path) -> Check:
         return Check("disk limits", True, "kept by the file system of the layers")
     fix = "boot a kernel with CONFIG_XFS_QUOTA, or mount the state directory's XFS with prjquota"
     return Check("disk limits", None, f"{reason}: the daemon looks once a second and ends what takes too much", fix)
+
+
+def _whose_change() -> Check:
+    """For agents in a user's own folder (`snapshotd hooks`), asked of the working directory."""
+    folder = Path.cwd()
+    reason = abilities.writers_told(folder)
+    if reason is None:
+        return Check("folders", True, f"the kernel tells which process changes a file in {folder}")
+    return Check(
+        "folders",
+        None,
+        f"which process changes a file in {folder} is not known ({reason}): what others write there while an agent's call "
+        "runs counts as the call's",
+        "as root, in a folder on ext4, XFS, Btrfs or tmpfs; elsewhere write nothing there during a call",
+    )
 
 
 def _free_space(place: Path) -> Check:

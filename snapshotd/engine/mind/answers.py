@@ -2,17 +2,50 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.replay import Recorded
 from snapshotd.engine.protocol.agent_handler import Answer
-from snapshotd.errors import LimitExceeded
+from snapshotd.errors import DataLoss, LimitExceeded, NotFound
 from snapshotd.secrets.redactor import Funnel
+from snapshotd.types import JournalEntry
 
 MAX_REPLAYED_BYTES = 64 << 20
 """Size limit of a recorded result that is handed out again: the daemon holds it in memory."""
+
+
+MAX_SHOWN_BYTES = 1 << 20
+"""Size limit of a result that a list of entries shows."""
+
+
+def with_result(context: Context, entry: JournalEntry) -> JournalEntry:
+    """The entry with the result that its call's snapshot has; it stays None where `result_of` does not know it."""
+    result, _ = result_of(context, entry, MAX_SHOWN_BYTES)
+    return replace(entry, result=result)
+
+
+def result_of(context: Context, entry: JournalEntry, limit_bytes: int) -> tuple[Any, bool]:
+    """A call's result, and True if it is known. It is unknown if it is longer than `limit_bytes`, no JSON, damaged or
+    gone. Markers of secrets stay."""
+    if entry.snapshot is None or entry.result is not None:
+        return entry.result, True
+    text = bytearray()
+    try:
+        snapshot = context.catalog.get_snapshot(entry.snapshot)
+        pieces = context.recorded(snapshot, "output") if snapshot.call.id == entry.id else None
+        if pieces is None:
+            return None, True
+        for piece in pieces:
+            text += piece
+            if len(text) > limit_bytes:
+                return None, False
+        return json.loads(bytes(text)), True
+    except (NotFound, DataLoss, ValueError):
+        return None, False
 
 
 def as_recorded(context: Context, funnel: Funnel, recorded: Recorded) -> Answer:

@@ -13,8 +13,8 @@ from snapshotd.engine.base import Provider
 from snapshotd.engine.context import Context
 from snapshotd.engine.identity import SandboxIdentity
 from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.model_calls import ModelCalls
 from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.wire.model_calls import ModelCalls
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.secrecy import PROVIDER

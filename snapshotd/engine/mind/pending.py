@@ -102,6 +102,10 @@ class Pending:
     def opened(self, call_id: str) -> Open | None:
         return self._open.get(call_id)
 
+    def open_tools(self) -> list[str]:
+        """Names of the open tool calls."""
+        return [opened.entry.name for opened in self._open.values() if opened.entry.kind is EntryKind.TOOL]
+
     def take(self, call_id: str) -> Open:
         """An open call that ends now. NotFound."""
         with self._sandbox.lock:

@@ -75,7 +75,7 @@ class Recorder:
         self.pending = Pending(sandbox)
         self._keys = keys
         self.replay = (
-            Live(sandbox)
+            Live(sandbox, context.catalog)
             if resumption is None
             else Retracing(context, sandbox, listener, places, self.funnel, self.state, resumption)
         )
@@ -188,7 +188,7 @@ class Recorder:
                 return cut_off
         return call_id
 
-    def end_step(self, opened: Open, call: ToolCall) -> Snapshot:
+    def end_step(self, opened: Open, call: ToolCall, details: dict[str, Any] | None = None) -> Snapshot:
         """The outcome of a tool call, with its snapshot."""
         self.replay.check()
         ended = Ended(
@@ -196,7 +196,11 @@ class Recorder:
             call.status,
             time.time_ns(),
             error=call.error,
-            details={**({SAID: opened.said} if opened.said else {}), **({BEYOND: True} if opened.beyond else {})},
+            details={
+                **({SAID: opened.said} if opened.said else {}),
+                **({BEYOND: True} if opened.beyond else {}),
+                **(details or {}),
+            },
         )
         try:
             return commit_step(self._catalog, self.sandbox, call, self._listener, ended=ended)
@@ -468,7 +472,7 @@ class Recorder:
             recorded: Iterable[Message] = ()
             known = self.replay.known()
             if offset < known:
-                recorded = itertools.islice(self._catalog.conversation(self.sandbox.head, offset), known - offset)
+                recorded = self.replay.told(offset)
             pending = tuple(self.sandbox.mind.messages)[max(0, offset - known) :]
             found = list(itertools.islice(itertools.chain(recorded, pending), limit))
         return [Message(message.role, self.funnel.reveal(message.content)) for message in found]

@@ -1,7 +1,7 @@
 """The recorded entries of a journal, matched with the requests of a program that was started again from the top.
 
 Pure: nothing here reads or writes anything. Entries are matched by kind, name and arguments in the order in which they
-began, within each lane: conversations on the wire (lanes.py) come in any order. Where calls ran side by side the order
+began, within each lane: conversations on the wire (wire/lanes.py) come in any order. Where calls ran side by side the order
 in which they come again is left open, within each run of calls that overlapped: threads that take their work from one
 queue take it otherwise when a recorded call takes no time. Cut-off entries (no outcome, or UNKNOWN) are passed over:
 the program runs those again.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,7 @@ never received."""
 REPLY_DENIED = "reply_denied"
 """Detail of such a model's entry while it is replayed: why the agent did not get the reply. It is not recorded."""
 LANE = "lane"
-"""Detail of an entry on the wire: the number of its conversation (lanes.py)."""
+"""Detail of an entry on the wire: the number of its conversation (wire/lanes.py)."""
 CALLER = "caller"
 """Detail of a model's entry: the provider's id of the call that led to its conversation."""
 SIDE = "side"
@@ -38,6 +38,11 @@ CALL = "call"
 PARAMS = "params"
 """Detail of a model's entry on the wire: the parameters of its request, where they are others than those before in its
 conversation."""
+SILENT = "silent"
+"""Detail of a tool's entry on the wire whose outcome is unknown, because the agent went on without telling the model a
+result."""
+TURN = "turn"
+"""Name of the entry, and of the snapshot, that ends a turn of a model whose actions are in its words."""
 CAPTURE = "capture"
 """Detail of a model's entry on the wire: the fields by which the gateway has asked for tokens, and those that the provider has refused."""
 TOKENS = "tokens"
@@ -45,6 +50,8 @@ TOKENS = "tokens"
 KEPT = "kept"
 """Detail of an entry of a task that stayed completed when another was retried: the id under which it was recorded
 first."""
+EDITED = "edited"
+"""Detail of an entry whose result a person has changed: the id under which it was recorded."""
 SAID = "said"
 """Detail of an entry: messages that were appended from within it."""
 PROMOTED = "promoted"
@@ -87,7 +94,9 @@ class Replay:
 
     def __init__(self, entries: Iterable[JournalEntry]) -> None:
         left = (
-            entry for entry in _with_denials(list(entries)) if entry.status in _OUTCOMES and not _passed_over(entry)
+            entry
+            for entry in _with_denials(list(entries))
+            if (entry.status in _OUTCOMES or SILENT in entry.details) and not _passed_over(entry)
         )
         self._left = _without_repeated(left)
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
@@ -116,6 +125,10 @@ class Replay:
     def next(self) -> JournalEntry | None:
         """The recorded entry that comes next."""
         return self._left[0] if self._left else None
+
+    def has_met(self, entries: Set[CallID]) -> bool:
+        """True if none of these entries is left that the program has to meet."""
+        return not any(entry.id in entries and not entry.details.get(SIDE) for entry in self._left)
 
     def match(self, kind: EntryKind, name: str, arguments: Any) -> JournalEntry | None:
         """Take the entry that this is; None when all have been met. Raises Mismatch."""
@@ -153,6 +166,10 @@ class Replay:
     def has_left(self, lane: int | None) -> bool:
         """True if entries of a lane are left."""
         return any(not self._apart or entry.details.get(LANE) == lane for entry in self._left)
+
+    def comes_next(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> bool:
+        """True if such an entry is among those that may come next in a lane."""
+        return self._find(kind, name, arguments, lane) is not None
 
     def needs(self, lane: int, call_ids: Iterable[str]) -> bool:
         """True if entries are left that follow from these calls of a lane: their ends, or what they led to."""

@@ -1,17 +1,20 @@
 """The conversation that a replayed program tells again: its messages are compared with the recorded ones, and not
 recorded twice.
 
-Where a person has edited the conversation (editing.py), the program still sends its first messages: those messages are
-passed over, and the edited ones stand.
+Where a person has edited the conversation (editing.py), the program still meets what was recorded before: up to the
+edited snapshot it tells, and is told, the conversation of that snapshot. With the last call before the edit it comes to
+the edited conversation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
+from itertools import islice
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.mind.replay import canonical
-from snapshotd.types import Message, Snapshot
+from snapshotd.types import CallID, Message, Snapshot
 
 _EDIT = "edit"
 
@@ -25,72 +28,77 @@ class OtherWords(Exception):  # noqa: N818 - what happened, for the recorder to 
         self.recorded = recorded
 
 
-@dataclass(slots=True)
-class _Edited:
-    """Messages `start` to `end` of the conversation stand where the program says `said` others."""
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Snapshot `edited`, which a person has made of `source`. `entries`: the calls up to it."""
 
-    start: int
-    end: int
-    said: int
+    source: Snapshot
+    edited: Snapshot
+    entries: Set[CallID]
 
 
 class Retelling:
-    """Not thread-safe: the recorder holds its lock. `position`: how many messages of the conversation the program knows
-    of."""
+    """Not thread-safe: the recorder holds its lock. `edits`: those on the way to `head`, in order; `met`: tells if the
+    program has met all of these calls."""
 
-    def __init__(self, catalog: Catalog, began: Snapshot, head: Snapshot) -> None:
-        self._catalog, self._head = catalog, head
-        self._edited = _edits(catalog, began, head)
-        self.position = began.messages
-        self._pass_over(0)
+    def __init__(
+        self, catalog: Catalog, began: Snapshot, head: Snapshot, edits: list[Edit], met: Callable[[Set[CallID]], bool]
+    ) -> None:
+        self._catalog, self._head, self._met = catalog, head, met
+        self._edits = [edit for edit in edits if _says_otherwise(catalog, edit)]
+        self._position = began.messages
+
+    @property
+    def position(self) -> int:
+        """Number of messages that the program knows of."""
+        while self._edits and self._position >= self._edits[0].source.messages and self._met(self._edits[0].entries):
+            self._position = self._edits.pop(0).edited.messages
+        return self._position
+
+    def known(self, start: int) -> Iterator[Message]:
+        """The messages that the program knows of, from number `start`."""
+        count = max(0, self.position - start)
+        return islice(self._catalog.conversation(self._told.id, start), count) if count else iter(())
 
     def meet(self, message: Message) -> None:
         """Take the recorded message that this is. OtherWords."""
-        if self._edited and self.position == self._edited[0].start and self._edited[0].said:
-            self._pass_over(1)
-            return
+        position = self.position
         known = None
-        if self.position < self._head.messages:
-            known = next(self._catalog.conversation(self._head.id, self.position), None)
+        if position < self._told.messages:
+            known = next(self._catalog.conversation(self._told.id, position), None)
         if known is None or (known.role, canonical(known.content)) != (message.role, canonical(message.content)):
             raise OtherWords(known)
-        self.position += 1
-        self._pass_over(0)
+        self._position += 1
 
     def skip(self, count: int) -> None:
         """The program knows `count` more messages without sending them again."""
-        for _ in range(count):
-            if self._edited and self.position == self._edited[0].start and self._edited[0].said:
-                self._pass_over(1)
-            else:
-                self.position += 1
-                self._pass_over(0)
+        self._position = self.position + count
 
-    def reach(self, position: int) -> None:
-        """The program knows of everything up to there."""
-        self.position = max(self.position, position)
-        while self._edited and self._edited[0].end <= self.position:
-            del self._edited[0]
+    def reach(self, call: CallID, messages: int) -> None:
+        """The program knows of everything up to this call, whose snapshot has so many messages."""
+        while self._edits and call not in self._edits[0].entries:
+            self._position = self._edits.pop(0).edited.messages
+        self._position = max(self._position, messages)
 
-    def _pass_over(self, said: int) -> None:
-        while self._edited and self.position == self._edited[0].start:
-            self._edited[0].said -= said
-            said = 0
-            if self._edited[0].said > 0:
-                return
-            self.position = self._edited.pop(0).end
+    @property
+    def _told(self) -> Snapshot:
+        """The end of the conversation that the program tells."""
+        return self._edits[0].source if self._edits else self._head
 
 
-def _edits(catalog: Catalog, began: Snapshot, head: Snapshot) -> list[_Edited]:
+def edits(catalog: Catalog, began: Snapshot, head: Snapshot) -> list[Edit]:
     """The edits on the way from the beginning to the head, in order."""
-    found: list[_Edited] = []
+    found: list[Edit] = []
     trajectory = catalog.get_trajectory(head.trajectory)
     while trajectory.forked_from is not None and trajectory.id != began.trajectory:
         first = next(iter(catalog.snapshots(trajectory.id)), None)
         if first is not None and first.call.name == _EDIT and first.parent is not None:
-            start = first.messages - len(catalog.own_messages(first.id))
-            said = catalog.get_snapshot(first.parent).messages - start
-            if first.messages - start or said:
-                found.insert(0, _Edited(start, first.messages, said))
+            entries = frozenset(entry.id for entry in catalog.journal(first.id, since=began.id))
+            found.insert(0, Edit(catalog.get_snapshot(first.parent), first, entries))
         trajectory = catalog.get_trajectory(catalog.get_snapshot(trajectory.forked_from).trajectory)
     return found
+
+
+def _says_otherwise(catalog: Catalog, edit: Edit) -> bool:
+    """True if the edit has changed the conversation, or the place in it from which its own messages count."""
+    return edit.source.messages != edit.edited.messages or bool(catalog.own_messages(edit.edited.id))

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.agent_state import AgentState
-from snapshotd.engine.mind.replay import SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
-from snapshotd.engine.mind.retelling import OtherWords, Retelling
+from snapshotd.engine.mind.replay import EDITED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
+from snapshotd.engine.mind.retelling import OtherWords, Retelling, edits
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
@@ -41,8 +42,8 @@ class Live:
     diverged: Diverged | None = None
     """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
-    def __init__(self, sandbox: Sandbox) -> None:
-        self.sandbox = sandbox
+    def __init__(self, sandbox: Sandbox, catalog: Catalog) -> None:
+        self.sandbox, self._catalog = sandbox, catalog
         self.lock = threading.RLock()
         """Guards the replay; taken before the sandbox's lock."""
 
@@ -82,6 +83,10 @@ class Live:
 
     def has_left(self, lane: int | None) -> bool:
         """True if recorded entries of a lane are still to be met."""
+        return False
+
+    def comes_next(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> bool:
+        """True if such an entry may be met next in a lane."""
         return False
 
     def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
@@ -124,8 +129,12 @@ class Live:
         return messages
 
     def known(self) -> int:
-        """Number of messages of the conversation that the program knows."""
+        """Number of recorded messages that the program knows."""
         return self.sandbox.writer.messages
+
+    def told(self, start: int) -> Iterator[Message]:
+        """The recorded messages that the program knows, from number `start`."""
+        return self._catalog.conversation(self.sandbox.head, start)
 
     def to_be_told(self, limit: int) -> list[Message]:
         """The first messages that a program which is replayed has to send, as it knows them."""
@@ -170,14 +179,18 @@ class Retracing(Live):
         state: AgentState,
         resumption: Resumption,
     ) -> None:
-        super().__init__(sandbox)
+        super().__init__(sandbox, context.catalog)
         self._context, self._listener, self._places = context, listener, places
         self._funnel, self._state, self._resumption = funnel, state, resumption
         self.replaying = True
         self._moved = threading.Condition(self.lock)
         """Told when the replay has come further, or ends."""
         self._replay, self._kept = Replay(resumption.entries), Kept(resumption.entries)
-        self._way = _Way(resumption, Retelling(context.catalog, resumption.began, resumption.head))
+        changes = edits(context.catalog, resumption.began, resumption.head)
+        self._edited = {edit.source.id: edit.edited for edit in changes}
+        """The edits on the way, by the snapshots that they were made of."""
+        retelling = Retelling(context.catalog, resumption.began, resumption.head, changes, self._replay.has_met)
+        self._way = _Way(resumption, retelling)
         self._before_live: Callable[[], None] = lambda: None
         self._after_live: Callable[[], None] = lambda: None
 
@@ -242,6 +255,11 @@ class Retracing(Live):
         with self.lock:
             return self.replaying and self._replay.has_left(lane)
 
+    def comes_next(self, kind: EntryKind, name: str, arguments: Any, lane: int | None) -> bool:
+        name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
+        with self.lock:
+            return self.replaying and self._replay.comes_next(kind, name, arguments, lane)
+
     def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
         with self.lock:
             while self.replaying and not self._replay.exhausted and not self._replay.needs(lane, call_ids):
@@ -266,20 +284,22 @@ class Retracing(Live):
                 return None if kept is None else self._met_kept(kept)
             recorded = self._met(task)
             if recorded.snapshot is not None:
-                self._way.retelling.reach(recorded.snapshot.messages)
+                self._way.retelling.reach(task.id, recorded.snapshot.messages)
             return recorded
 
     def _met(self, entry: JournalEntry) -> Recorded:
-        own = None
+        own = reached = None
         if entry.snapshot is not None:
-            snapshot = self._context.catalog.get_snapshot(entry.snapshot)
+            snapshot = self._catalog.get_snapshot(entry.snapshot)
             own = snapshot if snapshot.call.id == entry.id else None
-        if own is not None:
+            reached = snapshot if EDITED in entry.details else own
+        if reached is not None:
             if self._way.leads_to(entry):  # calls that ran side by side come in any order: the files never go back
-                self._places.go_to(self.sandbox, own)
+                reached = self._edited.get(reached.id, reached)
+                self._places.go_to(self.sandbox, reached)
                 with self.sandbox.lock:
-                    self.sandbox.mind.put(self._context.catalog.state(own.id), changed=False)
-                self._way.reach(entry, own)
+                    self.sandbox.mind.put(self._catalog.state(reached.id), changed=False)
+                self._way.reach(entry, reached)
             self.said(entry.details.get(SAID, 0))
         else:
             self._way.models.append(entry)
@@ -291,7 +311,7 @@ class Retracing(Live):
         """The answer for a task that stayed completed when another task was retried: its files and values are in the
         sandbox already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
-            task = tasks.find(self._context.catalog.state(entry.snapshot), entry.name)
+            task = tasks.find(self._catalog.state(entry.snapshot), entry.name)
             self._state.change(lambda state: tasks.keep(state, [task]))
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(revealed(self._funnel, entry), None)
@@ -306,9 +326,9 @@ class Retracing(Live):
         """Apply to the state the changes that people made after everything that the program has met."""
         changes, reached = [], self._way.reached
         while head.id != reached.id and head.continues is not None:
-            before = self._context.catalog.get_snapshot(head.continues)
+            before = self._catalog.get_snapshot(head.continues)
             if head.call.name in _CHANGED_BY_PEOPLE:
-                changes.append((self._context.catalog.state(before.id), self._context.catalog.state(head.id)))
+                changes.append((self._catalog.state(before.id), self._context.catalog.state(head.id)))
             head = before
         with self.sandbox.lock:
             mind = self.sandbox.mind
@@ -319,7 +339,7 @@ class Retracing(Live):
         self._before_live()
         with self.sandbox.lock:
             state = self.sandbox.mind.state
-            self.sandbox.mind.put(state, changed=state != self._context.catalog.state(self.sandbox.head))
+            self.sandbox.mind.put(state, changed=state != self._catalog.state(self.sandbox.head))
         self._tell({"event": "live", "snapshot": self.sandbox.head, "replayed": self._replay.matched})
         self.replaying = False
         self._moved.notify_all()
@@ -344,9 +364,11 @@ class Retracing(Live):
 
     def _branch(self, expected: str, actual: str) -> None:
         if self._way.reached.id != self.sandbox.head:
-            said = self._way.retelling.position
-            kept = min(said, self._way.reached.messages)
-            met = itertools.islice(self._context.catalog.conversation(self._resumption.head.id, kept), said - kept)
+            before = self._catalog.conversation(self._way.reached.id)
+            kept = sum(
+                1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, self.told(0), strict=False))
+            )
+            met = self.told(kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
             with self.sandbox.lock:
                 self.sandbox.mind.messages[:0] = met
@@ -417,11 +439,14 @@ class Retracing(Live):
     def known(self) -> int:
         return self._way.retelling.position if self.replaying else super().known()
 
+    def told(self, start: int) -> Iterator[Message]:
+        return self._way.retelling.known(start) if self.replaying else super().told(start)
+
     def to_be_told(self, limit: int) -> list[Message]:
         began, head = self._resumption.began, self._resumption.head
         return [
             Message(message.role, self._funnel.reveal(message.content))
-            for message in itertools.islice(self._context.catalog.conversation(head.id, began.messages), limit)
+            for message in itertools.islice(self._catalog.conversation(head.id, began.messages), limit)
         ]
 
     def at(self) -> SnapshotID:

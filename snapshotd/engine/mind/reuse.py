@@ -12,7 +12,7 @@ may be another one.
 
 A model's requests are answered, if that is wanted, one conversation at a time: by the next reply of an earlier run in which the
 requests and replies of the conversation were the same so far. The results of tools are not compared there, as in a
-replay (wire_records.py).
+replay (wire/records.py).
 
 Where a run stands follows from its own journal, so a program that is resumed goes on being answered.
 """
@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.replay import DENIED, KEPT, LANE, PROMOTED, SAID, canonical, compared
+from snapshotd.engine.mind.replay import DENIED, EDITED, KEPT, LANE, PROMOTED, SAID, canonical, compared
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import DataLoss, NotFound
@@ -248,7 +248,7 @@ def _is_source(entry: JournalEntry) -> bool:
         entry.status is CallStatus.DONE
         and entry.side_effect is SideEffect.LOCAL
         and details.get(REUSE) is not False
-        and not any(mark in details for mark in (DENIED, KEPT, PROMOTED, LANE, BEYOND, SAID, "decided", "edited"))
+        and not any(mark in details for mark in (DENIED, KEPT, PROMOTED, LANE, BEYOND, SAID, "decided", EDITED))
     )
 
 

@@ -21,7 +21,7 @@ from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.mind.pending import MAX_PENDING_BYTES
-from snapshotd.engine.mind.replay import LANE
+from snapshotd.engine.mind.replay import EDITED, LANE
 from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs.half_made import Announce, HalfMade
 from snapshotd.engine.runs.sessions import Sessions
@@ -173,7 +173,7 @@ class Editing:
         changed = []
         for entry in own:
             if entry.id == source.call.id:
-                details = {**entry.details, "edited": entry.id}
+                details = {**entry.details, EDITED: entry.id}
                 entry = replace(
                     entry, status=CallStatus.DONE, error=None, result=conceal(request.result[0]), details=details
                 )

@@ -17,6 +17,7 @@ from typing import Any
 
 from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind.answers import result_of, with_result
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.replay import DENIED, KEPT, PROMOTED
 from snapshotd.engine.runs.sessions import Sessions
@@ -45,6 +46,10 @@ COMPENSATE = "compensate"
 MAX_CALL_BYTES = 96 << 10
 """Size limit of `SNAPSHOTD_CALL`; the kernel takes 128 KiB for one variable."""
 MAX_ARGV_ITEMS, MAX_ARGV_BYTES = 256, 64 << 10
+OF_FUNCTION = ("-m", "snapshotd.agent.compensate")
+"""Arguments of Python in a compensation that is a function of the agent's."""
+NOT_BEGUN = 75
+"""Exit code of such a compensation whose function was not called (`snapshotd.agent.compensate`)."""
 
 
 class Effects:
@@ -83,7 +88,11 @@ class Effects:
         line."""
         known = {_origin(entry) for entry in held}
         found = {_origin(e): e for e in entries if e.side_effect is SideEffect.IRREVERSIBLE and _happened(e)}
-        left = [replace(entry, id=origin) for origin, entry in found.items() if origin not in known]
+        left = [
+            replace(with_result(self._context, entry), id=origin)
+            for origin, entry in found.items()
+            if origin not in known
+        ]
         left.sort(key=lambda entry: entry.began_at_ns, reverse=True)
         return [Effect(trajectory, entry, compensation_of(entry), self._became(entry.id)) for entry in left]
 
@@ -109,6 +118,20 @@ class Effects:
                     f"the compensation of {name} has run already ({effect.compensated}), and it runs at most once"
                 )
         return self.run(trajectory, wanted)
+
+    def run_all(self, trajectory: Trajectory, effects: Sequence[Effect], go_on: str) -> None:
+        """`run`, before the calls are left behind. Conflict: a compensation among them did not end well before, so it
+        would be passed over; `go_on` says how to leave its call behind."""
+        failed = [effect for effect in effects if effect.compensated not in (None, CallStatus.DONE)]
+        if failed:
+            names = ", ".join(
+                f"{effect.entry.name} ({short(effect.entry.id)}, {effect.compensated})" for effect in failed
+            )
+            raise Conflict(
+                f"the compensation of {names} has run before, did not end well, and does not run again: make up for it by hand, "
+                f"then {go_on}"
+            )
+        self.run(trajectory, effects)
 
     def run(self, trajectory: Trajectory, effects: Sequence[Effect]) -> list[Effect]:
         """Run the registered compensations that have not run yet, in the given order; returns the new `effects`.
@@ -158,10 +181,20 @@ class Effects:
             compensations.end(entry.id, CallStatus.FAILED, at_ns=time.time_ns(), exit_code=None, error=exc.message)
             raise
         hit("engine.compensate.ran")
-        compensations.end(
-            entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error
-        )
+        not_begun = done.exit_code == NOT_BEGUN and argv[1:3] == OF_FUNCTION
+        if not_begun:
+            compensations.forget(entry.id)
+        else:
+            compensations.end(
+                entry.id, done.call.status, at_ns=time.time_ns(), exit_code=done.exit_code, error=done.call.error
+            )
         snapshot = self._step(sandbox, replace(done.call, name=COMPENSATE, arguments=arguments))
+        if not_begun:
+            raise SandboxFailed(
+                f"the compensation of {entry.name} ({short(entry.id)}) did not begin: its file cannot be imported without "
+                f"starting the program, or lacks the function (`snapshotd show --output stderr {short(snapshot.id)}`); mend "
+                "the file and compensate again"
+            )
         if done.exit_code != 0:
             how = (
                 "was cut off"
@@ -186,7 +219,7 @@ class Effects:
             "status": entry.status,
             "arguments": reveal(entry.arguments),
         }
-        result, known = self.result(entry, MAX_CALL_BYTES)
+        result, known = result_of(self._context, entry, MAX_CALL_BYTES)
         whole = json.dumps({**call, "result": reveal(result), "result_omitted": not known})
         for text in (whole, json.dumps({**call, "result": None, "result_omitted": True})):
             if len(text) <= MAX_CALL_BYTES:
@@ -194,26 +227,6 @@ class Effects:
         return json.dumps(
             {**call, "arguments": None, "arguments_omitted": True, "result": None, "result_omitted": True}
         )
-
-    def result(self, entry: JournalEntry, limit_bytes: int) -> tuple[Any, bool]:
-        """A call's result, and True if it is known. It is unknown if it is longer than `limit_bytes`, no JSON, or
-        damaged."""
-        if entry.snapshot is None:
-            return entry.result, True
-        call = self._catalog.get_snapshot(entry.snapshot).call
-        if call.id == entry.id and call.lost("output") is not None:
-            return None, False
-        if call.id != entry.id or call.output is None:
-            return entry.result, True
-        text = bytearray()
-        for piece in self._context.output(call.output):
-            text += piece
-            if len(text) > limit_bytes:
-                return None, False
-        try:
-            return json.loads(bytes(text)), True
-        except ValueError:
-            return None, False
 
 
 def compensation_of(entry: JournalEntry) -> tuple[str, ...] | None:

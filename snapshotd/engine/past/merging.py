@@ -16,13 +16,13 @@ from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storing import look
-from snapshotd.errors import Conflict, NotFound
+from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.kernel import files
 from snapshotd.layers.amend import amend
 from snapshotd.trees import apply
 from snapshotd.trees.base import Change, ChangeKind, Entry
 from snapshotd.trees.view import View
-from snapshotd.types import Snapshot, Trajectory, short
+from snapshotd.types import Kind, Snapshot, Trajectory, short
 
 
 class Merging:
@@ -36,8 +36,7 @@ class Merging:
         """See `Engine.merge`. `source` is pinned."""
         for edit in request.edits:
             check_file(edit)
-        sandbox = self._sessions.running(into)
-        with self._rewinding.quiet(sandbox, "merge into"):
+        with self._sessions.started_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):
             self._rewinding.settle(sandbox, mind=False)
             if sandbox.head != request.head:
                 raise Conflict(
@@ -57,16 +56,34 @@ class Merging:
                 )
 
     def _write(self, root: int, head: Snapshot, source: Snapshot, request: MergeRequest) -> None:
-        """Deletions first, so that a name is free for what takes its place; permissions last."""
         with look.open_view(self._context, head) as present, look.open_view(self._context, source) as view:
-            for path in sorted(request.delete, key=_walk_order, reverse=True):
-                _delete(root, path)
-            changes = [_change(present, view, path) for path in sorted(request.take, key=_walk_order)]
-            apply.apply(root, changes, view)
+            write(root, present, view, request)
+
+
+def write(root: int, present: View, view: View, request: MergeRequest) -> None:
+    """Change the paths of the request in `root`, which has the files of `present`, and no others: a name that the head
+    has linked to one of them is a file of its own then. UsageError, NotFound: a path does not fit the head or `view`."""
+    for path in sorted(request.delete, key=_walk_order, reverse=True):
+        _delete(root, path)  # first, so that a name is free for what takes its place
+    own_mode = {path for path, _ in request.modes}
+    together, apart = list[Change](), list[Change]()
+    for path in sorted(request.take, key=_walk_order):
+        change = _change(present, view, path)
+        is_file = change.after is not None and change.after.kind is not Kind.DIRECTORY
+        (apart if is_file and path in own_mode else together).append(change)
+    try:
+        apply.apply(root, together, view)
+        for change in apart:  # linked to another, it would give that one its permissions
+            apply.apply(root, [change], view)
         for edit in request.edits:
             write_file(root, edit)
         for path, mode in request.modes:
             _set_mode(root, path, mode)
+    except (FileNotFoundError, NotADirectoryError) as exc:
+        shown = os.fsdecode(exc.filename or b"")
+        raise UsageError(
+            f"the paths to be merged do not fit the head ({exc.strerror}: {shown!r}); nothing was merged: compare with it again"
+        ) from exc
 
 
 def _walk_order(path: bytes) -> list[bytes]:

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from snapshotd.engine.context import Context
+from snapshotd.engine.mind.answers import result_of
 from snapshotd.engine.mind.replay import OF_MODEL, PROMOTED
 from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.past.rewinding import Rewinding
@@ -43,27 +44,27 @@ class Promotion:
             common = self._common(branch, target, head)
             kept = self._rewinding.common_messages(head, common)
             messages, entries = self._said(head, kept), self._done(branch, head, common)
-            sandbox = self._sessions.running(target)
-            if compensate:
+            with self._sessions.started_for_change(target) as sandbox:
+                if compensate:
+                    with self._rewinding.quiet(sandbox, "promote a branch to"):
+                        self._rewinding.settle(sandbox, mind=True)
+                        left = self._effects.beyond(self._catalog.get_trajectory(target.id), head)
+                    self._effects.run_all(target, left, "`snapshotd promote --yes` leaves the call behind")
                 with self._rewinding.quiet(sandbox, "promote a branch to"):
                     self._rewinding.settle(sandbox, mind=True)
-                    left = self._effects.beyond(self._catalog.get_trajectory(target.id), head)
-                self._effects.run(target, left)
-            with self._rewinding.quiet(sandbox, "promote a branch to"):
-                self._rewinding.settle(sandbox, mind=True)
-                if sandbox.head != common.id and not (leave_behind or compensate):
-                    raise Conflict(self._diverged(branch, self._catalog.get_trajectory(target.id), head, common))
-                arguments = {"branch": branch.id, "of": head.id, "since": common.id, "from": sandbox.head}
-                return self._rewinding.switch(
-                    sandbox,
-                    marker("promote", arguments),
-                    files=head,
-                    follows=common,
-                    entries=entries,
-                    state=self._catalog.state(head.id),
-                    messages=messages,
-                    keep_messages=kept,
-                )
+                    if sandbox.head != common.id and not (leave_behind or compensate):
+                        raise Conflict(self._diverged(branch, self._catalog.get_trajectory(target.id), head, common))
+                    arguments = {"branch": branch.id, "of": head.id, "since": common.id, "from": sandbox.head}
+                    return self._rewinding.switch(
+                        sandbox,
+                        marker("promote", arguments),
+                        files=head,
+                        follows=common,
+                        entries=entries,
+                        state=self._catalog.state(head.id),
+                        messages=messages,
+                        keep_messages=kept,
+                    )
 
     # -- the two trajectories ------------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Promotion:
         return [entry for entry in self._catalog.unbound(branch) if entry.status is not None]
 
     def _copy(self, entry: JournalEntry, ids: dict[CallID, CallID], common: Snapshot) -> JournalEntry:
-        result, known = self._effects.result(entry, MAX_MIND_BYTES)
+        result, known = result_of(self._context, entry, MAX_MIND_BYTES)
         if not known:
             raise LimitExceeded(
                 f"nothing was promoted: the result of the call {entry.name} ({short(entry.id)}) is no JSON of up to "

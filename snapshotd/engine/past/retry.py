@@ -16,6 +16,7 @@ from typing import Any
 from snapshotd.engine.base import Effect, Task
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import tasks
+from snapshotd.engine.mind.answers import result_of
 from snapshotd.engine.mind.replay import KEPT
 from snapshotd.engine.past.effects import Effects, task_of
 from snapshotd.engine.past.rewinding import LayerMaker, Rewinding
@@ -72,27 +73,34 @@ class Retry:
 
     def retry(self, trajectory: Trajectory, name: str, *, compensate: bool) -> Snapshot:
         """See `Engine.retry`, without the resumption."""
-        sandbox = self._sessions.running(trajectory)
-        with self._rewinding.quiet(sandbox, "retry a task of"):
-            self._rewinding.settle(sandbox, mind=True)
-            head = self._catalog.get_snapshot(sandbox.head)
-        with self._context.pins.pinned(head.id):
-            plan = self._plan(self._catalog.get_trajectory(trajectory.id), head, name)
-            if compensate:
-                self._effects.run(trajectory, plan.effects)
-            with self._rewinding.quiet(sandbox, "retry a task of"), self._context.pins.pinned(plan.target.id) as target:
+        with self._sessions.started_for_change(trajectory) as sandbox:
+            with self._rewinding.quiet(sandbox, "retry a task of"):
                 self._rewinding.settle(sandbox, mind=True)
-                call = marker("retry", {"task": name, "to": target.id, "kept": [kept.task.name for kept in plan.kept]})
-                entries = [entry for kept in plan.kept for entry in self._again(kept)]
-                return self._rewinding.switch(
-                    sandbox,
-                    call,
-                    files=target,
-                    follows=target,
-                    entries=entries,
-                    state=plan.state,
-                    change=self._with_files(plan.kept) if plan.kept else None,
-                )
+                head = self._catalog.get_snapshot(sandbox.head)
+            with self._context.pins.pinned(head.id):
+                plan = self._plan(self._catalog.get_trajectory(trajectory.id), head, name)
+                if compensate:
+                    self._effects.run_all(
+                        trajectory, plan.effects, "`snapshotd retry --no-compensate` leaves the call behind"
+                    )
+                with (
+                    self._rewinding.quiet(sandbox, "retry a task of"),
+                    self._context.pins.pinned(plan.target.id) as target,
+                ):
+                    self._rewinding.settle(sandbox, mind=True)
+                    call = marker(
+                        "retry", {"task": name, "to": target.id, "kept": [kept.task.name for kept in plan.kept]}
+                    )
+                    entries = [entry for kept in plan.kept for entry in self._again(kept)]
+                    return self._rewinding.switch(
+                        sandbox,
+                        call,
+                        files=target,
+                        follows=target,
+                        entries=entries,
+                        state=plan.state,
+                        change=self._with_files(plan.kept) if plan.kept else None,
+                    )
 
     # -- what to do ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +222,7 @@ class Retry:
         return [self._as_kept(entry, kept) for entry in own]
 
     def _as_kept(self, entry: JournalEntry, kept: _Kept) -> JournalEntry:
-        result, known = self._effects.result(entry, MAX_RESULT_BYTES)
+        result, known = result_of(self._context, entry, MAX_RESULT_BYTES)
         if not known:
             raise LimitExceeded(
                 f"the task {kept.task.name!r} cannot stay completed: the result of {entry.name} in it is no JSON of up to "

@@ -64,22 +64,24 @@ class Rewinding:
     def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
         """See `Engine.rewind`. `to` is pinned."""
         self._check(trajectory, to, mode)
-        sandbox = self._sessions.running(trajectory)
-        if compensate and mode != "files":
+        with self._sessions.started_for_change(trajectory) as sandbox:
+            if compensate and mode != "files":
+                with self.quiet(sandbox, "rewind"):
+                    effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
+                self._effects.run_all(trajectory, effects, "`snapshotd rewind --yes` leaves the call behind")
             with self.quiet(sandbox, "rewind"):
-                effects = self._effects.beyond(self._catalog.get_trajectory(trajectory.id), to)
-            self._effects.run(trajectory, effects)
-        with self.quiet(sandbox, "rewind"):
-            self.settle(sandbox, mind=mode != "files")
-            call = marker("rewind", {"to": to.id, "mode": mode, "from": sandbox.head})
-            return self.switch(
-                sandbox, call, files=None if mode == "conversation" else to, follows=None if mode == "files" else to
-            )
+                self.settle(sandbox, mind=mode != "files")
+                call = marker("rewind", {"to": to.id, "mode": mode, "from": sandbox.head})
+                return self.switch(
+                    sandbox, call, files=None if mode == "conversation" else to, follows=None if mode == "files" else to
+                )
 
     def undo(self, trajectory: Trajectory) -> Snapshot:
         """See `Engine.undo`."""
-        sandbox = self._sessions.running(trajectory)
-        with self.quiet(sandbox, "undo", end=False):  # their snapshots would be what it finds
+        with (
+            self._sessions.started_for_change(trajectory) as sandbox,
+            self.quiet(sandbox, "undo", end=False),  # their snapshots would be what it finds
+        ):
             last = self._catalog.get_snapshot(sandbox.head)
             if (
                 last.trajectory != trajectory.id

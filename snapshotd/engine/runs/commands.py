@@ -38,9 +38,10 @@ from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, printed, pump
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step
 from snapshotd.engine.sandbox.timeout import Timeout
-from snapshotd.errors import Ambiguous, Conflict, NotFound, SnapshotdError, UsageError
+from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel.limits import Hits, hits
+from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import STDIN, ExecSpec, Process
 from snapshotd.types import (
     MIN_PREFIX_CHARS,
@@ -99,11 +100,12 @@ class Commands:
         show_in_log: Callable[[Sandbox, bytes], object],
         ended_as: Callable[[Sandbox, ClientCommand, CommandOutcome, Hits, float | None], Mapping[str, Any]],
         stepped: StepListener,
+        sandbox_of: Callable[[TrajectoryID], Sandbox | None],
     ) -> None:
         """`start`: starts a command under a key of the keeper. `show_in_log`: see `Runtime.log`. `ended_as`: the
         outcome of a command as fields of its `ToolCall`."""
         self._context, self._start, self._show_in_log = context, start, show_in_log
-        self._ended_as, self._stepped = ended_as, stepped
+        self._ended_as, self._stepped, self._sandbox_of = ended_as, stepped, sandbox_of
         self._logs = EventLogs(context.state_dir / "commands", context.config.followed_bytes)
         self._live: dict[CallID, _Live] = {}
         self._threads: list[threading.Thread] = []
@@ -128,6 +130,8 @@ class Commands:
         key = _key(sandbox.container.id, info.id)
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True))
+            command.mark = info.id
+            spec = replace(spec, env={**spec.env, MARK: info.id})
             timeout = Timeout(sandbox, command, timeout_s)
             self._outlive(sandbox)
             self._context.command_logs(trajectory.id).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -178,7 +182,7 @@ class Commands:
         sandbox.survival.kept.append(key)
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True))
-            command.process = process
+            command.process, command.mark = process, info.id
             left_s = None if info.timeout_s is None else info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9
             timeout = Timeout(sandbox, command, None if left_s is None else max(0.001, left_s))
             log = self._logs.begin(_name(info))
@@ -318,8 +322,17 @@ class Commands:
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     def all_of(self, trajectory: TrajectoryID) -> list[CommandInfo]:
-        """The running ones, and the newest of the ended ones, in the order in which they began."""
-        return listed(self._context, trajectory)
+        """The running ones, and the newest of the ended ones, in the order in which they began. Also those that run in the
+        foreground: their clients may have gone away."""
+        foreground = (one.info for one in self._in_foreground(trajectory) if one.info is not None)
+        return sorted([*listed(self._context, trajectory), *foreground], key=lambda info: info.began_at_ns)
+
+    def _in_foreground(self, trajectory: TrajectoryID) -> list[ClientCommand]:
+        sandbox = self._sandbox_of(trajectory)
+        if sandbox is None:
+            return []
+        with sandbox.lock:
+            return [one for one in sandbox.use.commands if one.process is not None and _runs(one.process)]
 
     def find(self, trajectory: Trajectory, ref: str) -> CommandInfo:
         """By unique prefix of its id. NotFound, Ambiguous."""
@@ -333,22 +346,42 @@ class Commands:
                 "name more of the id"
             )
         raise NotFound(
-            f"{name} has no background command {ref!r}; `snapshotd ps {name}` lists them, by ids of which {MIN_PREFIX_CHARS} "
-            "characters are enough"
+            f"{name} has no command {ref!r} that runs, or ran in the background; `snapshotd ps {name}` lists them, by ids of which "
+            f"{MIN_PREFIX_CHARS} characters are enough"
         )
+
+    def _find_in_background(self, trajectory: Trajectory, ref: str) -> CommandInfo:
+        info = self.find(trajectory, ref)
+        if not info.background:
+            raise UsageError(
+                f"command {short(info.id)} runs in the foreground, so its client has its input and output; `snapshotd kill` ends "
+                f"it, and `snapshotd log {short(info.trajectory)}` shows its snapshot then"
+            )
+        return info
 
     def signal(self, trajectory: Trajectory, ref: str, number: int) -> CommandInfo:
         """See `Engine.signal_command`."""
         info = self.find(trajectory, ref)
-        live = self._running(info)
-        with live.sandbox.lock:
-            if live.sandbox.closed or not signals.send(live.sandbox, live.process, number):
+        sandbox, command, process = self._process_of(info)
+        with sandbox.lock:
+            if sandbox.closed or not signals.send(sandbox, command, process, number):
                 raise _ended_already(info)
         return info
 
+    def _process_of(self, info: CommandInfo) -> tuple[Sandbox, ClientCommand, Process]:
+        """Conflict: it has ended."""
+        if info.background:
+            live = self._running(info)
+            return live.sandbox, live.command, live.process
+        sandbox = self._sandbox_of(info.trajectory)
+        for one in self._in_foreground(info.trajectory):
+            if sandbox is not None and one.process is not None and one.info is not None and one.info.id == info.id:
+                return sandbox, one, one.process
+        raise _ended_already(info)
+
     def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
         """See `Engine.write_command`."""
-        info = self.find(trajectory, ref)
+        info = self._find_in_background(trajectory, ref)
         if not info.stdin:
             raise UsageError(
                 f"command {short(info.id)} was started without an input; start it with one (`snapshotd exec --detach -i`, stdin=True)"
@@ -388,7 +421,7 @@ class Commands:
 
     def events(self, trajectory: Trajectory, ref: str, *, follow: bool) -> Iterator[Event]:
         """See `Engine.command_events`."""
-        info = self.find(trajectory, ref)
+        info = self._find_in_background(trajectory, ref)
         return completed(self._logs.follow(_name(info), wait=follow), self._recorded)
 
     def _recorded(self, snapshot: str, stream: Stream) -> Iterator[bytes]:
@@ -501,6 +534,13 @@ def _as_taken(info: CommandInfo, taken: Snapshot) -> CommandInfo:
     return replace(
         info, status=call.status, exit_code=call.exit_code, ended_at_ns=ended_at_ns, snapshot=taken.id, error=call.error
     )
+
+
+def _runs(process: Process) -> bool:
+    try:
+        return process.wait(0) is None
+    except SandboxFailed:  # it has ended, and its exit code is lost
+        return False
 
 
 def _name(info: CommandInfo) -> str:

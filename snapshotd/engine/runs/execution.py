@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from snapshotd.engine import requests
-from snapshotd.engine.base import ExecResult, OutputSink, Stream
+from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink, Stream
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.gateways import Gateways
@@ -20,6 +20,7 @@ from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed
 from snapshotd.kernel import turns
 from snapshotd.kernel.limits import Hits, hits
+from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import CallStatus, Trajectory, short
 
@@ -56,10 +57,23 @@ class Execution:
             spec = replace(spec, terminal=caller.terminal, env={**spec.env, "TERM": kind})
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
+        if timeout_s is not None:
+            command.mark = call.id
+            spec = replace(spec, env={**spec.env, MARK: call.id})
         show = self.logging(sandbox, lambda stream, data, _: sink(stream, data))
         sandbox.use.ended_for.clear()
         timeout = Timeout(sandbox, command, timeout_s)
         process, before = self.start(sandbox, spec, command=command)
+        command.info = CommandInfo(
+            call.id,
+            sandbox.trajectory.id,
+            tuple(call.arguments["argv"]),
+            call.arguments["cwd"],
+            call.started_at_ns,
+            stdin=spec.stdin,
+            timeout_s=timeout_s,
+            background=False,
+        )
         with timeout.over(process):
             outcome = pump(
                 process,
@@ -69,6 +83,7 @@ class Execution:
                 max_bytes=self._context.config.output_bytes,
                 caller=caller,
                 abandon=not record or process.terminal,
+                save=record,
             )
         for sentence in sandbox.use.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())

@@ -33,7 +33,7 @@ from snapshotd.kernel import files, turns
 from snapshotd.kernel.quota import Used
 from snapshotd.trees.live_view import LiveView
 from snapshotd.trees.view import View, follow
-from snapshotd.types import CallStatus, Kind, RequestKey, Snapshot, TrajectoryID, short
+from snapshotd.types import MIN_PREFIX_CHARS, CallStatus, Kind, RequestKey, Snapshot, TrajectoryID, short
 
 MOST_PATHS = 256
 """Files that the record of one call names; how many there were it says, too."""
@@ -319,7 +319,7 @@ def _counts(done: Unpacked) -> dict[str, Any]:
 
 def _is_named(snapshot: Snapshot, ref: str) -> bool:
     """True if `ref` names the snapshot itself, and not the trajectory whose head it is."""
-    return ref in snapshot.tags or snapshot.id.startswith(ref)
+    return ref in snapshot.tags or (len(ref) >= MIN_PREFIX_CHARS and snapshot.id.startswith(ref))
 
 
 def _shown(path: bytes) -> str:

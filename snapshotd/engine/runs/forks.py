@@ -27,6 +27,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
 from snapshotd.types import (
+    ID_FORM,
     NAME_PATTERN,
     ExperimentID,
     RequestKey,
@@ -292,4 +293,8 @@ def check_name(name: str | None) -> None:
     if name is not None and not NAME_PATTERN.fullmatch(name):
         raise UsageError(
             f"name {name[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-', beginning with a letter or digit"
+        )
+    if name is not None and ID_FORM.fullmatch(name):
+        raise UsageError(
+            f"name {name} could be taken for an id, which begins like that: choose one with another letter"
         )

@@ -4,8 +4,8 @@
       container of this instance: its steps were tied to the daemon that died
     2 other trajectories that were running become interrupted (an agent was at work) or stopped; their head is their
       last snapshot
-    3 after a power loss, declare snapshots that were only captured lost; drop all layers, since the kernel may not
-      have written them: stored snapshots come back from the repository
+    3 after a power loss, or an end after which nobody could tell that all layers were written (layers/witness.py),
+      declare snapshots that were only captured lost; drop all layers: stored snapshots come back from the repository
     4 remove trajectories that the daemon had not completed (half_made.py)
     5 remove everything that no catalog row refers to: layers, outputs in the spool, sockets
 
@@ -14,10 +14,9 @@ Nothing here needs a clean shutdown and everything may be interrupted and run ag
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from snapshotd.engine.context import Context
@@ -33,13 +32,11 @@ _log = logging.getLogger(__name__)
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _BOOT, _CLEAN = "boot_id", "clean_boot_id"
 """Catalog facts: the boot in which a daemon last started here, and the boot in which one last ended cleanly."""
-_FAILED = "layers.failed"
-"""A file in the state directory: the layers' own file system failed, so they are not trusted at the next start."""
 
 
 def recover(context: Context) -> list[Survivor]:
     """See the module's text. Returns the sandboxes to go on with."""
-    found = [] if (context.state_dir / _FAILED).exists() else survivors(context)
+    found = survivors(context) if context.store.proof.earlier and not context.store.proof.missing else []
     alive = {survivor.container.id for survivor in found}
     drop_kept(context, lambda container: container not in alive)
     for runtime in context.runtimes.values():
@@ -66,6 +63,7 @@ def recover(context: Context) -> list[Survivor]:
     _remove_half_made(context)
     sweep_spool(context)
     context.store.sweep(lambda: referenced_layers(context))
+    context.store.proof.watch()
     return found
 
 
@@ -99,16 +97,18 @@ def _clear_run_dir(context: Context, spared: Collection[str]) -> None:
 
 def _after_boot(context: Context) -> None:
     """Captured survives the daemon, not the machine, unless the daemon had closed: then it had synced the layers
-    (`mark_clean`)."""
+    (`mark_clean`). Layers that cannot be reached keep what they have for a later start."""
+    if context.store.proof.missing:
+        return
     catalog = context.catalog
     boot = _BOOT_ID.read_text().strip()
     before, clean = catalog.get_meta(_BOOT), catalog.get_meta(_CLEAN)
-    failed = context.state_dir / _FAILED
-    if failed.exists() or (before is not None and before != boot and clean != before):
+    if not context.store.proof.earlier or (before is not None and before != boot and clean != before):
         lost = catalog.unstored()
         if lost:
             _log.error(
-                "%d snapshots were captured but not stored when the machine went down; they are lost: %s",
+                "%d snapshots were captured but not stored when the machine went down or a write to the layers failed; "
+                "they are lost: %s",
                 len(lost),
                 " ".join(lost),
             )
@@ -116,34 +116,33 @@ def _after_boot(context: Context) -> None:
         forget_cached_layers(context)
         removed = context.store.sweep(set)
         if removed:
-            _log.warning(
-                "the machine went down: %d layers are not trusted; snapshots come back from the repository",
-                len(removed),
-            )
-    failed.unlink(missing_ok=True)
+            _log.warning("%d layers are not trusted; snapshots come back from the repository", len(removed))
+        catalog.flush()
     catalog.set_meta(_BOOT, boot)
     catalog.set_meta(_CLEAN, "")
+    catalog.checkpoint()  # `was_killed` must not depend on the log that it tells about
+
+
+def was_killed(fact: Callable[[str], str | None]) -> bool:
+    """True if the daemon before did not come to its end. `fact`: a named fact of the catalog."""
+    return fact(_BOOT) is not None and fact(_CLEAN) == ""
 
 
 def mark_clean(context: Context) -> None:
     """At the very end of a daemon: from now on the layers survive power loss, too. If they cannot be synced, the next
     start does not trust them, and declares snapshots that were only captured lost."""
+    proof = context.store.proof
+    if proof.missing:
+        return
     try:
-        context.store.flush()
+        proof.settle()
+    except OSError as exc:
+        _log.error("the layers cannot be synced, so the next start does not trust them: %s", exc)
+        return
+    try:
         context.spool.flush()
         context.secrecy.vault.flush()
         context.catalog.set_meta(_CLEAN, context.catalog.get_meta(_BOOT) or "")
         context.catalog.flush()
     except (OSError, SnapshotdError) as exc:
-        _log.error("layers and catalog cannot be synced: %s", exc)
-        if context.store.failed or (isinstance(exc, OSError) and exc.errno == errno.EIO):
-            _mark_failed(context)
-
-
-def _mark_failed(context: Context) -> None:
-    """A name needs no space: the reserve becomes the mark, where there is one."""
-    mark = context.state_dir / _FAILED
-    try:
-        (context.state_dir / "reserve").rename(mark)
-    except FileNotFoundError:
-        mark.touch()
+        _log.error("outputs and catalog cannot be synced: %s", exc)

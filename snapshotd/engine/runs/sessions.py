@@ -87,6 +87,7 @@ class Sessions:
             lambda sandbox, data: sandbox.runtime.log(sandbox.container, data),
             ended_as,
             self._stepped,
+            self.find,
         )
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []
@@ -192,6 +193,7 @@ class Sessions:
             if survivor.process is not None:
                 program = self._program(sandbox, recorder, survivor.facts["began_at_ns"])
                 program.attach(survivor.process, self._context.events.begin(trajectory.id))
+                self._background.tell_missed(trajectory.id, survivor.facts["began_at_ns"])
         except BaseException:
             with sandbox.lock:
                 sandbox.use.no_more_steps()
@@ -229,6 +231,7 @@ class Sessions:
             try:
                 self.discard(sandbox)
             finally:
+                self._context.secrecy.forget(trajectory.id)  # its output was searched for secrets, and is not kept
                 with self._lock:
                     self._throw_aways.pop(sandbox.container.id, None)
                     self._lock.notify_all()
@@ -267,6 +270,21 @@ class Sessions:
                 self.discard(sandbox)  # the disk may be full
                 raise
             return sandbox
+
+    @contextlib.contextmanager
+    def started_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
+        """As `running`, for a change that may be refused inside: a sandbox that was started for it ends then, and the
+        trajectory's status is what it was, unless a client has begun to use it."""
+        before, known = self._context.catalog.get_trajectory(trajectory.id).status, self.find(trajectory.id)
+        sandbox = self.running(trajectory)
+        try:
+            yield sandbox
+        except BaseException:
+            if sandbox is not known:
+                with contextlib.suppress(Conflict):
+                    self.stop(trajectory, only=sandbox)
+                    self._context.catalog.set_status(trajectory.id, before)
+            raise
 
     def stop(self, trajectory: Trajectory, *, keep: bool = True, only: Sandbox | None = None) -> None:
         """End a sandbox, with a last snapshot if something changed and `keep`. Commands of clients are cut off and
@@ -382,6 +400,11 @@ class Sessions:
                 f"done (`snapshotd attach {name}`), or fork a snapshot"
             )
 
+    def open_calls(self, sandbox: Sandbox) -> list[str]:
+        """Names of the tool calls that its program has begun and not ended."""
+        recorder = self._recorder(sandbox.trajectory)
+        return [] if recorder is None else recorder.pending.open_tools()
+
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
         """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if
         it has one of its own.
@@ -471,7 +494,8 @@ def _stopped() -> SandboxFailed:
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
     if sandbox is not None and not sandbox.closed:
         raise Conflict(
-            f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force"
+            f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force (`snapshotd rm "
+            "--force`)"
         )
 
 

@@ -1,5 +1,5 @@
-"""The work after a step, out of the agent's way: count changed files, tell followers, merge. One thread, one queue,
-oldest first.
+"""The work after a step: followers are told at once, so that they learn of a step before its agent goes on. Out of the
+agent's way, changed files are counted, and layers merged. One thread, one queue, oldest first.
 
 The archive makes snapshots durable (archive.py); this thread tells it of each one.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from snapshotd.engine.context import Context
@@ -20,12 +20,15 @@ from snapshotd.engine.storing.look import shared_stacks
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.worker import Worker
 from snapshotd.errors import NotFound, SnapshotdError
-from snapshotd.types import FileChanges, Snapshot, Stack
+from snapshotd.terms import main_argument
+from snapshotd.types import FileChanges, Snapshot, Stack, TrajectoryID
 
 _log = logging.getLogger(__name__)
 MAX_COUNTED_BEHIND = 16
 """Longest queue with which changes are still counted in layers. With a longer one, counting would only fall further
 behind, because its cost grows with the depth of the stack."""
+_NEWEST = 16
+"""Steps of a run that may have ended and not been told of: one, or one of each call that runs beside others."""
 
 
 @dataclass(slots=True)
@@ -46,6 +49,24 @@ class Background:
 
     def submit(self, snapshot: Snapshot, captured: Captured | None = None) -> None:
         """After a step. Blocks only while the archive is hopelessly behind."""
+        self._tell(snapshot, captured)
+        self._enqueue(snapshot, captured)
+
+    def go_on(self, snapshots: Iterable[Snapshot]) -> None:
+        """After steps of an earlier daemon, whose changes are not counted."""
+        for snapshot in snapshots:
+            self._enqueue(snapshot, None)
+
+    def tell_missed(self, trajectory: TrajectoryID, since_ns: int) -> None:
+        """Tell of the last steps of a run that began at this time, if the daemon that took them died before it did. Its
+        agent has not gone on yet."""
+        events = self._context.events.follow(trajectory, wait=False)
+        told = {event["id"] for event in events if event["event"] == "snapshot"}
+        for snapshot in self._context.catalog.snapshots(trajectory, _NEWEST):
+            if snapshot.created_at_ns >= since_ns and snapshot.id not in told:
+                self._tell(snapshot, None)
+
+    def _enqueue(self, snapshot: Snapshot, captured: Captured | None) -> None:
         self._queue.put(_Job(snapshot, captured))
         self._archive.kick()
         self._archive.admit()
@@ -75,15 +96,13 @@ class Background:
     def _settle(self, snapshot: Snapshot, captured: Captured | None) -> None:
         if captured is not None and captured.cleanup is not None:
             captured.cleanup()
-        files = snapshot.files
         try:
-            if files is None and (files := self._count(snapshot)) is not None:
+            if snapshot.files is None and (files := self._count(snapshot)) is not None:
                 self._context.catalog.set_files(snapshot.id, files)
         except NotFound:
             return  # removed meanwhile
         except SnapshotdError as exc:
             _log.error("cannot count the files of snapshot %s: %s", snapshot.id, exc.message)
-        self._tell(snapshot, captured, files)
         try:
             self._context.store.make_ahead()
         except (SnapshotdError, OSError) as exc:
@@ -112,21 +131,24 @@ class Background:
         finally:
             store.release(layers)
 
-    def _tell(self, snapshot: Snapshot, captured: Captured | None, files: FileChanges | None) -> None:
+    def _tell(self, snapshot: Snapshot, captured: Captured | None) -> None:
         log = self._context.events.live(snapshot.trajectory)
         if log is None:
             return
-        log.append(
-            {
-                "event": "snapshot",
-                "id": snapshot.id,
-                "seq": snapshot.seq,
-                "tool": snapshot.call.name,
-                "status": snapshot.call.status,
-                "files": None if files is None else asdict(files),
-                "pause_ms": round(snapshot.pause_ns / 1e6, 3),
-                "method": snapshot.method,
-                **({"reused": snapshot.base} if snapshot.method == "reused" else {}),
-                **({"reason": captured.reason} if captured is not None and captured.reason else {}),
-            }
-        )
+        event = {
+            "event": "snapshot",
+            "id": snapshot.id,
+            "seq": snapshot.seq,
+            "tool": snapshot.call.name,
+            "argument": main_argument(snapshot.call.arguments),
+            "status": snapshot.call.status,
+            "files": None if snapshot.files is None else asdict(snapshot.files),
+            "pause_ms": round(snapshot.pause_ns / 1e6, 3),
+            "method": snapshot.method,
+            **({"reused": snapshot.base} if snapshot.method == "reused" else {}),
+            **({"reason": captured.reason} if captured is not None and captured.reason else {}),
+        }
+        try:
+            log.append(event)
+        except OSError as exc:  # the disk is full; the step is committed, and its agent must not hear of this
+            _log.error("followers of %s are not told of snapshot %s: %s", snapshot.trajectory, snapshot.id, exc)

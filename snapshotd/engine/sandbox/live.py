@@ -3,7 +3,7 @@
     <run_dir>/live/<container id>/sandbox.json     the layers of its root, written before every change of the root; and its commands
                                   pending.ndjson   the agent's calls and messages since the head: a line each (engine/mind/pending.py)
                                   state.json       the agent's state, if no snapshot has it yet
-                                  wire.ndjson      the gateway's knowledge of its conversations (engine/mind/model_calls.py)
+                                  wire.ndjson      the gateway's knowledge of its conversations (engine/mind/wire/model_calls.py)
 
 It lies below /run, like the sandbox: it survives the daemon and not the machine, and nothing is synced. All text of
 agents has gone through the funnel. A sandbox without `sandbox.json` is between two states (a rewind, a replay): the

@@ -16,11 +16,18 @@ from snapshotd.engine.storing.look import open_view
 from snapshotd.errors import DataLoss, NotFound, OutOfSpace, SandboxFailed
 from snapshotd.kernel import files
 from snapshotd.trees import apply, diff
-from snapshotd.types import Snapshot, SnapshotState, Stack, short
+from snapshotd.types import DURING, SNAPSHOT_NOW, Snapshot, SnapshotState, Stack, short
 
 _log = logging.getLogger(__name__)
 _ENDS = ("exit", "stop")
 """Markers that keep the files at a program's end or stop: these include files of a call that never ended."""
+
+
+def _has_half_a_call(snapshot: Snapshot) -> bool:
+    """True if its files may include those of a call that had not ended."""
+    call = snapshot.call
+    half_way = isinstance(call.arguments, dict) and DURING in call.arguments
+    return call.name in _ENDS or (call.name == SNAPSHOT_NOW and half_way)
 
 
 class Places:
@@ -32,9 +39,9 @@ class Places:
 
     def newest(self, head: Snapshot) -> Snapshot:
         """The snapshot with whose files a resumed program goes on: the head, or the snapshot before the markers of its
-        own end."""
+        own end, and before those that a person had taken in the middle of a call."""
         catalog = self._context.catalog
-        while head.call.name in _ENDS and head.parent is not None:
+        while _has_half_a_call(head) and head.parent is not None:
             try:
                 catalog.entry(head.call.id)
                 break  # a tool of that name
@@ -109,6 +116,6 @@ class Places:
                 ):
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
                     changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
-                    apply.apply(root, changes, wanted, shift=shift)
+                    apply.apply(root, changes, wanted, shift=shift, whole_groups=True)
             finally:
                 os.close(root)

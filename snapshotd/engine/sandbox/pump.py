@@ -62,12 +62,13 @@ def pump(
     earlier: Iterable[Printed] = (),
     caller: Caller | None = None,
     abandon: bool = False,
+    save: bool = True,
 ) -> CommandOutcome:
-    """Read both streams until the command has ended, then save them. Saved and shown output has gone through `funnel`.
-    `max_bytes`: output limit of one stream; bytes beyond it are read and dropped, so that the command is neither stopped
-    nor able to fill the disk. `intakes`: hold the output on its way to `show`, if another daemon may have to go on.
-    `earlier`: the output that an earlier daemon has shown. `caller` gives the command its input, and may stop reading its
-    output; with `abandon` the command is killed when the caller is gone.
+    """Read both streams until the command has ended, then save them, unless not to `save`. Saved and shown output has
+    gone through `funnel`. `max_bytes`: output limit of one stream; bytes beyond it are read and dropped, so that the
+    command is neither stopped nor able to fill the disk. `intakes`: hold the output on its way to `show`, if another
+    daemon may have to go on. `earlier`: the output that an earlier daemon has shown. `caller` gives the command its
+    input, and may stop reading its output; with `abandon` the command is killed when the caller is gone.
 
     Background children that keep a stream open do not hold this up; what they write later is read and dropped, so that
     they never meet a broken pipe. A terminal is closed: they get SIGHUP, as from any terminal.
@@ -92,7 +93,7 @@ def pump(
             for stream in streams:
                 stream.finish()
             exit_code = _wait(process)
-            saved = [w.save() if w.size_bytes else None for w in (out, err)]
+            saved = [w.save() if save and w.size_bytes else None for w in (out, err)]
             hit("engine.step.outputs_saved")
             return CommandOutcome(
                 exit_code, saved[0], saved[1], {s.pipe.name: s.lost_bytes for s in streams if s.lost_bytes}

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from snapshotd.engine.base import CommandInfo
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.mind import UnsavedMind
@@ -44,6 +45,8 @@ CUT_OFF_DEADLINE_S = 10.0
 class ClientCommand:
     """One that a client runs."""
 
+    info: CommandInfo | None = None
+    """The facts about a command in the foreground, once it is started; those of one in the background are in its log."""
     process: Process | None = None
     """Once it is started."""
     cut_off: bool = False
@@ -52,6 +55,8 @@ class ClientCommand:
     """It took longer than its caller allows, and was ended (engine/sandbox/timeout.py)."""
     alone: bool = True
     """No other one ran beside it so far."""
+    mark: str = ""
+    """The value of `processes.MARK` in its environment; "" if it has none."""
     background: bool = False
     """It runs on without a client (engine/runs/commands.py)."""
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 
 from snapshotd.engine.sandbox.quiesce import is_zombie
-from snapshotd.engine.sandbox.sandbox import CUT_OFF_DEADLINE_S, Sandbox
+from snapshotd.engine.sandbox.sandbox import CUT_OFF_DEADLINE_S, ClientCommand, Sandbox
 from snapshotd.kernel.processes import in_group_of, started_by
 from snapshotd.runtime.base import Process
 
@@ -15,15 +15,19 @@ _GONE_S, _LOOK_S = 10.0, 0.002
 """Seconds to wait for killed processes, and between two looks; no event exists for the end of another's child."""
 
 
-def send(sandbox: Sandbox, process: Process, number: int) -> bool:
+def send(sandbox: Sandbox, command: ClientCommand, process: Process, number: int) -> bool:
     """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that the command started. False if
     nothing of that is alive. Caller holds the sandbox's lock. SandboxFailed: its container is ending."""
-    return bool(_send(sandbox, process, number))
+    return bool(_send(sandbox, command, process, number))
 
 
-def _send(sandbox: Sandbox, process: Process, number: int) -> list[int]:
-    choose = started_by if number == signal.SIGKILL else in_group_of
-    return sandbox.kill(lambda pids: choose(process.pid, pids), number)
+def _send(sandbox: Sandbox, command: ClientCommand, process: Process, number: int) -> list[int]:
+    def chosen(pids: list[int]) -> set[int]:
+        if number == signal.SIGKILL:
+            return started_by(process.pid, pids, command.mark)
+        return in_group_of(process.pid, pids)
+
+    return sandbox.kill(chosen, number)
 
 
 def wait_until_gone(killed: Iterable[int]) -> None:
@@ -42,5 +46,5 @@ def end_background(sandbox: Sandbox) -> None:
     for command in sandbox.use.commands:
         command.cut_off = True
         if command.process is not None:
-            wait_until_gone(_send(sandbox, command.process, signal.SIGKILL))
+            wait_until_gone(_send(sandbox, command, command.process, signal.SIGKILL))
     sandbox.use.wait_for_commands(CUT_OFF_DEADLINE_S)

@@ -19,9 +19,10 @@ from typing import Any
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.errors import NO_ROOM, OutOfSpace, SandboxFailed
+from snapshotd.errors import NO_ROOM, DataLoss, OutOfSpace, SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.kernel import turns
+from snapshotd.layers.proof import FAILED
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -53,17 +54,18 @@ def commit_step(
     keep_messages: int | None = None,
     request: RequestKey | None = None,
     captured: Captured | None = None,
+    tags: tuple[str, ...] = (),
 ) -> Snapshot:
     """Take the snapshot after `call`. Safe from any thread; steps of one sandbox happen one after the other.
 
     `ended`, `entries`: journal entries that end with it (`Catalog.commit_snapshot`). `follows`: the mind goes on from
     that snapshot and not from the head: its journal, its state and its conversation, cut to the first `keep_messages`
     (None: all of them). Pending messages are appended to it. `request`: the client's, if this step is what it asks for.
-    `captured`: the sandbox's files are recorded already; else they are captured.
+    `captured`: the sandbox's files are recorded already; else they are captured. `tags`: of the new snapshot.
 
-    Raises Conflict when another writer moved the head, SandboxFailed, OutOfSpace; then no snapshot exists and the
-    sandbox goes on. Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the
-    background.
+    Raises Conflict when another writer moved the head or a tag is taken, SandboxFailed, OutOfSpace, DataLoss (the layers'
+    file system has failed); then no snapshot exists and the sandbox goes on.
+    Durability: on return the snapshot is `captured` (survives kill -9); `stored` follows in the background.
     """
     hit("engine.step.begin")
     with sandbox.lock, turns.first():
@@ -94,6 +96,7 @@ def commit_step(
             base=captured.base,
             own_layers=captured.own_layers,
             follows=None if follows is None else follows.id,
+            tags=tags,
             files=FileChanges() if captured.base == sandbox.head and not captured.own_layers else None,
         )
         try:
@@ -120,6 +123,7 @@ def commit_step(
 
 
 def _capture(sandbox: Sandbox) -> Captured:
+    sandbox.root.store.proof.check()
     try:
         return sandbox.root.capture()
     except OSError as exc:
@@ -130,11 +134,8 @@ def _capture(sandbox: Sandbox) -> Captured:
             ) from exc
         if exc.errno not in (errno.EIO, errno.EROFS):
             raise
-        sandbox.root.store.fail()
-        raise OutOfSpace(
-            f"cannot take a snapshot of {short(sandbox.trajectory.id)}: the file system of its layers reports an error ({exc.strerror}), "
-            "as it does when the disk below it is full; free space, then restart the daemon (`snapshotd daemon --stop`)"
-        ) from exc
+        sandbox.root.store.proof.fail()
+        raise DataLoss(FAILED) from exc
 
 
 def marker(

@@ -1,10 +1,10 @@
 """Ends a command that takes longer than its caller allows, with everything that it started.
 
-A process was started by the command if it is in the command's session, or below one that is, however its processes
-called setsid(2). One that has left both its session and its parent (a daemon) belongs to nobody that the kernel could
-name: it is ended if it can be of nobody else, because nothing but init was alive when the command began and no other
-command and no agent ran since. All of them stand still while they are looked at, so that none slips away. Their files
-are captured like any others.
+A process was started by the command if it is in the command's session, if it has the command's id in its environment,
+or below one that is such, however its processes called setsid(2). One that has left both its session and its parent (a
+daemon), and has another environment, belongs to nobody that the kernel could name: it is ended if it can be of nobody
+else, because nothing but init was alive when the command began and no other command and no agent ran since. All of them
+stand still while they are looked at, so that none slips away. Their files are captured like any others.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Timeout:
         """The processes among `pids` that the command started, and the command itself."""
         if self._empty and self._command.alone and not self._sandbox.use.agent_running:
             return set(pids)
-        return started_by(command, pids)
+        return started_by(command, pids, self._command.mark)
 
 
 def _alive(sandbox: Sandbox) -> bool:

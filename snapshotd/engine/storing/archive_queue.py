@@ -1,7 +1,8 @@
 """From captured to stored: a thread archives snapshots in the background, oldest first, in batches.
 
     1 the child applies a snapshot's own layers to its base's stored tree, and takes its outputs and its record     (archiver.py)
-    2 after a batch one flush: packs durable, then the index
+    2 after a batch one flush: packs durable, then the index; then the layers themselves, which proves that what was read
+      from them is what was written: a write to them that failed is told there, and only there
     3 the catalog says `stored`, with the tree; then it is flushed                                                    <- the commit point
     4 the spool drops the outputs of these snapshots, and layers beyond the budget are evicted
 
@@ -13,6 +14,7 @@ later; callers that wait get the error.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import Counter
@@ -25,6 +27,7 @@ from snapshotd.engine.storing import records
 from snapshotd.engine.storing.archiver import ArchivedTree, Archiver
 from snapshotd.errors import DataLoss, InternalError, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.failpoints import hit
+from snapshotd.layers.proof import FAILED
 from snapshotd.types import BlobID, ImageID, RecordID, Snapshot, SnapshotID, SnapshotState, TrajectoryID, TreeID, short
 
 _log = logging.getLogger(__name__)
@@ -40,6 +43,8 @@ _RETRY_S = (1.0, 5.0, 15.0)
 TAGS_RECORD = "tags_record"
 """Catalog fact: the record with the latest tags."""
 _STRIKES = 3
+_STUCK_S = 60.0
+"""After so long a snapshot that could not be stored is tried again, as it is for each caller who waits."""
 _REMEMBERED_RECORDS = 1024
 
 
@@ -56,7 +61,7 @@ class Archive:
     """See the module's text. Thread-safe."""
 
     def __init__(self, context: Context, archiver: Archiver) -> None:
-        self._catalog, self._batches = context.catalog, _Batches(context, archiver)
+        self._catalog, self._proof, self._batches = context.catalog, context.store.proof, _Batches(context, archiver)
         self._after_batch: Callable[[], object] = lambda: None
         self._changed = threading.Condition()
         self._due_at: float | None = None
@@ -111,6 +116,11 @@ class Archive:
             self._tags_changed = True
             self._soon()
 
+    @property
+    def stuck(self) -> str | None:
+        """Reason why some snapshot cannot be stored though others can."""
+        return next((why.message for why in list(self._batches.stuck.values())), None)
+
     def admit(self) -> None:
         """Wait while too many snapshots wait to be stored. Returns at once when storing fails, because the wait would
         have no end."""
@@ -120,10 +130,13 @@ class Archive:
 
     def wait(self) -> None:
         """Return when everything captured so far is stored. Raises why it is not: OutOfSpace, InternalError,
-        DataLoss."""
+        DataLoss, Unsupported (the layers cannot be reached)."""
+        if self._proof.failed:
+            self._proof.check()
         wanted = set(self._catalog.unstored())
         with self._changed:
             self._waiters += 1
+            self._batches.try_stuck()
             self._batches.archiver.hurry(waited_for=True)
         try:
             self._wait(wanted)
@@ -145,7 +158,10 @@ class Archive:
                     raise type(self.failure)(self.failure.message)
                 for snapshot in wanted & self._batches.stuck.keys():
                     why = self._batches.stuck[snapshot]
-                    raise type(why)(f"snapshot {short(snapshot)} is captured, but cannot be stored: {why.message}")
+                    raise type(why)(
+                        f"snapshot {short(snapshot)} is captured, but cannot be stored yet, and is tried again each minute: "
+                        f"{why.message}"
+                    )
                 wanted &= set(self._catalog.unstored())
         if wanted:
             raise InternalError("the daemon is going down; captured snapshots are stored after the next start")
@@ -169,15 +185,18 @@ class Archive:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._closed and not self._is_due():
-                    self._changed.wait(None if self._due_at is None else max(0.0, self._due_at - time.monotonic()))
+                while not self._closed and (due_at := self._next_at()) > time.monotonic():
+                    self._changed.wait(None if due_at == math.inf else due_at - time.monotonic())
                 if self._closed:
                     return
                 self._due_at = None
             self._round()
 
-    def _is_due(self) -> bool:
-        return self._due_at is not None and time.monotonic() >= self._due_at
+    def _next_at(self) -> float:
+        """The time of the next batch. Caller holds the lock."""
+        due_at = math.inf if self._due_at is None else self._due_at
+        # While nothing can be stored, the batch itself is tried again, with pauses.
+        return due_at if self.failure is not None else min(due_at, self._batches.stuck_until())
 
     def _round(self) -> None:
         """One batch; plans the next one if there is more."""
@@ -188,6 +207,7 @@ class Archive:
                 self._batches.archiver.begin()
                 todo = self._batches.todo()
                 if todo:
+                    self._proof.check()
                     self._batches.store(todo[:BATCH], lambda: self._closed)
                 if self._tags_changed:
                     self._save_tags()
@@ -196,13 +216,15 @@ class Archive:
             failure = exc
         except OSError as exc:
             failure = InternalError(f"snapshots cannot be stored: {exc}")
+        if failure is not None and not self._proof.missing:
+            failure = self._layers_failed() or failure
         with self._changed:
             self.failure, self._rounds = failure, self._rounds + 1
             if failure is None:
                 self._failures, self._backlog = 0, len(left)
                 if left:
                     self._due_at = time.monotonic()
-            elif not self._closed:
+            elif not self._closed and not self._proof.missing:
                 delay = _RETRY_S[min(self._failures, len(_RETRY_S) - 1)]
                 self._failures += 1
                 self._due_at = time.monotonic() + delay
@@ -213,6 +235,23 @@ class Archive:
                 self._after_batch()
             except (SnapshotdError, OSError) as exc:
                 _log.error("layers cannot be evicted: %s", exc)  # the next batch tries again
+
+    def _layers_failed(self) -> SnapshotdError | None:
+        """Nothing could be stored. If a write to the layers failed, meanwhile or before, no snapshot that is not stored
+        is what was acknowledged for certain: they are lost from now on. The error to tell; None: the layers are good."""
+        try:
+            self._proof.sync()
+            return None
+        except OSError as exc:
+            reason = exc.strerror
+        try:
+            lost = self._catalog.unstored()
+            self._catalog.set_state(lost, SnapshotState.LOST)
+            if lost:
+                _log.error("a write to the layers failed (%s): %d are lost: %s", reason, len(lost), " ".join(lost))
+        except SnapshotdError as exc:  # the next try marks them, or the next start
+            _log.error("snapshots that are lost cannot be marked so: %s", exc.message)
+        return DataLoss(FAILED)
 
     def _save_tags(self) -> None:
         self._tags_changed = False
@@ -230,13 +269,22 @@ class _Batches:
         self._context, self.archiver = context, archiver
         self._strikes: Counter[SnapshotID] = Counter()
         self.stuck: dict[SnapshotID, SnapshotdError] = {}
-        """Snapshots that cannot be stored, with the reason; tried again after the next start."""
+        """Snapshots that cannot be stored, with the reason; tried again after a while."""
+        self._stuck_until = math.inf
         self._records: dict[TrajectoryID, RecordID] = {}
 
     def retry(self) -> None:
         """Forget what could not be stored."""
         self._strikes.clear()
         self.stuck.clear()
+
+    def stuck_until(self) -> float:
+        """The time when those that are stuck are tried again."""
+        return self._stuck_until if self.stuck else math.inf
+
+    def try_stuck(self) -> None:
+        """Try those that are stuck with the next batch. One that fails again does not keep the others from it."""
+        self._stuck_until = 0.0
 
     def save_tags(self) -> None:
         """Store the present tags. Errors: as of a batch."""
@@ -246,7 +294,11 @@ class _Batches:
         catalog.set_meta(TAGS_RECORD, record)
 
     def todo(self) -> list[SnapshotID]:
-        return [snapshot for snapshot in self._context.catalog.unstored() if snapshot not in self.stuck]
+        unstored = self._context.catalog.unstored()
+        if time.monotonic() >= self._stuck_until:
+            self.stuck.clear()
+            self._stuck_until = math.inf
+        return [snapshot for snapshot in unstored if snapshot not in self.stuck]
 
     def store(self, ids: list[SnapshotID], cut_off: Callable[[], bool]) -> None:
         """Store these, up to the commit point; once `cut_off`, the ones done so far."""
@@ -258,6 +310,7 @@ class _Batches:
                     break
                 self._one(snapshot_id, done, images)
             self.archiver.flush()
+            self._context.store.proof.prove(layer for item in done.values() for layer in item.snapshot.stack.layers)
         except BaseException:
             self._records.clear()  # the records of this batch may not exist
             raise
@@ -327,8 +380,9 @@ class _Batches:
         self._strikes[snapshot_id] += 1
         if isinstance(why, InternalError) and self._strikes[snapshot_id] < _STRIKES:
             raise why
-        _log.error("snapshot %s stays captured, it cannot be stored: %s", snapshot_id, why.message)
+        _log.error("snapshot %s stays captured, it cannot be stored yet: %s", snapshot_id, why.message)
         self.stuck[snapshot_id] = why
+        self._stuck_until = time.monotonic() + _STUCK_S
 
     def _tree(self, snapshot: Snapshot, image: TreeID, done: dict[SnapshotID, _Done]) -> ArchivedTree:
         """Its own layers on its base's tree; if the base has no tree (any more), all layers on the image's."""

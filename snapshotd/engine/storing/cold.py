@@ -267,7 +267,8 @@ def gone(snapshot: Snapshot) -> SnapshotdError:
         )
     if snapshot.state is SnapshotState.LOST:
         return DataLoss(
-            f"snapshot {short(snapshot.id)} was lost when the machine went down before it was stored, or is damaged; "
+            f"snapshot {short(snapshot.id)} was lost when the machine went down or a write to the disk failed before it was stored, "
+            f"or is damaged; "
             f"`snapshotd log {short(snapshot.trajectory)}` shows the last good one before it"
         )
     return DataLoss(

@@ -29,9 +29,13 @@ def open_view(context: Context, snapshot: Snapshot) -> View:
 
 def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | None:
     """The snapshot through `stack`; None where a layer is not there, and the repository has to do. DataLoss: it is
-    lost."""
+    lost, or its layers may have other bytes than were written. Unsupported: they cannot be reached."""
     if snapshot.state is SnapshotState.LOST:
         raise gone(snapshot)
+    if snapshot.state is SnapshotState.CAPTURED:
+        context.store.proof.prove(stack.layers)
+    elif context.store.proof.failed:
+        return None
     # A lazy layer is read through the mount that our own child serves; the repository is the shorter way, as soon as it
     # has the snapshot.
     lazy = any(context.store.lazy(layer) for layer in stack.layers)
@@ -175,7 +179,7 @@ def restore(context: Context, ref: str, to: Path, path: bytes, namespace_pid: in
         parent = as_seen_by(namespace_pid, lambda: os.open(to.parent, files.DIR_FLAGS & ~os.O_NOFOLLOW))
     except OSError as exc:
         raise UsageError(
-            f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror})"
+            f"cannot restore to {str(to)!r}: its parent directory cannot be opened ({exc.strerror}); make it first"
         ) from exc
     staging = f".{to.name}.snapshotd-{snapshot.id[:8]}"
     try:

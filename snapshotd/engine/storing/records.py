@@ -42,6 +42,7 @@ from snapshotd.engine.storing.record_entries import entry_document, read_entries
 from snapshotd.engine.storing.record_fields import ANY_TIME, DIGEST, ID, MAX_JSON_DEPTH, Fields, nests_deeper, shallow
 from snapshotd.errors import DataLoss, InternalError, VersionMismatch
 from snapshotd.types import (
+    KNOWN_NAME_PATTERN,
     NAME_PATTERN,
     AgentSpec,
     BlobID,
@@ -345,7 +346,7 @@ def _finite(text: str) -> float:
 
 
 def _read_tags(top: Fields) -> Tags:
-    tags = top.within("tags").every(NAME_PATTERN, ID)
+    tags = top.within("tags").every(KNOWN_NAME_PATTERN, ID)
     at_ns = top.integer("at_ns", ANY_TIME)
     known = {name: SnapshotID(snapshot) for name, snapshot in tags.items()}
     return Tags(known, at_ns, _leftover(top.whole, _tags_document(known, at_ns)))
@@ -405,7 +406,7 @@ def _read_trajectory(fields: Fields, head: SnapshotID) -> Trajectory:
     forked_from, experiment, began = (fields.text_or_none(name, ID) for name in ("forked_from", "experiment", "began"))
     return Trajectory(
         TrajectoryID(fields.text("id", ID)),
-        fields.text_or_none("name", NAME_PATTERN),
+        fields.text_or_none("name", KNOWN_NAME_PATTERN),
         SandboxSpec(
             ImageID(spec.text("image", ID)),
             spec.text("runtime", NAME_PATTERN),

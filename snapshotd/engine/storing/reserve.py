@@ -11,7 +11,7 @@ import logging
 import os
 from pathlib import Path
 
-from snapshotd.kernel.files import reserve_file
+from snapshotd.kernel.files import allocated_bytes, reserve_file
 
 MAX_BYTES = 32 << 20
 MIN_BYTES = 4 << 20
@@ -24,10 +24,7 @@ def adjust(state_dir: Path) -> None:
     """Give the reserve up if less than half of its size is free, make or enlarge it if there is plenty. Never fails for
     lack of space."""
     path = state_dir / "reserve"
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        size = 0
+    size = allocated_bytes(path)
     st = os.statvfs(state_dir)
     free = st.f_bavail * st.f_frsize
     wanted = min(free // _SHARE, MAX_BYTES)
@@ -35,6 +32,6 @@ def adjust(state_dir: Path) -> None:
         _log.warning(
             "the disk of %s is full: the reserve of %d bytes is given up until there is space again", state_dir, size
         )
-        path.unlink()
+        path.unlink(missing_ok=True)
     elif wanted >= max(MIN_BYTES, 2 * size):
         reserve_file(path, wanted)

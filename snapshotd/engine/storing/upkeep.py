@@ -202,11 +202,13 @@ class Upkeep:
         with self._one_at_a_time:
             with self._archive.paused():
                 sizes = self._output_sizes()
-                actions = list(self._archiver.repair(progress).actions)
+                repaired = self._archiver.repair(progress)
+                actions = list(repaired.actions)
                 progress("checking every byte")
                 bad = self._unreadable(progress)
                 actions += self._images_again(bad)
-                actions += self._drop_outputs(bad, sizes)
+                dropped = self._drop_outputs(bad, sizes)
+                actions += dropped
             self._archive.retry()
             stored = [
                 s for s in self._context.catalog.all_snapshots() if s.tree in bad and s.state is SnapshotState.STORED
@@ -226,6 +228,8 @@ class Upkeep:
                 ]
             with self._archive.paused():
                 actions += self._records_again(bad)
+            if repaired.gone and (lost or dropped):  # else nothing needed them, or the layers still had them
+                actions.append(f"{len(repaired.gone)} objects cannot be brought back")
             self._context.catalog.flush()
             return RepairReport(tuple(actions), tuple(s.id for s in lost))
 

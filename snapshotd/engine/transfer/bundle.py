@@ -33,7 +33,17 @@ from snapshotd.repo.base import Reader, Repository
 from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
-from snapshotd.types import NAME_PATTERN, BlobID, Image, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, short
+from snapshotd.types import (
+    KNOWN_NAME_PATTERN,
+    BlobID,
+    Image,
+    JournalEntry,
+    Message,
+    Snapshot,
+    SnapshotID,
+    Trajectory,
+    short,
+)
 
 FORMAT = "snapshotd bundle"
 VERSION = 2
@@ -316,7 +326,7 @@ class BundleReader:
             reader.layer(n)             # a stream to be read to its end, or None
         reader.finish()                 # only then is any of it what somebody has written as a whole
 
-    Errors: UsageError (damaged, cut off, malformed), LimitExceeded, VersionMismatch; what `read` raises. Memory: some
+    Errors: UsageError (no bundle), DataLoss (damaged, cut off, malformed), LimitExceeded, VersionMismatch; what `read` raises. Memory: some
     MiB and one record.
     """
 
@@ -327,20 +337,20 @@ class BundleReader:
         self._member: Member | None = None
         try:
             self._advance()
-        except UsageError as exc:
+        except (UsageError, DataLoss) as exc:
             raise UsageError(
                 "this is no bundle of snapshotd, or its beginning is damaged; `snapshotd export` makes one"
             ) from exc
         head = self._json(self._take(_HEAD, _MAX_HEAD_BYTES))
         since, snapshots = head.get("since"), head.get("snapshots")
         if not isinstance(snapshots, list) or not snapshots or not all(_is_id(one) for one in snapshots):
-            raise UsageError("the bundle is malformed: it does not say which snapshots it holds")
+            raise DataLoss("the bundle is malformed: it does not say which snapshots it holds")
         if len(snapshots) > MAX_SNAPSHOTS:
             raise LimitExceeded(
                 f"the bundle holds {len(snapshots)} snapshots; {MAX_SNAPSHOTS} is the most that is taken at once"
             )
         if (since is not None and not _is_id(since)) or len({since, *snapshots}) != 1 + len(snapshots):
-            raise UsageError("the bundle is malformed: its snapshots do not follow each other")
+            raise DataLoss("the bundle is malformed: its snapshots do not follow each other")
         self.since = SnapshotID(since) if since is not None else None
         self.snapshots = tuple(SnapshotID(one) for one in snapshots)
         self.tags = _tags(head, set(snapshots))
@@ -379,11 +389,11 @@ class BundleReader:
         """Make sure that the bundle ends here and is whole."""
         expected = self._stream.digest_before_header
         if self._take(_TRAILER, 100) != expected.encode() + b"\n":
-            raise UsageError("the bundle is damaged: its checksum does not match; copy it again")
+            raise DataLoss("the bundle is damaged: its checksum does not match; copy it again")
         if self._member is not None:
-            raise UsageError(f"the bundle is malformed: {_shown(self._member.path)} comes after its end")
+            raise DataLoss(f"the bundle is malformed: {_shown(self._member.path)} comes after its end")
         if not self._tar.ended_by_marker or self._stream.read(BLOCK + 1) != bytes(BLOCK):
-            raise UsageError("the bundle is malformed: it does not end where it must")
+            raise DataLoss("the bundle is malformed: it does not end where it must")
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -395,14 +405,14 @@ class BundleReader:
     def _advance(self) -> None:
         self._member = next(self._members, None)
         if self._member is not None and (self._member.kind is not MemberKind.FILE or self._member.extents is not None):
-            raise UsageError(f"the bundle is malformed: {_shown(self._member.path)} is not a plain file")
+            raise DataLoss(f"the bundle is malformed: {_shown(self._member.path)} is not a plain file")
 
     def _take(self, name: bytes, limit: int) -> bytes:
         """The present file, which must be called `name`, as a whole; then go on to the next."""
         if self._member is None:
-            raise UsageError(f"the bundle is cut off: {name.decode()} is missing; copy it again")
+            raise DataLoss(f"the bundle is cut off: {name.decode()} is missing; copy it again")
         if self._member.path != name:
-            raise UsageError(
+            raise (UsageError if name == _HEAD else DataLoss)(
                 f"this is no bundle, or it is malformed: {_shown(self._member.path)} stands where {name.decode()} must be"
             )
         if self._member.size > limit:
@@ -417,7 +427,7 @@ class BundleReader:
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as exc:
-            raise UsageError("the bundle is malformed: its head is not JSON") from exc
+            raise DataLoss("the bundle is malformed: its head is not JSON") from exc
         if not isinstance(value, dict) or value.get("format") != FORMAT or type(value.get("version")) is not int:
             raise UsageError("this is no bundle of snapshotd; `snapshotd export` makes one")
         if value["version"] > VERSION:
@@ -488,16 +498,16 @@ class _Stream:
         while not self._unpacker.eof:
             packed = self._packed or self._source(_READ_BYTES)
             if not packed:
-                raise UsageError("the bundle is cut off; copy it again")
+                raise DataLoss("the bundle is cut off; copy it again")
             try:
                 data = self._unpacker.decompress(packed, size)
             except zlib.error as exc:
-                raise UsageError(f"the bundle is damaged: it cannot be unpacked ({exc}); copy it again") from exc
+                raise DataLoss(f"the bundle is damaged: it cannot be unpacked ({exc}); copy it again") from exc
             self._packed = self._unpacker.unconsumed_tail
             if data:
                 return data
         if self._unpacker.unused_data or self._packed or self._source(1):
-            raise UsageError("the bundle is malformed: something follows its end")
+            raise DataLoss("the bundle is malformed: something follows its end")
         return b""
 
 
@@ -505,12 +515,10 @@ def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
     """The tags of the bundle's snapshots, by name."""
     tags = head.get("tags") if head["version"] > 1 else {}
     if not isinstance(tags, dict):
-        raise UsageError("the bundle is malformed: it does not say which tags its snapshots have")
+        raise DataLoss("the bundle is malformed: it does not say which tags its snapshots have")
     for name, snapshot in tags.items():
-        if not NAME_PATTERN.fullmatch(name) or not isinstance(snapshot, str) or snapshot not in snapshots:
-            raise UsageError(
-                f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it"
-            )
+        if not KNOWN_NAME_PATTERN.fullmatch(name) or not isinstance(snapshot, str) or snapshot not in snapshots:
+            raise DataLoss(f"the bundle is malformed: {ascii(name)[:100]} cannot be a tag, or names no snapshot of it")
     return {name: SnapshotID(snapshot) for name, snapshot in tags.items()}
 
 

@@ -31,7 +31,7 @@ from snapshotd.engine.secrecy import TENANT
 from snapshotd.engine.storing import records
 from snapshotd.engine.transfer.bundle import BundleReader, LayerStream
 from snapshotd.engine.transfer.import_checks import checked_agent, checked_env, checked_text, decoded
-from snapshotd.errors import NO_ROOM, Conflict, LimitExceeded, NotFound, OutOfSpace, UsageError
+from snapshotd.errors import NO_ROOM, Conflict, DataLoss, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.formats.ingest import TarLimits, ingest_tar
 from snapshotd.formats.tar_reader import BLOCK
@@ -39,6 +39,7 @@ from snapshotd.layers.merge import merge
 from snapshotd.repo.base import Reader
 from snapshotd.trees.base import Warnings
 from snapshotd.types import (
+    ID_FORM,
     NAME_PATTERN,
     BlobID,
     Image,
@@ -68,6 +69,7 @@ _READ_BYTES = 1 << 20
 _WARNINGS_LIMIT = 200
 _PADDING_BYTES = 64 << 10
 _SEQ_LIMIT = 1 << 53
+_NOT_TAKEN = "could be taken for an id, or is in a user's own space"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ def import_bundle(
     image. `name`: for the last trajectory.
 
     The snapshots are `captured` when this returns; the caller has them archived. If all of them are here already, none
-    is taken, and the trajectories are those that hold them. UsageError (malformed, damaged, cut off), NotFound (the
+    is taken, and the trajectories are those that hold them. UsageError (no bundle), DataLoss (malformed,
+    damaged, cut off), NotFound (the
     snapshot it builds on), Conflict (some snapshots, or `name`, are here already; the base lost its files),
     LimitExceeded, OutOfSpace, VersionMismatch.
     """
@@ -139,6 +142,15 @@ def import_bundle(
             ) from exc
         finally:
             importer.end()
+
+
+@contextlib.contextmanager
+def _one_that_is_whole() -> Iterator[None]:
+    """It began as a bundle: whatever an archive in it says wrong from here on is damage, and no mistake of the caller."""
+    try:
+        yield
+    except UsageError as exc:
+        raise DataLoss(f"the bundle is damaged: {exc.message}") from exc
 
 
 class _Importer:
@@ -165,19 +177,22 @@ class _Importer:
 
     def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
         reader = BundleReader(read, self._left.bytes)
-        if name is not None and not NAME_PATTERN.fullmatch(name):
+        if name is not None and not _may_be_taken(name):
             raise UsageError(
-                f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit"
+                f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit, "
+                "and not what could be taken for an id"
             )
         known = self._known(reader.snapshots)
         if len(known) == len(reader.snapshots):
-            return self._again(reader, known, name, progress)
+            with _one_that_is_whole():
+                return self._again(reader, known, name, progress)
         self._check_free(known, name)
         line = self._begin(reader.since)
-        for number, snapshot_id in enumerate(reader.snapshots):
-            progress(f"snapshot {number + 1} of {len(reader.snapshots)}")
-            self._snapshot(reader, number, snapshot_id, line)
-        reader.finish()
+        with _one_that_is_whole():
+            for number, snapshot_id in enumerate(reader.snapshots):
+                progress(f"snapshot {number + 1} of {len(reader.snapshots)}")
+                self._snapshot(reader, number, snapshot_id, line)
+            reader.finish()
         hit("engine.import.ingested")
         trajectories = self._commit(reader, name)
         hit("engine.import.committed")
@@ -261,7 +276,11 @@ class _Importer:
         """The tags of the bundle that are free here. `names`: names of trajectories, the bundle's included."""
         here = self._context.catalog.tags()
         for name, snapshot_id in reader.tags.items():
-            if name in names:
+            if not _may_be_taken(name):
+                self._warnings.add(
+                    f"the tag {name} was not taken, because it {_NOT_TAKEN}; give {short(snapshot_id)} another one"
+                )
+            elif name in names:
                 self._warnings.add(
                     f"the tag {name} was not taken, because a trajectory has that name here; give {short(snapshot_id)} another one"
                 )
@@ -309,7 +328,7 @@ class _Importer:
             or not fits
             or snapshot.seq > _SEQ_LIMIT
         ):
-            raise UsageError(
+            raise DataLoss(
                 f"the bundle is malformed: the record of snapshot {short(snapshot_id)} does not fit into its line"
             )
         trajectory = self._trajectory(record, line)
@@ -349,7 +368,7 @@ class _Importer:
         if theirs.id == last and seq > line.seq:
             return self._trajectories[theirs.id]
         if theirs.id in self._trajectories:
-            raise UsageError("the bundle is malformed: its snapshots are not in the order of their trajectories")
+            raise DataLoss("the bundle is malformed: its snapshots are not in the order of their trajectories")
         if len(self._trajectories) >= MAX_TRAJECTORIES:
             raise LimitExceeded(
                 f"the bundle holds more than {MAX_TRAJECTORIES} trajectories; export fewer at a time, since a snapshot"
@@ -379,13 +398,13 @@ class _Importer:
         wanted = set(snapshot.call.outputs)
         for blob in reader.outputs():
             if blob not in wanted or blob in self._outputs:
-                raise UsageError(f"the bundle is malformed: the output {blob} is not expected there")
+                raise DataLoss(f"the bundle is malformed: the output {blob} is not expected there")
             with self._context.spool.writer() as writer:
                 for piece in reader.pieces():
                     writer.write(piece)
                 self._outputs[blob] = writer.save()
         if not wanted <= self._outputs.keys():
-            raise UsageError(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
+            raise DataLoss(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
 
     # -- layers --------------------------------------------------------------------------------------------------------
 
@@ -394,10 +413,10 @@ class _Importer:
         stream = reader.layer(number)
         if stream is None:
             if has_files and line.whole:
-                raise UsageError("the bundle is malformed: it lacks the files of its first snapshot")
+                raise DataLoss("the bundle is malformed: it lacks the files of its first snapshot")
             return 0
         if not has_files:
-            raise UsageError("the bundle is malformed: it holds files of a snapshot that has none")
+            raise DataLoss("the bundle is malformed: it holds files of a snapshot that has none")
         self._compact(line)
         layer = self._create()
         fd = self._store.read_upper(layer)
@@ -457,6 +476,9 @@ class _Importer:
             own = made.name
             if made is next(reversed(self._trajectories.values())) and name is not None:
                 own = name
+            elif own is not None and not _may_be_taken(own):
+                self._warnings.add(f"the trajectory {own} was imported without its name, which {_NOT_TAKEN}")
+                own = None
             elif own is not None and (own in names or own in here):
                 self._warnings.add(f"the trajectory {own} was imported without its name, which is taken here")
                 own = None
@@ -522,6 +544,10 @@ def _run(levels: list[int]) -> int | None:
     return None
 
 
+def _may_be_taken(name: str) -> bool:
+    return bool(NAME_PATTERN.fullmatch(name)) and not ID_FORM.fullmatch(name)
+
+
 def _to_the_end(stream: LayerStream) -> None:
     """Skip the second half of the end marker, and the zeros that tars are padded with."""
     for _ in range(_PADDING_BYTES // BLOCK):
@@ -530,4 +556,4 @@ def _to_the_end(stream: LayerStream) -> None:
             return
         if rest.strip(b"\0"):
             break
-    raise UsageError("the bundle is malformed: something follows the end of a layer")
+    raise DataLoss("the bundle is malformed: something follows the end of a layer")

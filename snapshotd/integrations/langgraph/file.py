@@ -10,6 +10,7 @@ import fcntl
 import os
 from pathlib import Path
 
+from snapshotd.errors import DataLoss
 from snapshotd.sqlite import Database, Form, create, creating
 
 FORM = Form(
@@ -134,9 +135,19 @@ def _make(path: Path) -> None:
         if not path.exists():
             fcntl.flock(folder, fcntl.LOCK_EX)
             if not path.exists():
+                _check_log(path)
                 create(path, FORM)
     finally:
         os.close(folder)
+
+
+def _check_log(path: Path) -> None:
+    """DataLoss when a log says that there was a file: a new one in its place would hide that all threads are gone."""
+    log = path.with_name(f"{path.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise DataLoss(
+            f"{FORM.what} {path} is missing although its log {log.name} is there: {FORM.remedy}, or remove the log, too, to begin anew"
+        )
 
 
 def _migrate(database: Database) -> None:

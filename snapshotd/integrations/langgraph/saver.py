@@ -35,6 +35,7 @@ from snapshotd.integrations.langgraph.daemon.bindings import Bindings
 from snapshotd.integrations.langgraph.daemon.interrupts import INTERRUPT, NO_TASK, RESUME, is_taken
 from snapshotd.integrations.langgraph.daemon.sandboxes import Sandboxes
 from snapshotd.integrations.langgraph.file import open_file
+from snapshotd.integrations.langgraph.readable import Dumper
 from snapshotd.integrations.langgraph.reading import CheckpointReader
 from snapshotd.integrations.langgraph.removal import Removal
 from snapshotd.integrations.langgraph.templates import Held, Templates
@@ -83,7 +84,7 @@ class SnapshotdSaver(Asynchronous):
         self._seen = self._all if path == ":memory:" else Checkpoints(open_file(path))
         self._removal = Removal(self._all)
         self._reader = CheckpointReader(self._all, self._seen)
-        self._templates = Templates()
+        self._templates, self._dumper = Templates(), Dumper()
         self._latest: OrderedDict[tuple[str, str, str], _Latest] = OrderedDict()
         self._latest_bytes = 0
         self._guard = threading.Lock()
@@ -180,7 +181,7 @@ class SnapshotdSaver(Asynchronous):
                 WRITES_IDX_MAP.get(channel, index),
                 path,
                 name_of("channel", channel),
-                self._all.values.cut(*self.serde.dumps_typed(value)),
+                self._all.values.cut(*self._dumper.dump(self.serde, value)),
                 replaces,
             )
             for index, (channel, value) in enumerate(writes)
@@ -330,7 +331,7 @@ class SnapshotdSaver(Asynchronous):
                     values[channel] = old[channel]
                     continue
                 if channel not in made:  # else something was removed meanwhile, and nothing is shared any more
-                    made[channel] = self._all.values.cut(*self.serde.dumps_typed(value), grown.get(channel))
+                    made[channel] = self._all.values.cut(*self._dumper.dump(self.serde, value), grown.get(channel))
                 values[channel] = made[channel]
             grown = {channel: value for channel, value in (grown | made).items() if channel in values}
             stored = self._all.put(

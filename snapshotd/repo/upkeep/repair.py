@@ -142,8 +142,6 @@ class _Repair:
         self._gone |= old.keys() - chosen.keys()
         self._set_aside(found)
         self._forget_unreadable(suspicious, None if index is None else old.keys())
-        if self._gone:
-            self._actions.append(f"{len(self._gone)} objects cannot be brought back")
         return RepairResult(tuple(self._actions), tuple(sorted(raw.hex() for raw in self._gone)))
 
     def _copy_intact(self, found: Survey, chosen: dict[bytes, IndexEntry]) -> list[PackRow]:

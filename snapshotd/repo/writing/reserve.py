@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snapshotd.kernel.files import reserve_file
+from snapshotd.kernel.files import allocated_bytes, reserve_file
 
 RESERVE_BYTES = 6 << 20
 """SQLite's log is reused from its beginning after 1,000 pages of 4 KiB; one transaction on a full disk adds some
@@ -23,9 +23,12 @@ def path_of(index_path: Path) -> Path:
 
 
 def make(index_path: Path) -> None:
-    """Keep space back, unless that was done or there is little left. Never an error for want of space."""
+    """Keep space back for an index, unless that was done, there is none yet or little is left. Never an error for want of
+    space."""
+    if not index_path.exists():
+        return
     path = path_of(index_path)
-    if path.exists() and path.stat().st_size == RESERVE_BYTES:
+    if allocated_bytes(path) >= RESERVE_BYTES:
         return
     free = os.statvfs(index_path.parent)
     if free.f_bavail * free.f_frsize < _PLENTY * RESERVE_BYTES:

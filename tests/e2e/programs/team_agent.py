@@ -1,6 +1,7 @@
 """Anthropic messages without any client: a tool `agent` leads a conversation of its own, side by side with others, as
 Claude Code's sub-agents do. Input of tools is sent back with a field that the model left out, and the title of the
-conversation is asked for on the way. `--continue` goes on with the conversation that /root/session.json holds."""
+conversation is asked for on the way. With LAST_FIRST in the environment, results are sent in the other order.
+`--continue` goes on with the conversation that /root/session.json holds."""
 
 import http.client
 import json
@@ -58,6 +59,8 @@ def talk(system: str, messages: list, keep: bool = False) -> str:
             thread.join()
         if None in results:
             os._exit(1)
+        if "LAST_FIRST" in os.environ:
+            results.reverse()
         messages.append({"role": "user", "content": results})
 
 

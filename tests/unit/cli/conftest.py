@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from snapshotd.cli.main import main
+from snapshotd.engine.host import doctor
 from snapshotd.types import new_id
+from tests.unit.cli.world import World
 from tests.unit.daemon.process import Daemon
 
 
@@ -60,3 +62,21 @@ def box(cli: Cli) -> str:
     name = f"box-{new_id()[:8]}"
     assert cli("create", "--name", name).code == 0
     return name
+
+
+@pytest.fixture
+def edited(daemon: Daemon) -> Daemon:
+    """With a snapshot `box`, whose state has a list."""
+    daemon.client.create(name="box")
+    daemon.client.exec("box", ["remember", "tasks", "a,b"])
+    return daemon
+
+
+@pytest.fixture
+def world(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(daemon.state_dir))
+    monkeypatch.setenv("SNAPSHOTD_SOCKET", str(daemon.socket_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)  # whose the folder is; the daemon is there
+    monkeypatch.setattr(doctor, "setup", lambda _: [doctor.Check("git", ok=True, detail="installed")])
+    return World(daemon, tmp_path)

@@ -55,8 +55,10 @@ def test_approvals_are_listed_and_shown(cli: Cli, box: str) -> None:
     ):
         assert expected in shown
     view = cli("approval", "--json", identity).json
-    assert list(view) == ["approval", "trajectory", "files", "more", "since"]
-    assert base64.b64decode(view["files"][0]["path_b64"]) == b"/workspace/0\xff.txt"
+    (listed,) = [one for one in cli("approvals", "--json").json if one["id"] == identity]
+    assert {key: view[key] for key in listed} == listed
+    assert list(view)[len(listed) :] == ["changes", "more", "since"]
+    assert base64.b64decode(view["changes"][0]["path_b64"]) == b"/workspace/0\xff.txt"
 
 
 def test_an_approval_is_given_once(cli: Cli, box: str, tmp_path: Path) -> None:
@@ -117,9 +119,9 @@ def test_approvals_are_watched(daemon: Daemon) -> None:
 
 def test_an_approval_of_a_run_is_a_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     events = [
-        {"event": "approval", "id": "a" * 32, "tool": "deploy\x1b", "status": "pending"},
-        {"event": "approval", "id": "a" * 32, "tool": "deploy", "status": "approved"},
-        {"event": "finished", "trajectory": "b" * 32, "exit_code": 0, "snapshots": 1},
+        {"event": "approval", "id": "a" * 32, "name": "deploy\x1b", "status": "pending"},
+        {"event": "approval", "id": "a" * 32, "name": "deploy", "status": "approved"},
+        {"event": "finished", "trajectory": "b" * 32, "exit_code": 0, "snapshot_count": 1},
     ]
     monkeypatch.setattr("snapshotd.client.client.Snapshotd.events", lambda *_, **__: iter(events))
     lines = cli("run", "--", "ls").err.splitlines()
@@ -151,7 +153,7 @@ def test_the_store(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli("store", "ls", space, "--limit", "1", "--after", "other").out.splitlines()[1].split()[1] == "plan"
     assert cli("store", "ls", space, "--tenant", "else").out.count("\n") == 1
     assert cli("store", "rm", space, "plan", "--if-version", "1").code == 6
-    assert cli("store", "rm", space, "plan", "--json").json == {"removed": "plan"}
+    assert cli("store", "rm", space, "plan", "--json").json == {"removed": ["plan"]}
     assert cli("store", "get", space, "plan").code == 4
     versions = cli("store", "history", space, "plan").out.splitlines()[1:]
     assert [line.split()[2] for line in versions] == ["3", "2", "1"]

@@ -22,8 +22,9 @@ def test_create_prints_the_id(cli: Cli) -> None:
 def test_exec_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
     done = cli("exec", "--json", box, "--", "fail", "7", "oops")
     assert done.code == 7
-    assert list(done.json) == ["exit_code", "stdout", "stderr", "snapshot"]
-    assert done.json == {"exit_code": 7, "stdout": "", "stderr": "oops\n", "snapshot": done.json["snapshot"]}
+    assert list(done.json) == ["exit_code", "timed_out", "stdout", "stderr", "snapshot"]
+    told = {"exit_code": 7, "timed_out": False, "stdout": "", "stderr": "oops\n"}
+    assert done.json == {**told, "snapshot": done.json["snapshot"]}
     assert done.json["snapshot"] in cli("log", "-q", "--no-trunc", box).out.split()
 
 
@@ -107,7 +108,7 @@ def test_run_json_is_one_event_per_line_ending_with_finished(cli: Cli, agent: st
     events = [json.loads(line) for line in done.out.splitlines()]
     assert [event["event"] for event in events] == ["started", "output", "snapshot", "finished"]
     assert events[-1]["exit_code"] == 3
-    assert events[-1]["snapshots"] == 2
+    assert events[-1]["snapshot_count"] == 2
     assert events[-1]["trajectory"] == events[0]["trajectory"]
     assert done.err == ""
 
@@ -177,9 +178,37 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
 def test_log_as_a_table(cli: Cli, box: str) -> None:
     cli("exec", box, "--", "fail", "2", "x")
     header, first, second = cli("log", box).out.splitlines()
-    assert header.split() == ["SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"]
+    assert header.split() == [
+        "SEQ",
+        "SNAPSHOT",
+        "TOOL",
+        "STATUS",
+        "EXIT",
+        "FILES",
+        "BYTES",
+        "PAUSE",
+        "STATE",
+        "TAGS",
+        "ARGUMENT",
+    ]
     assert first.split()[2:4] == ["start", "done"]
-    assert second.split()[2:] == ["exec", "failed", "2", "+1", "~2", "-0", "1.2", "KiB", "2.1", "ms", "captured", "-"]
+    assert second.split()[2:] == [
+        "exec",
+        "failed",
+        "2",
+        "+1",
+        "~2",
+        "-0",
+        "1.2",
+        "KiB",
+        "2.1",
+        "ms",
+        "captured",
+        "-",
+        "fail",
+        "2",
+        "x",
+    ]
 
 
 def test_ls_and_ps(cli: Cli, box: str) -> None:
@@ -289,7 +318,7 @@ def test_restore(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert done.err == "snapshotd: warning: one fifo was left out\n1 files and 1 directories, 0 B, in out\n"
     assert (tmp_path / "out" / "path").exists(), "a relative target means the client's folder"
     assert cli("restore", box, "--to", "out").code == 6
-    assert cli("restore", box, "--to", "out2", "--path", "/workspace", "--json").json["files"] == 1
+    assert cli("restore", box, "--to", "out2", "--path", "/workspace", "--json").json["file_count"] == 1
 
 
 def test_tag(cli: Cli, box: str) -> None:
@@ -300,7 +329,7 @@ def test_tag(cli: Cli, box: str) -> None:
     cli("exec", box, "--", "ls")
     assert cli("tag", box, name).code == 6
     assert cli("tag", "--move", box, name).code == 0
-    assert cli("tag", "--delete", name, "--json").json == {"deleted": name}
+    assert cli("tag", "--delete", name, "--json").json == {"removed": [name]}
     assert cli("tag", "--delete", name).code == 4
     assert cli("tag", box).code == 2
     assert cli("tag", box, "../x").code == 2
@@ -325,7 +354,7 @@ def test_images(cli: Cli) -> None:
 
 def test_version_and_daemon_status(cli: Cli) -> None:
     versions = cli("version", "--json").json
-    assert versions["client"] == versions["daemon"]
+    assert versions["client_version"] == versions["daemon_version"]
     assert cli("daemon", "--status", "--json").json["engine"] == "fake"
     assert cli("daemon", "--status", "--stop").code == 2
     assert cli("--version").out.startswith("snapshotd ")

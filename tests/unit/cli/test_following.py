@@ -18,23 +18,23 @@ SNAPSHOT = {
     "event": "snapshot",
     "id": "c" * 32,
     "seq": 1,
-    "tool": "shell",
+    "name": "shell",
     "status": "done",
-    "files": None,
+    "files": {"added": 1, "changed": 0, "deleted": 0, "bytes": 4},
     "pause_ms": 2.0,
 }
 EVENTS: list[dict[str, Any]] = [
-    {"event": "started", "trajectory": TRAJECTORY, "snapshot": "b" * 32, "runtime": "runc", "image": "default"},
+    {"event": "started", "trajectory": TRAJECTORY, "snapshot": "b" * 32, "runtime": "runc", "image_name": "default"},
     {"event": "output", "stream": "stdout", "data_b64": "b25lCg=="},
     SNAPSHOT,
     {"event": "output", "stream": "stdout", "data_b64": "dHdvCg=="},
-    {"event": "finished", "trajectory": TRAJECTORY, "exit_code": 3, "snapshots": 2, "status": "failed"},
+    {"event": "finished", "trajectory": TRAJECTORY, "exit_code": 3, "snapshot_count": 2, "status": "failed"},
 ]
 INTERRUPTED = {
     "event": "finished",
     "trajectory": TRAJECTORY,
     "exit_code": None,
-    "snapshots": 2,
+    "snapshot_count": 2,
     "status": "interrupted",
 }
 

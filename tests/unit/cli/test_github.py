@@ -8,6 +8,7 @@ import pytest
 
 from snapshotd.cli.github import GitHub
 from snapshotd.errors import UsageError
+from tests.unit.cli.conftest import Cli
 
 
 @pytest.fixture
@@ -60,3 +61,23 @@ def test_outside_of_a_step_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("GITHUB_OUTPUT", raising=False)
     with pytest.raises(UsageError, match="GITHUB_OUTPUT is not set"):
         GitHub()
+
+
+def test_a_command_that_fails_in_a_step_is_an_annotation(step: Path, cli: Cli, box: str) -> None:
+    (step / "full").mkdir()
+    (step / "full" / "file").touch()
+    for words, why in (
+        (["restore", "nothing", "--to", str(step / "out")], "nothing"),
+        (["restore", box, "--to", str(step / "full")], "is not empty"),
+        (["exec", box, "--", "missing"], "no such program"),
+        (["tag", "nothing", "best"], "nothing"),
+    ):
+        failed = cli(words[0], "--github", *words[1:])
+        assert failed.code != 0
+        line, message = failed.err.splitlines()
+        assert line.startswith(f"::error title=snapshotd {words[0]}::")
+        assert why in line
+        assert message == "snapshotd: " + line.split("::", 2)[2]
+    assert (
+        cli("restore", "--json", "--github", "nothing", "--to", str(step / "out")).json["error"]["code"] == "NotFound"
+    )

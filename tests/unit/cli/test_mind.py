@@ -6,10 +6,8 @@ from __future__ import annotations
 import base64
 import json
 import pty
-import select
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ import pytest
 from snapshotd.cli.follow import ReplayLine
 from snapshotd.types import short
 from tests.unit.cli.conftest import Cli
+from tests.unit.cli.terminals import edit_on_terminal
 from tests.unit.daemon.process import Daemon, environment
 
 
@@ -63,13 +62,13 @@ def test_the_journal_as_a_table_and_whole(cli: Cli, box: str) -> None:
         "side_effect",
         "key",
         "status",
-        "began_at",
+        "started_at",
         "ended_at",
         "result",
         "error",
         "facts",
         "details",
-        "after",
+        "parent",
         "snapshot",
     ]
     assert [entry["position"] for entry in whole] == [0, 1]
@@ -87,7 +86,7 @@ def test_state_and_tasks(cli: Cli, box: str) -> None:
     assert plan.split()[:3] == ["plan", "completed", "-"]
     assert build.split()[:3] == ["build", "completed", "plan"]
     assert [list(task) for task in cli("tasks", "--json", box).json] == [
-        ["name", "status", "depends", "note", "began", "ended"]
+        ["name", "status", "depends", "note", "started_in", "ended_in"]
     ] * 2
 
 
@@ -160,7 +159,7 @@ def test_replayed_calls_are_one_line_that_counts_on_a_terminal(
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     replay = ReplayLine()
     for _ in range(300):
-        assert replay.line({"event": "replayed", "tool": "x"}) is None
+        assert replay.line({"event": "replayed", "name": "x"}) is None
     assert (
         replay.line({"event": "live", "snapshot": "a" * 32, "replayed": 300})
         == "↻ 300 calls replayed; live from aaaaaaaaaaaa"
@@ -168,7 +167,7 @@ def test_replayed_calls_are_one_line_that_counts_on_a_terminal(
     shown = capsys.readouterr().err
     assert "\n" not in shown
     assert shown.endswith("↻ 300 calls replayed\r\x1b[K")
-    replay.line({"event": "replayed", "tool": "x"})
+    replay.line({"event": "replayed", "name": "x"})
     assert replay.line({"event": "finished"}) == "↻ 1 calls replayed", "it ended before it was live"
     assert replay.line({"event": "finished"}) is None
 
@@ -211,8 +210,8 @@ def test_a_preview_changes_nothing(cli: Cli, box: str) -> None:
         f'  {short(calls(cli, box)[0]["id"])}  send  {{"n": 0}}  done  no  undo send',
     ]
     preview = cli("rewind", "--preview", "--json", "--conversation", box, first).json
-    assert list(preview) == ["head", "target", "mode", "files", "file_count", "messages", "effects"]
-    assert (preview["files"], preview["mode"], len(preview["effects"])) == ([], "conversation", 1)
+    assert list(preview) == ["head", "target", "rewinds", "changes", "change_count", "messages", "effects", "left"]
+    assert (preview["changes"], preview["rewinds"], len(preview["effects"])) == ([], "conversation", 1)
     assert len(cli("log", "-q", box).out.split()) == 2
 
 
@@ -393,39 +392,6 @@ def editor(tmp_path: Path, *commands: str) -> str:
     return f"{sys.executable} {path}"
 
 
-def edit_on_terminal(daemon: Daemon, command: str, answers: str = "", *options: str) -> tuple[int, str]:
-    """`snapshotd edit` where everything is a terminal, and each question gets the next answer; its exit code and what
-    it says."""
-    ours, theirs = pty.openpty()
-    argv = [sys.executable, "-m", "snapshotd", "edit", "box", *options]
-    env = {**environment(daemon), "EDITOR": command, "VISUAL": command}
-    with open(ours, "r+b", buffering=0) as terminal:
-        with open(theirs, "r+b", buffering=0) as tty:
-            running = subprocess.Popen(argv, env=env, stdin=tty, stdout=tty, stderr=tty, start_new_session=True)
-        said, left = b"", list(answers)
-        deadline = time.monotonic() + 60
-        try:
-            while select.select([terminal], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                try:
-                    said += terminal.read(4096)
-                except OSError:
-                    break  # EIO: nobody has the other side open any more
-                if said.count(b"[Y/n]: ") > len(answers) - len(left):
-                    terminal.write(left.pop(0).encode() + b"\n")
-            return running.wait(max(0.0, deadline - time.monotonic())), said.decode()
-        finally:
-            running.kill()
-            running.wait(20)
-
-
-@pytest.fixture
-def edited(daemon: Daemon) -> Daemon:
-    """With a snapshot `box`, whose state has a list."""
-    daemon.client.create(name="box")
-    daemon.client.exec("box", ["remember", "tasks", "a,b"])
-    return daemon
-
-
 def test_an_edit_in_the_editor(edited: Daemon, tmp_path: Path) -> None:
     change = "d['messages'][1]['content'] = 'ü'; d['state'] = {'n': True}; d['result'] = [1]"
     code, said = edit_on_terminal(edited, editor(tmp_path, change), "", "--name", "made")
@@ -455,5 +421,5 @@ def test_broken_json_can_be_mended(edited: Daemon, tmp_path: Path) -> None:
 
 def test_giving_up_in_the_editor(edited: Daemon, tmp_path: Path) -> None:
     code, said = edit_on_terminal(edited, editor(tmp_path, "d['messages_before'] = 7"), "n")
-    assert (code, "cannot be changed" in said, "nothing was made" in said) == (0, True, True)
+    assert (code, "cannot be changed" in said, "nothing was changed" in said) == (1, True, True)
     assert len(edited.client.trajectories()) == 1

@@ -37,7 +37,13 @@ def fresh(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Daemon:
 
 def test_without_wait_no_answer_says_a_state(cli: Cli, box: str) -> None:
     assert sorted(cli("create", "--json").json) == ["snapshot", "trajectory"]
-    assert list(cli("exec", "--json", box, "--", "ls").json) == ["exit_code", "stdout", "stderr", "snapshot"]
+    assert list(cli("exec", "--json", box, "--", "ls").json) == [
+        "exit_code",
+        "timed_out",
+        "stdout",
+        "stderr",
+        "snapshot",
+    ]
     assert list(cli("fork", "--json", box).json) == ["experiment", "trajectories"]
     assert "state" not in cli("stop", "--json", box).json[0]
 
@@ -63,7 +69,7 @@ def test_wait_as_text(cli: Cli, box: str) -> None:
     first = cli("log", "-q", box).out.split()[0]
     assert cli("rewind", "--wait", "stored", box, first).err.endswith("2.1 ms  stored\n")
     assert "2 snapshots, stored; " in cli("run", "--wait", "stored", "--", "ls").err
-    assert {line.split()[-2] for line in cli("log", box).out.splitlines()[1:]} == {"stored"}
+    assert {item["state"] for item in cli("log", "--json", box).json} == {"stored"}
     assert "stored, captured by pivot" in cli("show", box).out
 
 
@@ -246,7 +252,7 @@ def test_prune(cli: Cli, fresh: Daemon) -> None:
     report = cli("prune", "--force", "--grace", "0", "--json")
     assert report.err == ""
     assert (report.json["dry_run"], report.json["kept"], report.json["freed_bytes"]) == (False, 1, 1000)
-    assert report.json["snapshots"][0] == {
+    assert report.json["pruned"][0] == {
         "snapshot": first.id,
         "trajectory": line.id,
         "seq": 0,
@@ -302,7 +308,7 @@ def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
     assert "`snapshotd repair`" in found.err.splitlines()[-1]
     report = cli("check", "--json")
     assert report.code == 20
-    assert report.json["snapshots"] == [line.head]
+    assert report.json["unreadable"] == [line.head]
     assert base64.b64decode(report.json["damages"][0]["path_b64"]) == b"/workspace/a\xff"
     assert "path_b64" not in report.json["damages"][1]
     repaired = cli("repair")
@@ -334,8 +340,8 @@ def test_export_to_a_file_and_back(cli: Cli, box: str, tmp_path: Path, monkeypat
     assert cli("show", "--json", f"{box}-copy").json["trajectory"] == taken.out.strip()
     assert f"warning: {3 * MIB} bytes came" in taken.err
     answer = cli("import", "box.bundle", "--wait", "stored", "--json")
-    assert list(answer.json) == ["trajectories", "snapshots", "warnings", "state"]
-    assert (answer.json["snapshots"], answer.json["state"], answer.err) == (1, "stored", "")
+    assert list(answer.json) == ["trajectories", "snapshot_count", "warnings", "state"]
+    assert (answer.json["snapshot_count"], answer.json["state"], answer.err) == (1, "stored", "")
     assert cli("import", "box.bundle", "--name", box).code == 6
 
 

@@ -103,9 +103,9 @@ class Rig:
         make(self.directory / "snapshot", snapshot)
         make(self.here, here)
 
-    def apply(self, *, dry_run: bool = False, message: str | None = None) -> ApplyInfo:
+    def apply(self, *, dry_run: bool = False, message: str | None = None, hooks: bool = False) -> ApplyInfo:
         source = Folders(self.directory / "base", self.directory / "snapshot")
-        return apply(source, self.here, dry_run=dry_run, message=message)
+        return apply(source, self.here, dry_run=dry_run, message=message, hooks=hooks)
 
     def result(self) -> dict[str, object]:
         return shown(self.here)

@@ -148,6 +148,13 @@ WARNED: dict[str, tuple[Tree, Tree, Tree, Tree, str]] = {
     "file to a link that leads out": ({"a": b"x"}, {"a": "/x"}, {"a": b"x"}, {"a": b"x"}, "a: a link that leads out"),
     "set-user-id": ({}, {"s": (b"x", 0o4755)}, {}, {"s": (b"x", 0o755)}, "s: its set-user-id"),
     "git's own": ({}, {".git/config": b"x", "d/.GIT/hooks/h": b"x"}, {}, {"d": None}, "5 changes in .git"),
+    "apply's own names": (
+        {},
+        {"pkg/.snapshotd-apply-1/journal": b"x", ".Snapshotd-Apply-2": b"x"},
+        {},
+        {"pkg": None},
+        "3 changes in .snapshotd-apply-",
+    ),
     "unknown in a directory that goes": (
         {"d/a": b"x"},
         {},
@@ -167,6 +174,17 @@ def test_what_is_never_brought_is_said(rig: Rig, case: str) -> None:
     assert rig.result() == expected
     assert len(done.warnings) == bool(warning)
     assert warning in "".join(done.warnings)
+
+
+def test_permissions_do_not_reach_a_files_other_names(rig: Rig) -> None:
+    """They may lie outside of the folder, or be none of the snapshot's."""
+    rig.prepare({"a": b"x"}, {"a": (b"x", 0o755)}, {"a": (b"x", 0o644)})
+    os.link(rig.here / "a", rig.directory / "outside")
+    os.link(rig.here / "a", rig.here / "mine")
+    assert [item.path for item in rig.apply().changes] == [b"a"]
+    assert rig.result() == {"a": (b"x", 0o755), "mine": b"x"}
+    assert (rig.directory / "outside").stat().st_mode & 0o777 == 0o644
+    assert (rig.directory / "outside").samefile(rig.here / "mine")
 
 
 def test_paths_that_lead_out_are_refused(rig: Rig) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -130,13 +131,133 @@ def test_where_no_commit_can_be_made_nothing_is_applied(rig: Rig, spoil: Callabl
     assert rig.result() == before
 
 
-def test_a_hook_that_refuses_is_told(rig: Rig) -> None:
-    hook = rig.here / ".git" / "hooks" / "pre-commit"
-    hook.write_text("#!/bin/sh\necho 'tests fail' >&2\nexit 1\n")
-    hook.chmod(0o755)
-    with pytest.raises(Conflict, match=r"are in .*git did not commit them: tests fail"):
+@pytest.fixture
+def ran(tmp_path: Path) -> Path:
+    """Made by a program that the repository names, if it runs."""
+    return tmp_path / "ran"
+
+
+def script(path: Path, text: str) -> Path:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+HOOKS = ("pre-commit", "commit-msg", "prepare-commit-msg", "post-commit", "post-index-change", "reference-transaction")
+
+
+def with_hooks(rig: Rig, ran: Path) -> None:
+    for name in HOOKS:
+        script(rig.here / ".git" / "hooks" / name, f"touch {ran}")
+
+
+def with_hooks_elsewhere(rig: Rig, ran: Path) -> None:
+    git(rig.here, "config", "core.hooksPath", "my-hooks")
+    script(rig.here / "my-hooks" / "pre-commit", f"touch {ran}")
+
+
+def with_a_monitor(rig: Rig, ran: Path) -> None:
+    git(rig.here, "config", "core.fsmonitor", str(script(rig.directory / "monitor", f"touch {ran}")))
+
+
+def with_a_monitor_of_a_submodule(rig: Rig, ran: Path) -> None:
+    sub = rig.here / "sub"
+    sub.mkdir()
+    git(sub, "init", "-q")
+    git(sub, "commit", "-q", "--allow-empty", "-m", "x")
+    git(rig.here, "-c", "advice.addEmbeddedRepo=false", "add", "sub")
+    git(rig.here, "commit", "-qm", "sub")
+    (sub / "file").touch()
+    git(sub, "config", "core.fsmonitor", str(script(rig.directory / "monitor", f"touch {ran}")))
+
+
+def with_a_missing_object(rig: Rig, ran: Path) -> None:
+    """Git would fetch it."""
+    for name, value in {
+        "core.repositoryFormatVersion": "1",
+        "extensions.partialClone": "origin",
+        "remote.origin.promisor": "true",
+        "remote.origin.url": f"ext::touch {ran}",
+        "protocol.ext.allow": "always",
+    }.items():
+        git(rig.here, "config", name, value)
+    tree = git(rig.here, "rev-parse", "HEAD^{tree}").strip()
+    (rig.here / ".git" / "objects" / tree[:2] / tree[2:]).unlink()
+
+
+@pytest.mark.parametrize(
+    "prepare", [with_hooks, with_hooks_elsewhere, with_a_monitor, with_a_monitor_of_a_submodule, with_a_missing_object]
+)
+def test_no_program_that_the_repository_names_runs(rig: Rig, ran: Path, prepare: Callable[[Rig, Path], None]) -> None:
+    prepare(rig, ran)
+    ran.unlink(missing_ok=True)
+    if prepare is with_a_missing_object:
+        with pytest.raises(Conflict, match="did not commit them"):
+            rig.apply(message=MESSAGE)
+    else:
+        assert rig.apply(message=MESSAGE).commit is not None
+    assert not ran.exists()
+    subprocess.run(["git", "-C", str(rig.here), "commit", "-qam", "by the user"], check=False, capture_output=True)
+    assert ran.exists(), "git itself would run it, so the test means something"
+
+
+@pytest.mark.parametrize(
+    ("settings", "attributes"),
+    [
+        ({"filter.x.clean": "touch {ran}; cat"}, "* filter=x\n"),
+        ({"filter.x.process": "touch {ran}"}, "* filter=x\n"),
+        ({"commit.gpgSign": "true", "gpg.program": "{program}"}, ""),
+        ({"commit.gpgSign": "true", "gpg.format": "ssh", "user.signingKey": "/k", "gpg.ssh.program": "{program}"}, ""),
+    ],
+)
+def test_a_commit_that_needs_a_program_of_the_repository_is_refused(
+    rig: Rig, ran: Path, settings: dict[str, str], attributes: str
+) -> None:
+    program = script(rig.directory / "program", f"touch {ran}; exit 1")
+    (rig.here / ".git" / "info" / "attributes").write_text(attributes)
+    for name, value in settings.items():
+        git(rig.here, "config", name, value.format(ran=ran, program=program))
+    before = rig.result()
+    with pytest.raises(UsageError, match=next(reversed(settings))):
         rig.apply(message=MESSAGE)
+    assert rig.result() == before
+    assert not ran.exists()
+    with contextlib.suppress(Conflict):
+        rig.apply(message=MESSAGE, hooks=True)
+    assert ran.exists()
+
+
+def test_programs_of_the_users_own_settings_run(rig: Rig, ran: Path) -> None:
+    with (rig.directory / "gitconfig").open("a") as config:
+        config.write(f'[filter "x"]\nclean = "touch {ran}; tr a-z A-Z"\n')
+    (rig.here / ".git" / "info" / "attributes").write_text("to-dir/in filter=x\n")
+    assert rig.apply(message=MESSAGE).commit is not None
+    assert git(rig.here, "show", "HEAD:to-dir/in") == "I"
+
+
+def test_a_hook_that_refuses_is_told(rig: Rig) -> None:
+    script(rig.here / ".git" / "hooks" / "pre-commit", "echo 'tests fail' >&2; exit 1")
+    with pytest.raises(Conflict, match=r"are in .*git did not commit them: tests fail"):
+        rig.apply(message=MESSAGE, hooks=True)
     assert (rig.here / "a").read_bytes() == b"A"
+
+
+def test_settings_of_a_filter_that_the_user_has_may_name_no_program_either(rig: Rig) -> None:
+    """`git lfs` runs the extensions that a repository names."""
+    git(rig.here, "config", "lfs.extension.x.clean", "true")
+    with pytest.raises(UsageError, match=r"lfs\.extension\.x\.clean"):
+        rig.apply(message=MESSAGE)
+
+
+def test_a_folder_that_only_looks_like_a_repository_is_none(rig: Rig) -> None:
+    """Git takes it for a bare one, with settings from an agent."""
+    sub = rig.here / "sub"
+    subprocess.run(["cp", "-r", rig.here / ".git", sub], check=True)
+    git(rig.here, "-C", str(sub), "config", "core.worktree", ".")
+    rig.here = sub
+    with pytest.raises(UsageError, match="cannot use bare repository"):
+        rig.apply(message=MESSAGE)
 
 
 def test_without_git_nothing_is_applied(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

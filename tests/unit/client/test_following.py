@@ -231,7 +231,7 @@ def test_watching_begins_with_the_call(daemon: Daemon) -> None:
     events = client.watch()
     box.exec(["ask", "deploy"])
     event = next(events)
-    assert (event["event"], event["tool"], event["trajectory"]) == ("approval", "deploy", box.id)
+    assert (event["event"], event["name"], event["trajectory"]) == ("approval", "deploy", box.id)
     client.deny(event["id"])
     assert next(events)["status"] == "denied"
     ending = threading.Thread(target=daemon.kill)

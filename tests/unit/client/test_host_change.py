@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from snapshotd import failpoints
 from snapshotd.client.apply import host_change
 from snapshotd.client.apply.apply import apply
 from snapshotd.client.apply.host_change import STAGING
-from snapshotd.errors import Conflict, NotPermitted, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, NotPermitted, UsageError
 from tests.unit.client.folders import Folders, Rig
 
 BASE: dict[str, object] = {
@@ -41,6 +42,24 @@ OLD: dict[str, object] = {**BASE, "dir-goes": None, "to-file": None, "mine": b"m
 NEW: dict[str, object] = {**SNAPSHOT, "to-dir": None, "new": None, "mine": b"mine"}
 STEPS = 18
 """Five take away what is deleted, four what is replaced, eight put something in its place, and one changes a mode."""
+
+
+@pytest.fixture(autouse=True)
+def _own_records(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def records() -> list[Path]:
+    return list((Path(os.environ["XDG_STATE_HOME"]) / "snapshotd" / "applies").iterdir())
+
+
+def name_of(record: Path) -> str:
+    return os.fsdecode(STAGING) + record.stem
+
+
+def staging_of(folder: Path) -> Path:
+    (found,) = folder.glob(os.fsdecode(STAGING) + "*")
+    return found
 
 
 @pytest.fixture
@@ -118,7 +137,7 @@ def test_an_error_at_any_step_leaves_the_folder_as_it_was(
 def test_a_kill_at_any_step_is_old_or_new(rig: Rig, failpoint: str, counts: bool) -> None:
     """The next apply begins with what was there before, or finds everything done."""
     kill_at(rig, failpoint)
-    assert os.fsencode(STAGING) in os.listdir(bytes(rig.here))
+    assert staging_of(rig.here).is_dir()
     done = apply(Folders(rig.directory / "base", rig.directory / "base"), rig.here, dry_run=False)
     assert rig.result() == (NEW if counts else OLD)
     assert ("cut off" in "".join(done.warnings)) == (not counts and failpoint != "client.apply.staged")
@@ -133,7 +152,7 @@ def test_undoing_may_be_cut_off_too(rig: Rig, monkeypatch: pytest.MonkeyPatch, c
     raise_at(monkeypatch, "client.apply.undo", count, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         rig.apply()
-    monkeypatch.undo()
+    monkeypatch.setattr(host_change, "hit", failpoints.hit)
     rig.apply()
     assert rig.result() == NEW
 
@@ -191,9 +210,9 @@ def test_a_folder_that_changes_meanwhile_is_left_alone(
     def hit(reached: str) -> None:
         if reached == "client.apply.staged":
             meanwhile(rig.here)
-            (rig.here / os.fsdecode(STAGING)).rename(rig.directory / "aside")
+            staging = staging_of(rig.here).rename(rig.directory / "aside")
             theirs.append(rig.result())
-            (rig.directory / "aside").rename(rig.here / os.fsdecode(STAGING))
+            staging.rename(rig.here / name_of(records()[0]))
 
     monkeypatch.setattr(host_change, "hit", hit)
     with pytest.raises(Conflict, match=f"'{name}' in .* changed while"):
@@ -202,39 +221,105 @@ def test_a_folder_that_changes_meanwhile_is_left_alone(
     assert theirs != [OLD]
 
 
-def journal(path: bytes, name: str) -> bytes:
+def a_step(path: bytes, name: str) -> dict[str, object]:
     stamp = {"mode": 0, "inode": 0, "size": 0, "mtime_ns": 0}
-    step = {"op": "take", "path": base64.b64encode(path).decode(), "name": name, "mode": 0, "stamp": stamp}
-    return json.dumps([step]).encode()
+    return {"op": "take", "path": base64.b64encode(path).decode(), "name": name, "mode": 0, "stamp": stamp}
+
+
+@pytest.mark.parametrize("name", [".snapshotd-apply", ".snapshotd-apply-" + "0" * 32])
+def test_a_journal_that_came_with_the_folder_is_not_obeyed(rig: Rig, name: str) -> None:
+    """It could put a hook of git's, or any other program, in place."""
+    staging = rig.here / name
+    (rig.here / ".git" / "hooks").mkdir(parents=True)
+    staging.mkdir()
+    (staging / "o0").write_bytes(b"#!/bin/sh")
+    (staging / "journal").write_text(json.dumps([a_step(b".git/hooks/pre-commit", "o0")]))
+    done = rig.apply()
+    assert done.conflicts == ()
+    assert os.listdir(rig.here / ".git" / "hooks") == []
+    assert sorted(os.listdir(staging)) == ["journal", "o0"]
+    warned = "left alone" in "".join(done.warnings)
+    assert warned == (name != ".snapshotd-apply")
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"{", b"{}x", b'["x"]', b'[{"op": "take"}]', journal(b"../x", "o0"), journal(b"x", "../x")]
+    "text", ["", "{", "{}x", "[]", "{}", a_step(b"../x", "o0"), a_step(b"x", "../x"), a_step(b"x", "")]
 )
-def test_a_journal_that_is_none_is_not_believed(rig: Rig, text: bytes) -> None:
-    """It may have come with somebody's folder."""
-    staging = rig.here / os.fsdecode(STAGING)
-    staging.mkdir()
-    (staging / "journal").write_bytes(text)
+def test_a_record_that_is_damaged_is_not_believed(rig: Rig, text: str | dict[str, object]) -> None:
+    kill_at(rig, "client.apply.placed")
+    (record,) = records()
+    inode = os.stat(rig.here).st_ino
+    record.write_text(text if isinstance(text, str) else json.dumps({"folder": "", "inode": inode, "steps": [text]}))
     before = rig.result()
-    with pytest.raises(Conflict, match="no journal"):
+    with pytest.raises(Conflict, match="no record of an apply"):
         rig.apply()
     assert rig.result() == before
+
+
+def test_a_record_is_of_one_folder(rig: Rig) -> None:
+    """A copy of a half-applied folder, as a sandbox may have one, is not undone by it, and the folder itself still is."""
+    kill_at(rig, "client.apply.placed")
+    half, rig.here = rig.here, rig.directory / "copy"
+    subprocess.run(["cp", "-a", half, rig.here], check=True)
+    before = set(os.listdir(rig.here))
+    done = rig.apply()
+    assert "left alone" in "".join(done.warnings)
+    assert set(os.listdir(rig.here)) == before
+    rig.here = half
+    assert "has been undone" in "".join(rig.apply().warnings)
+    assert rig.result() == NEW
+    assert records() == []
+
+
+def test_a_folder_that_was_moved_is_undone(rig: Rig) -> None:
+    kill_at(rig, "client.apply.placed")
+    rig.here = rig.here.rename(rig.directory / "moved")
+    assert "has been undone" in "".join(rig.apply().warnings)
+    assert rig.result() == NEW
+
+
+def test_what_was_put_in_the_place_of_an_old_file_is_not_brought_back(rig: Rig) -> None:
+    kill_at(rig, "client.apply.placed")
+    (staged,) = (path for path in staging_of(rig.here).iterdir() if path.name == "o0")
+    staged.rename(rig.directory / "real")
+    staged.write_bytes(b"somebody's")
+    with pytest.raises(Conflict, match="cannot be undone"):
+        rig.apply()
+
+
+def test_a_record_that_is_left_without_its_files_goes(rig: Rig) -> None:
+    """The user has removed them, to keep the folder as it is."""
+    kill_at(rig, "client.apply.placed")
+    subprocess.run(["rm", "-r", staging_of(rig.here)], check=True)
+    (rig.here / "changed").write_bytes(b"before")
+    rig.apply()
+    assert records() == []
+
+
+def test_records_cannot_be_kept_where_another_user_writes(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(rig.directory / "open"))
+    (rig.directory / "open" / "snapshotd" / "applies").mkdir(parents=True)
+    (rig.directory / "open" / "snapshotd" / "applies").chmod(0o777)
+    with pytest.raises(NotPermitted, match="others can write"):
+        rig.apply()
+    monkeypatch.setenv("XDG_STATE_HOME", str(rig.here / "mine"))
+    with pytest.raises(UsageError, match="XDG_STATE_HOME"):
+        rig.apply()
+    assert rig.result() == OLD
 
 
 def test_a_staging_directory_that_is_a_link_is_not_followed(rig: Rig) -> None:
     outside = rig.directory / "outside"
     outside.mkdir()
     (outside / "file").touch()
-    (rig.here / os.fsdecode(STAGING)).symlink_to("../outside")
-    with pytest.raises(SnapshotdError):
-        rig.apply()
+    (rig.here / (os.fsdecode(STAGING) + "0" * 32)).symlink_to("../outside")
+    rig.apply()
     assert os.listdir(outside) == ["file"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_another_users_leftovers_are_not_touched(rig: Rig) -> None:
-    staging = rig.here / os.fsdecode(STAGING)
+    staging = rig.here / (os.fsdecode(STAGING) + "0" * 32)
     staging.mkdir()
     os.chown(staging, 1, 1)
     with pytest.raises(NotPermitted, match="another user"):

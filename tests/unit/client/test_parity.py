@@ -29,10 +29,10 @@ OTHER_NAMES = {
     "rm": "remove",
     "shell": "exec",
     "show": "snapshot",
+    "snapshot": "take_snapshot",
     "store": "put_value",
     "tree": "all_snapshots",
     "umount": "unmount",
-    "wait": "events",
 }
 """Command to the client's method, where they do not have one name."""
 
@@ -59,6 +59,7 @@ ONLY_METHODS = {
     "lstat": "a part of `apply`",
     "merge_files": "a part of `merge`",
     "flush": "`--wait stored` calls it",
+    "wait": "`wait` follows the events, and tells the error that ended the run",
 }
 """Methods without a command of their own."""
 

@@ -59,7 +59,7 @@ from tests.unit.daemon.fake_commands import FakeCommands
 from tests.unit.daemon.fake_files import FakeFiles, entry
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
-IMAGE = t.ImageID("ima9e" + "0" * 27)
+IMAGE = t.ImageID("1ba9e" + "0" * 27)
 
 
 class _Asking(base.Asking):
@@ -306,6 +306,17 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         sink("stdout", " ".join(argv).encode() + b"\n")
         return 0
 
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> t.Snapshot:
+        line = self.trajectory(ref)
+        if line.status is not t.TrajectoryStatus.RUNNING:
+            raise Conflict(f"{line.name} is not running; `snapshotd tag {line.head[:12]} NAME` names its head")
+        if if_changed and self.files[line.head] == self.files.get(self.taken[line.head].parent or ""):
+            return self.taken[line.head]
+        taken = self._take(line, self._call("snapshot", {"name": name}, None), self.files[line.head])
+        if name is not None:
+            self.tag(taken.id, name, move=False)
+        return self.taken[taken.id]
+
     def connect(self, ref: str, port: int, ended: Callable[[], object]) -> base.Connection:
         line = self.trajectory(ref)
         if line.status is not t.TrajectoryStatus.RUNNING:
@@ -484,10 +495,18 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 
-    def folder_hook(self, user: HostUser, folder: int, agent: str, payload: dict[str, Any]) -> t.Snapshot | None:
+    def folder_session(self, user: HostUser, folder: int, hook: int, to: str) -> str | None:
+        raise NotFound("this engine has no folders")
+
+    def folder_hook(
+        self, user: HostUser, folder: int, agent: str, payload: dict[str, Any], hook: int | None = None
+    ) -> t.Snapshot | None:
         raise NotFound("this engine has no folders")
 
     def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> t.Snapshot:
+        raise NotFound("this engine has no folders")
+
+    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> t.Snapshot:
         raise NotFound("this engine has no folders")
 
     def folder_trajectory(self, user: HostUser, folder: int) -> t.Trajectory:
@@ -576,7 +595,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             )
         first, count = read(9), 15
         if first.startswith(b" damaged\n"):
-            raise UsageError("the bundle is damaged at byte 6; export it again")
+            raise DataLoss("the bundle is damaged at byte 6; export it again")
         if first.startswith(b" crash\n"):
             raise ZeroDivisionError("a defect")
         while piece := read(1 << 20):
@@ -626,7 +645,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         mounts = {str(directory): pid for (directory, _), pid in self.mounts.items()}
         return {
             "engine": "fake",
-            "trajectories": len(self.lines),
+            "trajectory_count": len(self.lines),
             "imported": imported,
             "mounts": mounts,
             "secret_names": self.secret_names,

@@ -202,7 +202,7 @@ class FakeMind(base.Engine, ABC):
         return found
 
     def preview_rewind(
-        self, ref: str, to: str, *, mode: base.RewindMode = "both", max_files: int = 1000
+        self, ref: str, to: str, *, mode: base.RewindMode = "both", max_files: int = 1000, session: str | None = None
     ) -> base.RewindPreview:
         line, target = self._target(ref, to)
         changes = (
@@ -214,7 +214,9 @@ class FakeMind(base.Engine, ABC):
         gone = () if mode == "files" else (t.Message("assistant", "to go\x1b[31m"),)
         return base.RewindPreview(line.head, target.id, mode, changes[:max_files], len(changes), gone, left)
 
-    def rewind(self, ref: str, to: str, *, mode: base.RewindMode = "both", compensate: bool = False) -> t.Snapshot:
+    def rewind(
+        self, ref: str, to: str, *, mode: base.RewindMode = "both", compensate: bool = False, session: str | None = None
+    ) -> t.Snapshot:
         line, target = self._target(ref, to)
         if line.status is not t.TrajectoryStatus.RUNNING and line.agent is None:
             raise Conflict(f"the trajectory {t.short(line.id)} is not running; fork the snapshot instead")

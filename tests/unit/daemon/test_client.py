@@ -205,9 +205,28 @@ def test_a_run_is_followed_to_its_end(client: Snapshotd, short_dir: Path) -> Non
         "event": "finished",
         "trajectory": run.id,
         "exit_code": 3,
-        "snapshots": 2,
+        "snapshot_count": 2,
         "status": "finished",
     }
+
+
+def test_a_run_and_a_forks_program_are_waited_for(client: Snapshotd, short_dir: Path) -> None:
+    agent = short_dir / "agent.py"
+    agent.write_text("print('hi')\n")
+    heard: list[bytes] = []
+    done = Sandbox.run(agent, args=["x"], on_stdout=heard.append, client=client)
+    assert (done.exit_code, done.stdout, done.status) == (3, "print('hi')\n", "finished")
+    assert b"".join(heard) == done.stdout_bytes
+    assert done.snapshot_id == client.trajectory(done.trajectory).head
+    with pytest.raises(ExecFailed, match=r"agent\.py x` ended with exit code 3"):
+        Sandbox.run(agent, args=["x"], check=True, client=client)
+    sandbox = Sandbox.run(command=["echo", "hi"], detach=True, client=client)
+    assert sandbox.wait(check=True).stdout == "echo hi\n"
+    assert client.wait(sandbox.id).status == "finished"
+    with pytest.raises(UsageError, match="detached"):
+        Sandbox.run(agent, detach=True, check=True, client=client)
+    with pytest.raises(UsageError, match="no program ever ran"):
+        Sandbox.create(client=client).wait()
 
 
 def test_images_with_progress(client: Snapshotd) -> None:

@@ -51,13 +51,13 @@ def test_the_journal_has_every_field_and_an_end(shared_daemon: Daemon, box: str)
         "side_effect": "irreversible",
         "key": None,
         "status": "done",
-        "began_at": "2023-11-14T22:13:20.123456Z",
+        "started_at": "2023-11-14T22:13:20.123456Z",
         "ended_at": "2023-11-14T22:13:20.123456Z",
         "result": None,
         "error": None,
         "facts": [],
         "details": {"compensate": {"argv": ["undo", "send"]}},
-        "after": sent["after"],
+        "parent": sent["parent"],
         "snapshot": first,
     }
     assert (ran["name"], ran["side_effect"]) == ("exec", "local")
@@ -70,7 +70,7 @@ def test_state_and_tasks(shared_daemon: Daemon, box: str) -> None:
     assert ask(shared_daemon, "GET", f"/snapshots/{box}/state")[1] == {"tasks": ["plan", "build"]}
     plan, build = ask(shared_daemon, "GET", f"/snapshots/{box}/tasks")[1]
     assert (plan["name"], plan["depends"]) == ("plan", [])
-    assert list(build) == ["name", "status", "depends", "note", "began", "ended"]
+    assert list(build) == ["name", "status", "depends", "note", "started_in", "ended_in"]
     assert (build["status"], build["depends"]) == ("completed", ["plan"])
 
 
@@ -82,10 +82,10 @@ def test_a_preview_says_what_a_rewind_does(shared_daemon: Daemon, box: str) -> N
     head = execute(shared_daemon, box, "effect", "send")["snapshot"]["id"]
     status, preview = ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&max_files=2")
     assert status == 200
-    assert list(preview) == ["head", "target", "mode", "files", "file_count", "messages", "effects"]
-    assert (preview["head"], preview["target"], preview["mode"]) == (head, first, "both")
-    assert (len(preview["files"]), preview["file_count"]) == (2, 3)
-    assert preview["files"][0]["path"] == "workspace/0.txt"
+    assert list(preview) == ["head", "target", "rewinds", "changes", "change_count", "messages", "effects", "left"]
+    assert (preview["head"], preview["target"], preview["rewinds"]) == (head, first, "both")
+    assert (len(preview["changes"]), preview["change_count"]) == (2, 3)
+    assert preview["changes"][0]["path"] == "workspace/0.txt"
     effect = preview["effects"][0]
     assert (effect["name"], effect["status"], effect["compensation"], effect["compensated"]) == (
         "send",
@@ -96,7 +96,7 @@ def test_a_preview_says_what_a_rewind_does(shared_daemon: Daemon, box: str) -> N
     assert ask(shared_daemon, "GET", f"/trajectories/{box}")[1]["head"] == head, "it changes nothing"
     assert ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&mode=files")[1]["effects"] == []
     mind = ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&mode=conversation")[1]
-    assert (mind["files"], mind["file_count"], len(mind["messages"])) == ([], 0, 1)
+    assert (mind["changes"], mind["change_count"], len(mind["messages"])) == ([], 0, 1)
 
 
 @pytest.mark.parametrize("mode", ["files", "conversation", "both"])
@@ -306,11 +306,11 @@ def asked(daemon: Daemon, box: str) -> dict[str, Any]:
 
 def test_an_approval_is_shown_and_decided_once(shared_daemon: Daemon, box: str) -> None:
     item = asked(shared_daemon, box)
-    assert (item["tool"], item["arguments"], item["status"]) == ("deploy", {"words": ["ask", "deploy"]}, "pending")
+    assert (item["name"], item["arguments"], item["status"]) == ("deploy", {"words": ["ask", "deploy"]}, "pending")
     assert item["expires_at"] == "9999-12-31T23:59:59.999999Z", "what no calendar has is far away, and no defect"
     view = ask(shared_daemon, "GET", f"/approvals/{item['id'][:8]}?max_files=2")[1]
     assert (view["approval"], view["more"], view["since"]) == (item, True, None)
-    assert base64.b64decode(view["files"][1]["path_b64"]) == b"workspace/1\xff.txt"
+    assert base64.b64decode(view["changes"][1]["path_b64"]) == b"workspace/1\xff.txt"
     assert ask(shared_daemon, "GET", f"/approvals/{item['id']}")[1]["more"] is False
     status, decided = ask(
         shared_daemon, "POST", f"/approvals/{item['id']}/approve", {"reason": "fine", "arguments": None}
@@ -356,7 +356,7 @@ def test_a_watcher_hears_what_happens_from_now_on(daemon: Daemon) -> None:
     execute(daemon, "box", "ask", "second")
     for answer in answers:
         event = next(item for item in map(json.loads, answer) if item["event"] != "alive")
-        assert (event["event"], event["tool"], event["status"]) == ("approval", "second", "pending")
+        assert (event["event"], event["name"], event["status"]) == ("approval", "second", "pending")
         assert event["trajectory"] == ask(daemon, "GET", "/trajectories/box")[1]["id"]
     assert daemon.terminate() == 0, "watchers hold nobody up"
     for answer, connection in zip(answers, connections, strict=True):
@@ -423,7 +423,7 @@ def test_the_store(daemon: Daemon) -> None:
     assert ask(daemon, "DELETE", STORE + "release&expected_version=1")[0] == 409
     assert ask(daemon, "DELETE", STORE + "release&expected_version=2") == (204, None)
     assert ask(daemon, "GET", STORE + "release")[0] == 404
-    assert ask(daemon, "GET", "/store/history?namespace=team/plans&key=release")[1][0]["deleted"] is True
+    assert ask(daemon, "GET", "/store/history?namespace=team/plans&key=release")[1][0]["is_deleted"] is True
 
 
 def test_the_store_is_searched(daemon: Daemon) -> None:

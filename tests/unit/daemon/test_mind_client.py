@@ -53,7 +53,7 @@ def test_a_rewind_is_previewed_done_and_undone(box: Sandbox) -> None:
     first = box.head()
     box.exec(["effect", "send"])
     preview = box.preview_rewind(first)
-    assert [change.path for change in preview.files] == ["/workspace/0.txt", "/workspace/1.txt", "/workspace/2.txt"]
+    assert [change.path for change in preview.changes] == ["/workspace/0.txt", "/workspace/1.txt", "/workspace/2.txt"]
     assert preview.messages == (MessageInfo("assistant", "to go\x1b[31m"),)
     assert [(item.name, item.compensation, item.compensated) for item in preview.effects] == [
         ("send", ("undo", "send"), None)
@@ -180,7 +180,7 @@ def test_approvals(client: Snapshotd, box: Sandbox) -> None:
     item = next(each for each in client.approvals("pending") if each.trajectory == box.id)
     view = client.approval(item.id[:8], max_files=1)
     assert (view.approval, view.trajectory.id, view.more, view.since) == (item, box.id, True, None)
-    assert [change.path for change in view.files] == ["/workspace/0\udcff.txt"]
+    assert [change.path for change in view.changes] == ["/workspace/0\udcff.txt"]
     done = client.approve(item.id, by="ann", reason="fine", arguments={"small": True})
     assert (done.status, done.by, done.reason, done.edited) == ("approved", "ann", "fine", ({"small": True},))
     with pytest.raises(Conflict, match="approved already, by ann"):
@@ -212,7 +212,7 @@ def test_a_program_outside_asks(client: Snapshotd, box: Sandbox) -> None:
 def test_the_store(client: Snapshotd) -> None:
     space = f"team/{new_id()[:8]}"
     first = client.put_value(space, "a/b & c", {"x": {"y": 1}}, ttl_s=60, expected_version=0)
-    assert (first.version, first.key, first.deleted) == (1, "a/b & c", False)
+    assert (first.version, first.key, first.is_deleted) == (1, "a/b & c", False)
     assert first.expires_at is not None
     with pytest.raises(Conflict, match="version 1"):
         client.put_value(space, "a/b & c", 2, expected_version=7)

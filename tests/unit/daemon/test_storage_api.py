@@ -121,11 +121,11 @@ def test_prune_streams_progress_and_ends_with_its_report(daemon: Daemon) -> None
     ask(daemon, "POST", "/flush")
     dry = lines(daemon, "POST", "/prune", {"dry_run": True, "policy": {"keep_last": 2}})
     assert dry[0] == {"event": "progress", "message": "looking at the snapshots, grace 600 s"}
-    assert [(item["seq"], item["reason"]) for item in dry[-1]["report"]["snapshots"]] == [(0, "beyond the newest")]
+    assert [(item["seq"], item["reason"]) for item in dry[-1]["report"]["pruned"]] == [(0, "beyond the newest")]
     assert dry[-1]["report"]["dry_run"]
     done = lines(daemon, "POST", "/prune", {"grace_s": 0})
     assert done[0]["message"].endswith("grace 0 s")
-    assert [item["seq"] for item in done[-1]["report"]["snapshots"]] == [0, 1]
+    assert [item["seq"] for item in done[-1]["report"]["pruned"]] == [0, 1]
     assert [item["state"] for item in ask(daemon, "GET", f"/trajectories/{box}/log")[1]] == [
         "pruned",
         "pruned",
@@ -139,7 +139,7 @@ def test_check_and_repair(daemon: Daemon) -> None:
     box = made(daemon, "damaged")
     report = lines(daemon, "POST", "/check", {"read_data": True})[-1]["report"]
     head = ask(daemon, "GET", f"/trajectories/{box}")[1]["head"]
-    assert report["snapshots"] == [head]
+    assert report["unreadable"] == [head]
     assert report["damages"][0] == {
         "pack": "pack-7",
         "object": "ab" * 32,
@@ -219,7 +219,7 @@ def test_an_import_takes_a_body_of_any_size(shared_daemon: Daemon, chunked: bool
     assert status == 200
     assert {event["event"] for event in events[:-1]} == {"progress"}
     imported = events[-1]["imported"]
-    assert (imported["trajectories"][0]["name"], imported["snapshots"]) == (name, 1)
+    assert (imported["trajectories"][0]["name"], imported["snapshot_count"]) == (name, 1)
     assert imported["warnings"] == [f"{sum(len(piece) for piece in pieces)} bytes came"], (
         "not a byte was lost or came twice"
     )

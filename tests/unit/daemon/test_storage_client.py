@@ -116,12 +116,12 @@ def test_prune_says_what_goes_and_then_does_it(daemon: Daemon) -> None:
     client.exec(line.id, ["ls"])
     client.flush()
     plan = client.prune(dry_run=True, progress=said.append)
-    assert (plan.dry_run, [item.snapshot for item in plan.snapshots], plan.kept) == (True, [first.id], 1)
+    assert (plan.dry_run, [item.snapshot for item in plan.pruned], plan.kept) == (True, [first.id], 1)
     assert said == ["looking at the snapshots, grace 600 s"]
     assert client.snapshot(first.id).state == "stored"
-    assert client.prune(grace_s=0).snapshots == plan.snapshots
+    assert client.prune(grace_s=0).pruned == plan.pruned
     assert client.snapshot(first.id).state == "pruned"
-    assert client.prune().snapshots == ()
+    assert client.prune().pruned == ()
     assert client.usage().states == {"captured": 0, "stored": 1, "lost": 0, "pruned": 1}
 
 
@@ -134,7 +134,7 @@ def test_check_and_repair(daemon: Daemon) -> None:
     assert report.bytes_read == 5 * MIB
     assert report.damages[0].path == "/workspace/a\udcff"
     assert report.damages[1].snapshot is None
-    assert client.repair().lost == report.snapshots
+    assert client.repair().lost == report.unreadable
     assert client.repair().actions == ()
 
 
@@ -213,10 +213,10 @@ def test_what_was_exported_can_be_imported(client: Snapshotd, box: Sandbox, shor
     said: list[str] = []
     name = f"copy-{new_id()[:8]}"
     done = client.import_bundle(short_dir / "b", name=name, progress=said.append)
-    assert (done.trajectories[0].name, done.snapshots, done.warnings) == (name, 1, (f"{3 * MIB} bytes came",))
+    assert (done.trajectories[0].name, done.snapshot_count, done.warnings) == (name, 1, (f"{3 * MIB} bytes came",))
     assert said[-1] == f"{3 * MIB} bytes"
     with (short_dir / "b").open("rb") as opened:
-        assert client.import_bundle(opened).snapshots == 1
+        assert client.import_bundle(opened).snapshot_count == 1
 
 
 def test_imports_that_fail_are_errors_by_class(client: Snapshotd, box: Sandbox, short_dir: Path) -> None:
@@ -224,7 +224,7 @@ def test_imports_that_fail_are_errors_by_class(client: Snapshotd, box: Sandbox, 
     cases: list[tuple[type[Exception], bytes]] = [
         (UsageError, b""),
         (UsageError, b"nonsense"),
-        (UsageError, b"BUNDLE damaged\n" + long),
+        (DataLoss, b"BUNDLE damaged\n" + long),
         (UsageError, long),
         (InternalError, b"BUNDLE crash\n..."),
     ]

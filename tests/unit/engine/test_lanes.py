@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.lanes import Lane, Lanes
 from snapshotd.engine.mind.replay import Elsewhere, Mismatch, Replay
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes
 from snapshotd.gateway.anthropic import AnthropicMessages
 from snapshotd.gateway.base import TurnRequest
 from snapshotd.gateway.digest import DigestMemo
+from snapshotd.gateway.openai_responses import OpenAIResponses
 from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, SnapshotID
 
 MEMO = DigestMemo()
@@ -38,7 +39,8 @@ class Talk:
 
     def ask(self, *messages: tuple[str, Any], reply: tuple[str, Any] | None = None, **more: Any) -> tuple[Lane, int]:
         asked = request(*messages, **more)
-        lane, known = self.lanes.of(asked, self.open)
+        place = self.lanes.of(asked, self.open)
+        lane, known = place.lane, place.known
         lane.digests[known:] = asked.digests[known:]
         if reply is not None:
             lane.digests += request(reply, system="").digests
@@ -186,3 +188,57 @@ def test_an_older_journal_has_one_order() -> None:
     with pytest.raises(Mismatch):
         meet(replay, "m2", None)
     assert [meet(replay, "m1", None), meet(replay, "m2", 0)] == ["m1-0", "m2-2"]
+
+
+# -- conversations that the provider remembers -------------------------------------------------------------------------
+
+
+def continuing(*items: dict[str, Any], **more: Any) -> TurnRequest:
+    body = {"model": "m", "instructions": "You help.", "input": list(items), **more}
+    return OpenAIResponses().read_request(body, 0, MEMO)
+
+
+def output(call_id: str) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": call_id, "output": "ok"}
+
+
+def follow(lanes: Lanes, asked: TurnRequest, reply_id: str, *calls: str) -> LanePlace:
+    place = lanes.of(asked, {})
+    said = [{"type": "function_call", "call_id": call_id, "name": "t", "arguments": "{}"} for call_id in calls]
+    place.lane.digests[place.at :] = [*asked.digests[place.known :], *continuing(*said, instructions="").digests]
+    lanes.called(place.lane, {call: {} for call in calls})
+    lanes.replied(place.lane, asked, reply_id)
+    return place
+
+
+GO = {"role": "user", "content": "go"}
+
+
+def test_a_response_leads_to_its_lane() -> None:
+    lanes = Lanes()
+    one = follow(lanes, continuing(GO), "resp_a", "a")
+    other = follow(lanes, continuing({"role": "user", "content": "elsewhere"}), "resp_b", "b")
+    place = follow(lanes, continuing(output("a"), previous_response_id="resp_a"), "resp_c", "c")
+    assert (place.lane, place.known, place.at, place.opening) == (one.lane, 1, 3, 1), "the instructions are known"
+    again = lanes.of(continuing(output("a"), previous_response_id="resp_a"), {})
+    assert (again.known, again.at) == (2, 4), "the same request once more"
+    back = lanes.of(continuing({"role": "user", "content": "instead"}, previous_response_id="resp_a"), {})
+    assert (back.lane, back.known, back.at) == (one.lane, 1, 3)
+    assert lanes.of(continuing(output("b"), previous_response_id="resp_b"), {}).lane is other.lane
+
+
+def test_a_conversation_that_the_provider_keeps_leads_to_its_lane() -> None:
+    lanes = Lanes()
+    one = follow(lanes, continuing(GO, conversation="conv_1"), "resp_a", "a")
+    follow(lanes, continuing(GO, conversation={"id": "conv_2"}), "resp_b", "b")
+    for number, call in enumerate("ac"):
+        asked = continuing(output(call), conversation="conv_1")
+        place = follow(lanes, asked, f"resp_c{number}", "c")
+        assert (place.lane, place.known, place.at) == (one.lane, 1, 3 + 2 * number)
+
+
+def test_a_response_that_is_not_known_is_by_the_calls_that_it_answers() -> None:
+    lanes = Lanes()
+    one = follow(lanes, continuing(GO), "resp_a", "a")
+    assert lanes.of(continuing(output("a"), previous_response_id="resp_other"), {}).lane is one.lane
+    assert lanes.of(continuing(output("x"), previous_response_id="resp_other"), {}).lane is not one.lane

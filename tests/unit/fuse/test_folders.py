@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.catalog.base import SnapshotRow
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.fuse.folders import Folder, Link, TreePlace
 from snapshotd.fuse.history import history
@@ -15,7 +16,7 @@ from snapshotd.fuse.lazy_layers import LazyLayers, layer_name
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
 from snapshotd.types import RecordID, TreeID
-from tests.records import committed, fork, started
+from tests.records import begin, committed, fork, started
 
 TREE, OTHER = TreeID("a" * 64), TreeID("b" * 64)
 
@@ -128,9 +129,11 @@ def test_tags_lead_to_snapshots(shown: History) -> None:
 
 
 def test_a_name_that_looks_like_an_id_is_found_unless_it_is_one(shown: History) -> None:
+    """As older versions allowed it."""
     trajectory, _ = started(shown.catalog)
-    lookalike, _ = started(shown.catalog, "0" * 32)
-    impostor, _ = started(shown.catalog, trajectory.id)
+    image = shown.catalog.find_image(trajectory.spec.image)
+    (lookalike, first), (impostor, second) = begin(image, "0" * 32), begin(image, trajectory.id)
+    shown.catalog.restore_rows([], [lookalike, impostor], [SnapshotRow(first), SnapshotRow(second)])
     assert sorted(shown.names("trajectories")) == sorted([trajectory.id, lookalike.id, "0" * 32, impostor.id])
     assert shown.at("trajectories", "0" * 32) == Link(lookalike.id.encode())
     assert isinstance(shown.at("trajectories", trajectory.id), Folder)

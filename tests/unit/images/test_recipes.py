@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client.local import profiles
-from snapshotd.errors import NotFound, UsageError
+from snapshotd.errors import NotFound, OutOfSpace, UsageError
 from snapshotd.images import build, recipes
 from snapshotd.images.recipes import Mirror, host_mirrors, load_recipe
 
@@ -157,3 +157,19 @@ def test_a_failed_build_says_why_without_passwords(tmp_path: Path) -> None:
     message = build._failure(load_recipe(tmp_path), lines).message
     assert "mirror.example/debian is unreachable" in message
     assert "secret" not in message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "E: Write error - write (28: No space left on device)",
+        "dpkg: error processing archive a.deb (--unpack): failed to write (No space left on device)",
+        "E: You don't have enough free space in /var/cache/apt/archives/.",
+    ],
+)
+def test_a_full_disk_is_not_blamed_on_the_mirror(tmp_path: Path, line: str) -> None:
+    (tmp_path / "image.toml").write_text('packages = ["bash"]\n')
+    failure = build._failure(load_recipe(tmp_path), deque([line, "E: apt-get failed", "E: mmdebstrap failed to run"]))
+    assert isinstance(failure, OutOfSpace)
+    assert "the disk is full" in failure.message
+    assert "mirror" not in failure.message

@@ -49,7 +49,7 @@ def bring(live: Path, before: Path, after: Path, *, shift: int = 0) -> RestoreRe
     fds = [os.open(path, DIR_FLAGS) for path in (before, after, live)]
     try:
         with StackView(fds[:1]) as a, StackView(fds[1:2]) as b, StackView(fds[1:2]) as reading:
-            return apply(fds[2], diff.diff(a, b), reading, shift=shift)
+            return apply(fds[2], diff.diff(a, b), reading, shift=shift, whole_groups=True)
     finally:
         for fd in fds:
             os.close(fd)
@@ -286,7 +286,7 @@ def test_a_layer_over_a_stack(place: Path) -> None:
     fds = [os.open(path, DIR_FLAGS) for path in (root, after)]
     try:
         with StackView(fds[:1]) as a, StackView(fds[1:]) as b, StackView(fds[1:]) as reading:
-            layer = amend(store, Stack(image), lambda fd: apply(fd, diff.diff(a, b), reading))
+            layer = amend(store, Stack(image), lambda fd: apply(fd, diff.diff(a, b), reading, whole_groups=True))
         with store.view(Stack(image, (layer,))) as made:
             target = tree(place / "made")
             fd = os.open(target, DIR_FLAGS)

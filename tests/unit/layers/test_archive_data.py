@@ -69,6 +69,52 @@ def test_sparse_files_keep_their_data_and_holes(tmp_path: Path, seed: int) -> No
         assert stored <= os.stat(root / "f").st_blocks * 512
 
 
+MIB = 1 << 20
+
+
+def sparse(path: Path, size: int, *data: tuple[int, bytes]) -> Path:
+    with path.open("wb") as f:
+        f.truncate(size)
+        for offset, piece in data:
+            f.seek(offset)
+            f.write(piece)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("grows_to", "written", "extents"),
+    [
+        (5 * MIB, [], ((MIB, 4096),)),
+        (3 * MIB, [], ((MIB, 4096),)),
+        (4 * MIB, [(3 * MIB + 100, b"y")], ((MIB, 4096), (3 * MIB, 4096))),
+        (4 * MIB, [(MIB + 4096, b"y" * 4097)], ((MIB, 3 * 4096),)),
+        (5 * MIB + 1, [(4 * MIB, bytes(MIB)), (5 * MIB, b"y")], ((MIB, 4096), (4 * MIB, MIB + 1))),
+        (4 * MIB, [(0, b"y" * 4 * MIB)], None),
+        (4096, [], ()),
+    ],
+)
+def test_old_holes_that_became_zeros_are_holes(
+    tmp_path: Path, grows_to: int, written: list[tuple[int, bytes]], extents: tuple[tuple[int, int], ...] | None
+) -> None:
+    """A file system without a word for holes gives zeros when the kernel copies the file up. Beyond the old end, zeros
+    are what the program wrote."""
+    repository = MemoryRepository()
+    before = layer(tmp_path / "before", {})
+    old = sparse(before / "f", 4 * MIB, (MIB, b"x" * 4096)).read_bytes()
+    tree = run(repository, before).tree
+    assert at(repository, tree, b"f").extents == ((MIB, 4096),)
+    after = layer(tmp_path / "after", {})
+    (after / "f").write_bytes(old)
+    os.truncate(after / "f", grows_to)
+    with (after / "f").open("r+b") as f:
+        for offset, piece in written:
+            f.seek(offset)
+            f.write(piece)
+    entry = at(repository, run(repository, after, tree).tree, b"f")
+    assert entry.extents == extents
+    assert logical(repository, entry) == (after / "f").read_bytes()
+
+
 def test_nothing_but_a_hole(tmp_path: Path) -> None:
     root = layer(tmp_path / "l", {})
     (root / "f").touch()

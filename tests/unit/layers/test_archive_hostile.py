@@ -6,6 +6,7 @@ import errno
 import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from archive_rig import Recorder, at, layer, names, run
@@ -93,8 +94,8 @@ def test_a_file_cut_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
     root = layer(tmp_path / "l", {"f": "x" * 10_000})
     real = archive_data.find_extents
 
-    def cut(fd: int, size: int) -> object:
-        found = real(fd, size)
+    def cut(fd: int, size: int, *more: Any) -> object:
+        found = real(fd, size, *more)
         os.truncate(root / "f", 10)
         return found
 

@@ -195,10 +195,11 @@ DAMAGES = {
 def test_damage_is_never_a_fresh_start(state: Path, damage: str) -> None:
     made(state)
     DAMAGES[damage](state)
-    before = {path.name for path in state.iterdir()}
+    log = {f"{DATABASE_NAME}-wal", f"{DATABASE_NAME}-shm"}
+    before = {path.name for path in state.iterdir()} - log
     with pytest.raises(DataLoss, match="secrets"):
         FileVault(state)
-    assert {path.name for path in state.iterdir()} - {f"{DATABASE_NAME}-wal", f"{DATABASE_NAME}-shm"} == before
+    assert {path.name for path in state.iterdir()} - log == before
 
 
 def test_newer_format(state: Path) -> None:
@@ -310,3 +311,16 @@ def test_a_failed_flush_is_final(state: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(DataLoss, match="Input/output"):
         vault.flush()
     vault.close()
+
+
+def test_a_vault_that_is_missing_is_made_anew_in_a_new_state_directory_alone(tmp_path: Path) -> None:
+    FileVault(tmp_path).close()
+    for path in tmp_path.glob("secrets.db*"):
+        path.unlink()
+    with pytest.raises(DataLoss, match=r"secrets\.db is missing.* remove .*secrets\.key, too"):
+        FileVault(tmp_path, lambda: False)
+    assert not (tmp_path / "secrets.db").exists()
+    FileVault(tmp_path, lambda: True).close()  # the first start was cut off behind the key
+    for path in tmp_path.iterdir():
+        path.unlink()
+    FileVault(tmp_path, lambda: False).close()  # the stated way

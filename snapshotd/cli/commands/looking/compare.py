@@ -50,7 +50,7 @@ def command(ctx: click.Context, refs: tuple[str, ...], markdown: bool, html: Pat
     other arguments, ! another outcome, < and > only on one side. Then come status, calls, time, tokens and files, side
     by side; files compare each side's head with the fork point.
 
-    With --json: {"fork_point","branches","pairs":[{"first_difference","calls","files"}]}; a pair compares one more side
+    With --json: {"fork_point","branches","pairs":[{"first_difference","calls","changes"}]}; a pair compares one more side
     with the first.
     """
     if markdown + as_json + (html is not None) > 1:
@@ -78,16 +78,21 @@ def show_comparison(found: CompareInfo, *, as_json: bool) -> None:
 def _json(found: CompareInfo) -> dict[str, Any]:
     return {
         "fork_point": None if found.fork_point is None else snapshot_json(found.fork_point),
-        "branches": [dataclasses.asdict(one) | {"head": snapshot_json(one.head)} for one in found.branches],
+        "branches": [_branch_json(one) for one in found.branches],
         "pairs": [
             {
                 "first_difference": None if pair.first_difference is None else _call_json(pair.first_difference),
                 "calls": [_call_json(call) for call in pair.calls],
-                "files": [change_json(change) for change in pair.files],
+                "changes": [change_json(change) for change in pair.files],
             }
             for pair in found.pairs
         ],
     }
+
+
+def _branch_json(one: BranchInfo) -> dict[str, Any]:
+    answer = dataclasses.asdict(one) | {"head": one.head.id}
+    return {"call_count" if key == "calls" else key: value for key, value in answer.items()}
 
 
 def _call_json(call: AlignedCall) -> dict[str, Any]:
@@ -201,4 +206,8 @@ def _html(found: CompareInfo, file: Path) -> None:
         for change in pair.files:
             console.print(Text.from_ansi(change_line(change)))
     show(*_outcomes(found))
-    file.write_text(console.export_html(inline_styles=True), encoding="utf-8")
+    page = console.export_html(inline_styles=True)
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as exc:
+        raise click.UsageError(f"the page cannot be written to {file}: {exc.strerror}") from exc

@@ -6,13 +6,14 @@ import base64
 
 import click
 
-from snapshotd.cli.changes import change_json, change_line, change_path
+from snapshotd.cli.changes import ShownPatch, change_json, change_line, change_path
 from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import RawOutput, note
-from snapshotd.cli.text import print_json, size
+from snapshotd.cli.follow import note
+from snapshotd.cli.text import is_snapshot, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ChangeInfo, EntryInfo
+from snapshotd.terms import short
 
 _BAR_CHARS = 30
 
@@ -34,8 +35,10 @@ _BAR_CHARS = 30
 def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, as_json: bool) -> int:
     """Show what changed between two snapshots.
 
-    With one, what changed from its parent to it. A line is A (added), M (changed) or D (deleted) and the path. With
-    --json: an array of {change,path,before,after}; with --patch, {"patch_b64","outside"}.
+    With one, what changed from its parent to it. A line is A (added), M (changed) or D (deleted) and the path. A patch on
+    a terminal is in colour (not with NO_COLOR), with control characters escaped; elsewhere it is as it is.
+
+    With --json: an array of {change,path,before,after}; with --patch, {"patch_b64","outside"}.
     """
     if stat and patch:
         refuse("--stat and --patch exclude each other; choose one")
@@ -45,12 +48,32 @@ def command(ctx: click.Context, a: str, b: str | None, stat: bool, patch: bool, 
     changes = client.diff(a, b)
     if as_json:
         print_json([change_json(change) for change in changes])
-    elif stat:
-        _stat(list(changes))
+        return 0
+    shown = 0
+    if stat:
+        shown = _stat(list(changes))
     else:
         for change in changes:
             click.echo(change_line(change))
+            shown += 1
+    if not shown:
+        note(_nothing(client, a, b))
     return 0
+
+
+def _nothing(client: Snapshotd, a: str, b: str | None) -> str:
+    """The sentence about two snapshots that have the same files. The last of a run is that of its end, which changed
+    nothing: the whole run is probably meant."""
+    if b is not None:
+        return f"the files of {a} and {b} are the same"
+    taken = client.snapshot(a)
+    said = f"{short(taken.id)} ({printable(taken.tool.name)}) changed no file"
+    if is_snapshot(a, taken):
+        return said
+    first = client.trajectory(a).forked_from or client.log(a)[0].id
+    if first == taken.id:
+        return said
+    return f"{said}; `snapshotd diff {short(first)} {a}` shows what all of {a} changed"
 
 
 def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
@@ -59,8 +82,9 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
         outside = client.patch(a, b, write=parts.append)
         print_json({"patch_b64": base64.b64encode(b"".join(parts)).decode(), "outside": outside})
         return 0
-    raw = RawOutput()
-    outside = client.patch(a, b, write=lambda data: raw.write("stdout", data))
+    shown = ShownPatch()
+    outside = client.patch(a, b, write=shown.write)
+    shown.end()
     if outside:
         note(
             f"{outside} changes outside /workspace are not in the patch; `snapshotd diff {a}{' ' + b if b else ''}` lists them"
@@ -68,8 +92,9 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
     return 0
 
 
-def _stat(changes: list[ChangeInfo]) -> None:
-    """Added bytes as `+`, removed ones as `-`, on a scale where the largest change fills the bar."""
+def _stat(changes: list[ChangeInfo]) -> int:
+    """Added bytes as `+`, removed ones as `-`, on a scale where the largest change fills the bar. The number of
+    changes."""
     moved = [(change, _bytes(change.before), _bytes(change.after)) for change in changes]
     most = max((before + after for _, before, after in moved), default=0) or 1
     width = max((len(change_path(change)) for change in changes), default=0)
@@ -81,6 +106,7 @@ def _stat(changes: list[ChangeInfo]) -> None:
     for change in changes:
         counts[change.change] += 1
     click.echo(f" {counts['added']} added, {counts['changed']} changed, {counts['deleted']} deleted")
+    return len(changes)
 
 
 def _bytes(entry: EntryInfo | None) -> int:

@@ -10,7 +10,7 @@ import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.taken import details_json
-from snapshotd.cli.text import print_json
+from snapshotd.cli.text import is_snapshot, print_json
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
 
@@ -36,6 +36,6 @@ def command(ctx: click.Context, refs: tuple[str, ...], as_json: bool) -> int:
 
 def _inspect(client: Snapshotd, ref: str) -> dict[str, Any]:
     taken = client.snapshot(ref)  # a trajectory's head, if it names one
-    if taken.id.startswith(ref) or ref in taken.tags:
+    if is_snapshot(ref, taken):
         return {"kind": "snapshot", **details_json(taken)}
     return {"kind": "trajectory", **dataclasses.asdict(client.trajectory(ref))}

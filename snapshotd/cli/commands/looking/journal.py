@@ -29,7 +29,7 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
     The journal up to a snapshot, from the program's beginning: tool calls, model calls, questions, tasks and
     checkpoints, each with its outcome and the snapshot that holds it. This is what a resume replays. For a trajectory
     it also shows the entries that no snapshot holds yet. With --json: an array of
-    {position,id,kind,name,arguments,side_effect,key,status,began_at,ended_at,result,error,facts,details,after,snapshot}.
+    {position,id,kind,name,arguments,side_effect,key,status,started_at,ended_at,result,error,facts,details,parent,snapshot}.
     """
     found = list(connect(ctx).journal(snapshot))
     if as_json:

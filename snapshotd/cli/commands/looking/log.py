@@ -12,7 +12,8 @@ from snapshotd.cli.text import file_counts, milliseconds, print_json, printable,
 from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.terms import short
+from snapshotd.errors import Diverged
+from snapshotd.terms import main_argument, short
 
 _LAST = 100
 
@@ -46,10 +47,12 @@ def command(
     """List a trajectory's snapshots.
 
     Oldest first, with the tool call that each was taken after, its changed files, and its state: captured (survives a
-    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The daemon counts
+    crash of the daemon), stored (survives power loss too), lost, or pruned (its files were given up). The last column is
+    the call's main argument, cut to the terminal's width. The daemon counts
     changed files in the background: until then they are shown as "…", and "files" is null. With --json: an array of
     {id,parent,trajectory,seq,tool,files,state,pause_ms,created_at,tags,warnings,reused}. A call that was answered from
-    an earlier run (`run --reuse`) has "← SNAPSHOT", the one that it was answered from.
+    an earlier run (`run --reuse`) has "← SNAPSHOT", the one that it was answered from. Where the program was refused
+    when it was resumed, since it did something else than what is recorded, the reason is on standard error.
     """
     if graph:
         if everything or quiet or last is not None:
@@ -78,9 +81,23 @@ def command(
             if item.warnings:
                 which = shown_id(item.id, full=no_trunc)
                 note(f"{which} lacks some of what the sandbox had; `snapshotd show {which}` says what")
+        refusal = _refusal(client, trajectory)
+        if refusal is not None:
+            note(refusal)
     if more:
         note(f"{_older(client, found[0])} older snapshots are not listed; --all lists them, too")
     return 0
+
+
+def _refusal(client: Snapshotd, ref: str) -> str | None:
+    """Says why its program did not go on when it was resumed; None if it was not refused: no snapshot tells."""
+    trajectory = client.trajectory(ref)
+    if trajectory.status != "interrupted":
+        return None
+    warnings = [event for event in client.events(trajectory.id, follow=False) if event["event"] == "warning"]
+    if not warnings or warnings[-1].get("code") != Diverged.__name__:
+        return None
+    return f"the program of {short(trajectory.id)} was refused: {warnings[-1]['message']}"
 
 
 def _older(client: Snapshotd, first: SnapshotInfo) -> int:
@@ -103,11 +120,13 @@ def _table(found: list[SnapshotInfo], no_trunc: bool) -> None:
             milliseconds(item.pause_ms),
             status(item.state),
             " ".join(item.tags) or "-",
+            main_argument(item.tool.arguments),
         )
         for item in found
     ]
     table(
-        ("SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS"),
+        ("SEQ", "SNAPSHOT", "TOOL", "STATUS", "EXIT", "FILES", "BYTES", "PAUSE", "STATE", "TAGS", "ARGUMENT"),
         rows,
         right=(0, 4, 6, 7),
+        fit=True,
     )

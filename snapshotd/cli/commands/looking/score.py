@@ -58,7 +58,7 @@ def command(
     image). With --repeat: mean and standard error, and the estimated probability that one of 1 or K runs passes. The
     exit code is 1 when a run has no score; the others go on.
 
-    With --json, highest first: [{"rank","ref","snapshot","score","standard_error","passed","pass_at","error",
+    With --json, highest first: [{"rank","ref","snapshot","score","standard_error","passes","pass_at","error",
     "runs":[{"score","exit_code","seconds","tests","error"}]}].
     """
     argv = after_dashes(ctx)
@@ -92,7 +92,7 @@ def _json(row: ScoreInfo) -> dict[str, Any]:
         "snapshot": None if row.snapshot is None else row.snapshot.id,
         "score": row.mean,
         "standard_error": row.standard_error,
-        "passed": row.passed,
+        "passes": row.passed,
         "pass_at": {str(k): row.pass_at(k) for k in sorted({1, count})},
         "error": row.error,
         "runs": [dataclasses.asdict(run) for run in row.runs],

@@ -50,7 +50,7 @@ def command(
     """Show everything about one snapshot.
 
     Its tool call with arguments and the beginning of its outputs, its files, state and tags, and how long the
-    conversation was. With --json: as `log --json`, and method, messages, image, layers, follows, and the tool's error,
+    conversation was. With --json: as `log --json`, and method, message_count, image, layers, follows, and the tool's error,
     outputs, damaged and started_at. An output that was damaged on disk and given up by a repair is shown as that, and
     asking for it fails (20).
     """

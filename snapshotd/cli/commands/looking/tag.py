@@ -53,7 +53,7 @@ def command(
     A tag can be used wherever a snapshot's id can, and is no trajectory's name. With --if, the command's output goes to
     standard error; when it fails, the tag stays where it is and the exit code is 1.
 
-    With --json: {"snapshot","name"}, with --if also {"exit_code","tagged"}; {"deleted"}, or of --list an array of
+    With --json: {"snapshot","name"}, with --if also {"exit_code","tagged"}; with --delete {"removed":[name]}, or of --list an array of
     {"name","snapshot","trajectory"}.
     """
     client = connect(ctx)
@@ -67,7 +67,7 @@ def command(
             refuse("--delete NAME takes nothing else; `snapshotd tag ID NAME` gives a tag")
         client.untag(delete)
         if as_json:
-            print_json({"deleted": delete})
+            print_json({"removed": [delete]})
         return 0
     if snapshot is None or name is None:
         refuse("a tag needs a snapshot and a name: `snapshotd tag ID NAME`")

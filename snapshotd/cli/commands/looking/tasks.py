@@ -20,7 +20,7 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
     """List the agent's subtasks.
 
     As they were at a snapshot, in the order in which they were declared: pending, in-progress, completed, failed or
-    skipped. `snapshotd retry` does one again. With --json: an array of {name,status,depends,note,began,ended}.
+    skipped. `snapshotd retry` does one again. With --json: an array of {name,status,depends,note,started_in,ended_in}.
     """
     found = connect(ctx).tasks(snapshot)
     if as_json:
@@ -31,8 +31,8 @@ def command(ctx: click.Context, snapshot: str, no_trunc: bool, as_json: bool) ->
             printable(item.name),
             status(item.status),
             printable(" ".join(item.depends)) or "-",
-            shown_id(item.began, full=no_trunc),
-            shown_id(item.ended, full=no_trunc),
+            shown_id(item.started_in, full=no_trunc),
+            shown_id(item.ended_in, full=no_trunc),
             printable(item.note or "-"),
         )
         for item in found

@@ -15,9 +15,7 @@ from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
 from snapshotd.terms import short
 
 
-@declare(
-    "approval", examples=["snapshotd approval a1b2c3", "snapshotd approval --json a1b2c3 | jq .approval.arguments"]
-)
+@declare("approval", examples=["snapshotd approval a1b2c3", "snapshotd approval --json a1b2c3 | jq .arguments"])
 @json_option
 @click.argument("approval", metavar="ID", shell_complete=complete_approval)
 @click.pass_context
@@ -25,15 +23,15 @@ def command(ctx: click.Context, approval: str, as_json: bool) -> int:
     """Show what an approval is about.
 
     The output names the trajectory that asks, the tool and its arguments, and the files that changed since the
-    trajectory's last approval or its beginning. With --json: {"approval","trajectory","files","more","since"}.
+    trajectory's last approval or its beginning. With --json: the approval as `approvals --json` has it,
+    and {"changes","more","since"}.
     """
     view = connect(ctx).approval(approval)
     if as_json:
         print_json(
             {
-                "approval": dataclasses.asdict(view.approval),
-                "trajectory": dataclasses.asdict(view.trajectory),
-                "files": [change_json(item) for item in view.files],
+                **dataclasses.asdict(view.approval),
+                "changes": [change_json(item) for item in view.changes],
                 "more": view.more,
                 "since": view.since,
             }
@@ -53,7 +51,7 @@ def _print(view: ApprovalView) -> None:
         ("snapshot", item.snapshot),
         ("asked", item.created_at),
         ("expires", item.expires_at or "never"),
-        ("tool", printable(item.tool)),
+        ("tool", printable(item.name)),
         ("side effect", item.side_effect),
     ]
     if item.question is not None:
@@ -65,12 +63,12 @@ def _print(view: ApprovalView) -> None:
         _json_lines("arguments as approved:", item.edited[0])
     since = "the beginning" if view.since is None else f"snapshot {short(view.since)}"
     click.echo(click.style(f"files that changed since {since}:", bold=True))
-    for change in view.files:
+    for change in view.changes:
         click.echo(f"  {change_line(change)}")
     if view.more:
         how = "" if view.since is None else f"; `snapshotd diff {short(view.since)} {short(item.snapshot)}` lists all"
         click.echo(f"  … and more{how}")
-    if not view.files:
+    if not view.changes:
         click.echo("  none")
 
 

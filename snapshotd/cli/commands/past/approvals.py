@@ -33,8 +33,8 @@ def command(ctx: click.Context, everything: bool, watch: bool, quiet: bool, no_t
 
     Oldest first. The agents that asked stand still until `snapshotd approve` or `snapshotd deny`, across any restart.
     With --json: an array of
-    {id,trajectory,call,tool,arguments,digest,snapshot,side_effect,created_at,question,status,expires_at,decided_at,by,reason,edited};
-    with --watch, one event per line: {"event":"approval","id","tool","status","trajectory"}, first the ones that wait
+    {id,trajectory,call,name,arguments,digest,snapshot,side_effect,created_at,question,status,expires_at,decided_at,by,reason,edited};
+    with --watch, one event per line: {"event":"approval","id","name","status","trajectory"}, first the ones that wait
     already.
     """
     client = connect(ctx)
@@ -56,7 +56,7 @@ def _table(found: list[ApprovalInfo], full: bool) -> None:
         (
             shown_id(item.id, full=full),
             shown_id(item.trajectory, full=full),
-            printable(item.tool),
+            printable(item.name),
             item.side_effect,
             status(item.status),
             ago(item.created_at),
@@ -79,7 +79,7 @@ def _watch(client: Snapshotd, as_json: bool) -> int:
                 {
                     "event": "approval",
                     "id": item.id,
-                    "tool": item.tool,
+                    "name": item.name,
                     "status": item.status,
                     "trajectory": item.trajectory,
                 },
@@ -100,7 +100,7 @@ def _tell(event: dict[str, Any], as_json: bool) -> None:
     if as_json:
         print_json(event)
     else:
-        line = f"{short(event['id'])}  {status(event['status'])}  {printable(str(event['tool']))}  of {short(event['trajectory'])}"
+        line = f"{short(event['id'])}  {status(event['status'])}  {printable(str(event['name']))}  of {short(event['trajectory'])}"
         click.echo(
             line + (f"; `snapshotd approval {short(event['id'])}` shows it" if event["status"] == "pending" else "")
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.command import ask, connect, declare, json_option, refuse
 from snapshotd.cli.documents import as_page, file_bytes, json_file, json_value, messages_of
 from snapshotd.cli.follow import note, patience
 from snapshotd.cli.text import print_json
@@ -143,16 +143,27 @@ def _in_editor(client: Snapshotd, ref: str) -> dict[str, Any] | None:
     before = _document(client, ref)
     text = as_page(before)
     while True:
-        edited = click.edit(text, extension=".json")
+        edited = _edited(text)
         if edited is None or edited == text:
             return None
         try:
             return _difference(before, json_value(edited, "the document"))
         except (click.UsageError, UsageError) as exc:
             note(exc.message)
-            if not click.confirm("Edit it again?", default=True, err=True):
-                return None
+            ask("Edit it again?", default=True)
         text = edited
+
+
+def _edited(text: str) -> str | None:
+    """The text as a person's editor leaves it; None if it was not written. UsageError: the editor failed."""
+    try:
+        edited = click.edit(text.encode(), extension=".json")
+    except (click.ClickException, ValueError) as exc:  # it cannot be run, it failed, or $EDITOR cannot be split
+        raise UsageError(
+            f"the editor failed, so nothing was made ({exc}); set EDITOR to one that works, or name the changes with --file, "
+            "--message, --result, --state or --env"
+        ) from exc
+    return None if edited is None else edited.decode(errors="replace")
 
 
 def _document(client: Snapshotd, ref: str) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def command(ctx: click.Context, trajectory: str, no_trunc: bool, as_json: bool) 
     """List irreversible calls that rewinds left behind.
 
     Newest first: their effects cannot be taken back, at most compensated (`snapshotd compensate`). With --json: an
-    array of {trajectory,call,name,arguments,status,began_at,result,compensation,compensated}.
+    array of {trajectory,call,name,arguments,status,started_at,result,compensation,compensated}.
     """
     report_effects(connect(ctx).effects(trajectory), full=no_trunc, as_json=as_json)
     return 0

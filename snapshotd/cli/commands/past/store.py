@@ -44,7 +44,7 @@ def command() -> None:
 def get(ctx: click.Context, namespace: str, key: str, version: int | None, tenant: str, as_json: bool) -> int:
     """Print a value.
 
-    As JSON. With --json: {tenant,namespace,key,version,value,created_at,expires_at,deleted}.
+    As JSON. With --json: {tenant,namespace,key,version,value,created_at,expires_at,is_deleted}.
     """
     found = connect(ctx).get_value(namespace, key, tenant=tenant, version=version)
     if as_json:
@@ -149,11 +149,11 @@ def ls(
 def rm(ctx: click.Context, namespace: str, key: str, if_version: int | None, tenant: str, as_json: bool) -> int:
     """Remove a value.
 
-    Recorded as a version: `store history` still has the older ones. With --json: {"removed"}.
+    Recorded as a version: `store history` still has the older ones. With --json: {"removed":[key]}.
     """
     connect(ctx).delete_value(namespace, key, tenant=tenant, expected_version=if_version)
     if as_json:
-        print_json({"removed": key})
+        print_json({"removed": [key]})
     return 0
 
 
@@ -183,7 +183,7 @@ def _report(found: list[ValueInfo], as_json: bool) -> None:
             str(item.version),
             item.created_at,
             item.expires_at or "-",
-            "deleted" if item.deleted else in_short(item.value),
+            "deleted" if item.is_deleted else in_short(item.value),
         )
         for item in found
     ]

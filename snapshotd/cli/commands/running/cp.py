@@ -52,11 +52,12 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
     One of the two is ID:PATH, the other a path of this machine (one with a colon in it begins with / or .), or - for a
     tar on standard input or output. A path of a sandbox that does not start with / starts at /workspace. The rules are
     those of `docker cp`: into a directory that is there, a file or folder goes under its name; the content of a folder
-    goes there if the source ends with /. ; missing directories are made on the way into a sandbox.
+    goes there if the source ends with /. ; missing directories are made on the way into a sandbox. A device or pipe of
+    this machine that is the TARGET is written to, and no link, device or pipe is ever replaced.
 
     Into a sandbox, it is one tool call with one snapshot: a file that cannot be written to its end stays as it was. Out
     of it, a trajectory stands for its files as they are now, a snapshot's id or tag for those of the snapshot. With
-    --json: the snapshot as `log --json` has it; on the way out {"files","directories","bytes","warnings"}.
+    --json: the snapshot as `log --json` has it; on the way out {"file_count","directories","bytes","warnings"}.
     """
     origin, goal = _inside(source), _inside(target)
     if (origin is None) == (goal is None):
@@ -80,7 +81,7 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
         return 0
     _warn(report.warnings)
     click.echo(
-        f"{report.files} files and {report.directories} directories, {size(report.bytes)}, in {target}", err=True
+        f"{report.file_count} files and {report.directories} directories, {size(report.bytes)}, in {target}", err=True
     )
     return 0
 
@@ -111,6 +112,8 @@ def _out(client: Snapshotd, origin: Inside, target: str, meter: Meter) -> Restor
     is_folder = client.stat_file(*origin).is_dir
     is_there = os.path.lexists(target)
     to = _goal(origin.path, target, os.path.isdir(target), is_folder=is_folder, is_there=is_there)
+    if to != target and os.path.lexists(to) and (os.path.islink(to) or not (os.path.isfile(to) or os.path.isdir(to))):
+        refuse(f"{to} is no regular file, and is not replaced; move it away, or name another place")
     return client.download(*origin, to, moved=meter.moved)
 
 

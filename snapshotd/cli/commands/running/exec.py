@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,17 @@ from snapshotd.cli.command import (
     after_dashes,
     connect,
     declare,
+    is_terminal,
     json_option,
     keep_apart,
     refuse,
     refuse_input,
     standard_input,
 )
-from snapshotd.cli.follow import INTERRUPTED, RawOutput, note
+from snapshotd.cli.follow import INTERRUPTED, BetweenLines, note
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.taken import counted
-from snapshotd.cli.text import print_json, snapshot_line
+from snapshotd.cli.text import print_json, printable, snapshot_line
 from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.branching.junit import FailedTest, count_tests, failed_tests
@@ -182,7 +182,7 @@ def command(
     standard input stays open for `snapshotd attach -i`; otherwise it is empty. `stop`, a rewind and the end of the
     trajectory's agent end it.
 
-    With --json: {"exit_code","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
+    With --json: {"exit_code","timed_out","stdout","stderr","snapshot"}; output that is not UTF-8 is there as stdout_b64 or
     stderr_b64 too, and error if the sandbox reached a limit. With --detach: the
     command as `snapshotd ps --json` lists it.
     """
@@ -210,6 +210,8 @@ def command(
         options["wait"] = wait
     if tty and junit is not None:
         refuse("a JUnit report is written of a command that has no terminal; leave out -t or --junit")
+    if tty and interactive and not is_terminal():
+        refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
     if tty and as_json:
         refuse("a terminal and JSON cannot both have standard output; leave out -t or --json")
     client = connect(ctx)
@@ -226,7 +228,8 @@ def command(
     except KeyboardInterrupt:
         if snapshot is None:
             note(
-                f"the command goes on in {trajectory}; its snapshot is taken when it ends, `snapshotd log {trajectory}` shows it"
+                f"the command goes on in {trajectory}: `snapshotd ps {trajectory}` shows it, `snapshotd kill` ends it; its snapshot is "
+                f"taken when it ends, and `snapshotd log {trajectory}` shows that"
             )
         return INTERRUPTED
 
@@ -281,27 +284,27 @@ def in_terminal(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
     """The command has this terminal until it ends."""
-    if options.get("stdin") is not None and not sys.stdin.isatty():
-        refuse("standard input is no terminal, so a command cannot have it as one; leave out -t")
     options["env"] = {**passed_on(["TERM"]), **options["env"]}
+    lines = BetweenLines()
     with terminal.lent() as options["terminal"]:
-        done = _call(client, trajectory, snapshot, argv, RawOutput().write, options)
-    return _told(client, done, options, quiet)
+        done = _call(client, trajectory, snapshot, argv, lines.output, options)
+    return _told(client, done, options, quiet, lines)
 
 
 def in_pipes(
     client: Snapshotd, trajectory: str, snapshot: str | None, argv: list[str], options: dict[str, Any], quiet: bool
 ) -> ExecInfo:
     """The command's output goes to ours."""
-    return _told(client, _call(client, trajectory, snapshot, argv, RawOutput().write, options), options, quiet)
+    lines = BetweenLines()
+    return _told(client, _call(client, trajectory, snapshot, argv, lines.output, options), options, quiet, lines)
 
 
-def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool) -> ExecInfo:
+def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: bool, lines: BetweenLines) -> ExecInfo:
     if done.call.error is not None and not quiet:
-        note(done.call.error)
+        lines.line(f"snapshotd: {printable(done.call.error)}", at_once=True)
     if done.snapshot is not None and not quiet:
         taken = counted(client, done.snapshot)
-        click.echo(
+        lines.line(
             snapshot_line(
                 seq=taken.seq,
                 snapshot_id=taken.id,
@@ -312,7 +315,7 @@ def _told(client: Snapshotd, done: ExecInfo, options: dict[str, Any], quiet: boo
                 method=taken.method,
                 state=taken.state if "wait" in options else None,
             ),
-            err=True,
+            at_once=True,
         )
     return done
 
@@ -322,7 +325,7 @@ def _as_json(
 ) -> ExecInfo:
     kept: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
     done = _call(client, trajectory, snapshot, argv, lambda stream, data: kept[stream].append(data), options)
-    answer: dict[str, Any] = {"exit_code": done.exit_code}
+    answer: dict[str, Any] = {"exit_code": done.exit_code, "timed_out": done.timed_out}
     for stream, pieces in kept.items():
         answer.update(_text(stream, b"".join(pieces)))
     if done.call.error is not None:

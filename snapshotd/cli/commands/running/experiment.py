@@ -20,6 +20,8 @@ from snapshotd.cli.text import ago, print_json, printable, table
 from snapshotd.cli.values import complete_experiment
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.branching.experiment_records import FINAL, ExperimentBranch, ExperimentInfo, VariantInfo
+from snapshotd.client.client import Snapshotd
+from snapshotd.terms import short
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -54,7 +56,7 @@ def run(ctx: click.Context, file: Path, as_json: bool) -> int:
             f"branches run on; `snapshotd experiment run {file}` goes on with them, `snapshotd experiment stop` ends them"
         )
         raise
-    _report(info, as_json, branches=False)
+    _report(client, info, as_json, branches=False)
     return int(not any(one.passed for one in info.branches))
 
 
@@ -93,9 +95,10 @@ def ls(ctx: click.Context, as_json: bool) -> int:
 def status(ctx: click.Context, name: str, branches: bool, as_json: bool) -> int:
     """Show how an experiment stands.
 
-    With --json: {"name","snapshot","began_at","ended","best","variants":[...],"branches":[...]}.
+    With --json: {"name","snapshot","started_at","ended_because","best","variants":[...],"branches":[...]}.
     """
-    _report(connect(ctx).experiment(name), as_json, branches=branches)
+    client = connect(ctx)
+    _report(client, client.experiment(name), as_json, branches=branches)
     return 0
 
 
@@ -140,7 +143,8 @@ def stop(ctx: click.Context, name: str, as_json: bool) -> int:
 
     `snapshotd experiment run` goes on with it. With --json: as `status --json`.
     """
-    _report(connect(ctx).stop_experiment(name), as_json, branches=False)
+    client = connect(ctx)
+    _report(client, client.stop_experiment(name), as_json, branches=False)
     return 0
 
 
@@ -210,7 +214,7 @@ def _drawn(info: ExperimentInfo) -> Table:
     return drawn
 
 
-def _report(info: ExperimentInfo, as_json: bool, *, branches: bool) -> None:
+def _report(client: Snapshotd, info: ExperimentInfo, as_json: bool, *, branches: bool) -> None:
     if as_json:
         print_json(_json(info))
         return
@@ -222,7 +226,20 @@ def _report(info: ExperimentInfo, as_json: bool, *, branches: bool) -> None:
         if one.error is not None and not branches:
             click.echo(f"{_called(one)}: {printable(one.error)}")
     if info.best is not None:
-        click.echo(f"best: {_called(info.best)}; `snapshotd experiment promote {info.name}` keeps it")
+        click.echo(f"best: {_called(info.best)}{_promotion(client, info, info.best)}")
+
+
+def _promotion(client: Snapshotd, info: ExperimentInfo, best: ExperimentBranch) -> str:
+    """The command that keeps the best branch, with all that it needs: it takes none that did not pass without a name,
+    and leaves nothing behind without --yes."""
+    words, said = info.name, ""
+    if not best.passed:
+        words, said = f"{words} {_called(best)}", ", which did not pass"
+    source = client.trajectory(client.snapshot(info.snapshot).trajectory)
+    if source.head != info.snapshot:
+        words = f"--yes {words}"
+        said += f", and {printable(source.name or short(source.id))} went on since the experiment began"
+    return f"{said}; `snapshotd experiment promote {words}` keeps it"
 
 
 def _variant_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str]]]:
@@ -309,8 +326,8 @@ def _json(info: ExperimentInfo) -> dict[str, Any]:
     return {
         "name": info.name,
         "snapshot": info.snapshot,
-        "began_at": info.began_at,
-        "ended": info.ended,
+        "started_at": info.began_at,
+        "ended_because": info.ended,
         "best": None if info.best is None else _called(info.best),
         "variants": [
             {
@@ -318,15 +335,23 @@ def _json(info: ExperimentInfo) -> dict[str, Any]:
                 "rank": one.rank,
                 "score": one.scores.mean,
                 "standard_error": one.scores.standard_error,
-                "passed": one.scores.passed,
+                "passes": one.scores.passed,
                 "pass_at": {
                     str(k): one.scores.pass_at(k) for k in sorted({1, len(one.scores.runs)}) if one.scores.runs
                 },
             }
             for one in info.variants
         ],
-        "branches": [dataclasses.asdict(one) for one in info.branches],
+        "branches": [_branch_json(one) for one in info.branches],
     }
+
+
+_BRANCH_WORDS = {"state": "status", "calls": "call_count", "files": "file_count", "lines": "line_count"}
+"""The fields of a branch, as they are recorded, that mean something else elsewhere in our JSON."""
+
+
+def _branch_json(one: ExperimentBranch) -> dict[str, Any]:
+    return {_BRANCH_WORDS.get(key, key): value for key, value in dataclasses.asdict(one).items()}
 
 
 for each in (run, ls, status, compare, promote, stop, rm):

@@ -78,7 +78,7 @@ def ls(ctx: click.Context, quiet: bool, no_trunc: bool, as_json: bool) -> int:
                 item.name or "-",
                 shown_id(item.id, full=no_trunc),
                 size(item.bytes),
-                str(item.files),
+                str(item.file_count),
                 ago(item.created_at),
                 printable(item.source),
             )

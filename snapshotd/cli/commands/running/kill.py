@@ -30,12 +30,13 @@ from snapshotd.cli.values import complete_command, complete_trajectory
 @click.argument("commands", metavar="COMMAND...", nargs=-1, shell_complete=complete_command)
 @click.pass_context
 def command(ctx: click.Context, trajectory: str, commands: tuple[str, ...], name: str, as_json: bool) -> int:
-    """Send a signal to background commands of a sandbox.
+    """Send a signal to commands of a sandbox.
 
-    COMMAND is an id that `snapshotd exec --detach` printed, or a prefix of it; `snapshotd ps TRAJECTORY` lists them. KILL
-    ends a command with all that it started; any other signal goes to the command's process group, as from a terminal.
-    The command's snapshot is taken when it has ended. To end a sandbox with all that runs in it: `snapshotd stop`. With
-    --json: an array of the commands as they were at the signal.
+    COMMAND is an id that `snapshotd exec --detach` printed, or a prefix of it; `snapshotd ps TRAJECTORY` lists them, and
+    those of `snapshotd exec` as long as they run, also if their client has gone away. KILL ends a command with all that
+    it started, but for daemons that have put off its environment; any other signal goes to the command's process group,
+    as from a terminal. The command's snapshot is taken when it has ended. To end a sandbox with all that runs in it:
+    `snapshotd stop`. With --json: an array of the commands as they were at the signal.
     """
     number = _number(name)
     if not commands:

@@ -48,9 +48,10 @@ def command(ctx: click.Context, trajectory: str, port: tuple[int, int | None], u
     told = queue.SimpleQueue[int]()
     before = {one: signal.signal(one, lambda n, _: told.put(n)) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        with connect(ctx).port(trajectory, number, local, unix=unix, on_failure=_Notes().say) as opened:
+        client = connect(ctx)
+        with client.port(trajectory, number, local, unix=unix, on_failure=_Notes().say) as opened:
             if as_json:
-                print_json({"address": opened.address, "trajectory": trajectory, "port": number})
+                print_json({"address": opened.address, "trajectory": client.trajectory(trajectory).id, "port": number})
             else:
                 click.echo(opened.address)
             sys.stdout.flush()

@@ -4,30 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+from typing import Any
 
 import click
 
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.text import ago, print_json, printable, shown_id, table
 from snapshotd.cli.values import complete_trajectory
-from snapshotd.client.results import CommandInfo
+from snapshotd.client.results import CommandInfo, SandboxInfo
 
 _LINE_CHARS = 60
 
 
-@declare(
-    "ps", examples=["snapshotd ps", "snapshotd stop $(snapshotd ps -q)", "snapshotd ps box   # its background commands"]
-)
+@declare("ps", examples=["snapshotd ps", "snapshotd stop $(snapshotd ps -q)", "snapshotd ps box   # its commands"])
 @click.option("-q", "--quiet", is_flag=True, help="Only the ids: of trajectories, or of the commands that run.")
 @click.option("--no-trunc", is_flag=True, help="Whole ids.")
 @json_option
 @click.argument("trajectory", required=False, shell_complete=complete_trajectory)
 @click.pass_context
 def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: bool, as_json: bool) -> int:
-    """List live sandboxes, or a trajectory's background commands.
+    """List live sandboxes, or a trajectory's commands.
 
-    With a TRAJECTORY: the commands that `snapshotd exec --detach` started in it and that run, and the newest of the ended
-    ones. `snapshotd log TRAJECTORY` has the snapshot of every command. With --json: an array.
+    With a TRAJECTORY: the commands that run in it, also of a `snapshotd exec` whose client has gone away, and the newest
+    ended ones of `snapshotd exec --detach`. `snapshotd kill` ends each. `snapshotd log TRAJECTORY` has the snapshot of
+    every command. With --json: an array of
+    {trajectory,name,container,pid,runtime,agent_running,started_at}, or of commands: {id,trajectory,argv,cwd,stdin,
+    timeout_s,background,started_at,status,exit_code,ended_at,snapshot,error}.
     """
     client = connect(ctx)
     if trajectory is not None:
@@ -35,7 +37,7 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
         return 0
     found = client.sandboxes()
     if as_json:
-        print_json([dataclasses.asdict(item) for item in found])
+        print_json([_json(item) for item in found])
         return 0
     if quiet:
         for item in found:
@@ -57,6 +59,19 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
     return 0
 
 
+def _json(item: SandboxInfo) -> dict[str, Any]:
+    line = item.trajectory
+    return {
+        "trajectory": line.id,
+        "name": line.name,
+        "container": item.container,
+        "pid": item.pid,
+        "runtime": line.runtime,
+        "agent_running": item.agent_running,
+        "started_at": item.started_at,
+    }
+
+
 def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json: bool) -> None:
     if as_json:
         print_json([dataclasses.asdict(item) for item in found])
@@ -71,7 +86,7 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
             shown_id(item.id, full=no_trunc),
             item.status,
             "-" if item.exit_code is None else str(item.exit_code),
-            ago(item.began_at),
+            ago(item.started_at),
             "-" if item.snapshot is None else shown_id(item.snapshot, full=no_trunc),
             _line(item, no_trunc),
         )

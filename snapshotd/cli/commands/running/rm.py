@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
-from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_trajectory
 
@@ -28,13 +26,15 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, ever
         refuse("name the trajectories to forget, or give --all, not both")
     client = connect(ctx)
     if everything:
-        trajectories = tuple(item.id for item in reversed(client.trajectories()))  # forks before what they began at
-        force = force or _sure(len(trajectories))
+        trajectories = tuple(item.id for item in client.trajectories())
+        if not force and trajectories:
+            _ask_for_all(len(trajectories))
+            force = True
+    found = [(client.trajectory(ref), ref) for ref in trajectories]
     removed = []
-    for ref in trajectories:
-        full = client.trajectory(ref).id
+    for line, ref in sorted(found, key=lambda one: one[0].created_at, reverse=True):  # forks before what they began at
         client.remove(ref, force=force)  # as the user typed it: the daemon refuses the name of a snapshot
-        removed.append(full)
+        removed.append(line.id)
         if not as_json:
             click.echo(ref)
     if as_json:
@@ -42,13 +42,9 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, ever
     return 0
 
 
-def _sure(count: int) -> bool:
-    """Ask the person at the terminal. UsageError when the answer is no, or nobody can be asked."""
-    if count == 0:
-        return False
+def _ask_for_all(count: int) -> None:
+    """UsageError: there is no terminal to ask at. Declined: the answer is no."""
     what = f"{count} trajectories with all their snapshots"
-    if not sys.stdin.isatty():
+    if not is_terminal():
         refuse(f"--all would forget {what}, and there is no terminal to ask at; add --force to do it")
-    if not click.confirm(f"Forget {what}, running ones too?", err=True):
-        refuse("nothing was removed")
-    return True
+    ask(f"Forget {what}, running ones too?")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from snapshotd.cli.command import (
     connect,
     declare,
     is_local,
+    is_terminal,
     json_option,
     refuse,
     refuse_input,
@@ -114,8 +114,8 @@ def command(
     arguments and after the same calls, is not made again: it has the recorded outcome and files. The first other call
     runs, and everything after it. With --reuse-replies model requests are answered from it as well, at the gateway too.
 
-    With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshots"}, and with --reuse
-    "reused": {"calls","of"}, and "replies","replies_of".
+    With --json: one event per line, the last {"event":"finished","trajectory","exit_code","snapshot_count"}, and with --reuse
+    "reuse": {"calls","of"}, and "replies","replies_of".
     """
     wanted = _program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
@@ -163,7 +163,7 @@ def _check_terminal(both: bool, wanted: dict[str, Any], elsewhere: bool) -> None
         refuse("a program gets standard input and a terminal together; write -it, or leave out -i and -t")
     if wanted["agent"] is not None:
         refuse("an agent file has no terminal; leave out -it, or run it as a command, after `--`")
-    if standard_input() is None or not sys.stdin.isatty():
+    if not is_terminal():
         refuse("standard input is no terminal, so a program cannot have it as one; leave out -it")
     if elsewhere:
         refuse(

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import connect, declare, refuse, standard_input
+from snapshotd.cli.command import connect, declare, is_terminal, refuse, standard_input
 from snapshotd.cli.commands.running.exec import in_pipes, in_terminal
 from snapshotd.cli.each import EachShell, TypedInput, editing
 from snapshotd.cli.follow import note
@@ -83,6 +83,11 @@ def command(
         )
     if shell is not None and not each:
         refuse("--shell is for --each; `snapshotd exec -it TRAJECTORY SHELL` starts another shell")
+    if not each and not is_terminal():  # before a sandbox is made for it
+        refuse(
+            "standard input is no terminal, and a shell needs one; `snapshotd shell --each NAME` takes lines from a file or a pipe, "
+            "`snapshotd exec NAME -- CMD` runs one command"
+        )
     client = connect(ctx)
     options["stdin"], options["env"] = standard_input(), {}
     if snapshot is not None:
@@ -102,7 +107,7 @@ def command(
 
 
 def _each(client: Snapshotd, trajectory: str, shell: str | None, options: dict[str, Any], quiet: bool) -> int:
-    typed = sys.stdin is not None and sys.stdin.isatty()
+    typed = is_terminal()
 
     def run(argv: list[str], more: dict[str, Any]) -> ExecInfo:
         if not typed:

@@ -6,7 +6,10 @@ import contextlib
 import os
 import select
 import signal
+import sys
+import threading
 import time
+import traceback
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +21,7 @@ from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
 from snapshotd.config import Config, read
 from snapshotd.daemon.http.wire import hook_socket_of, lock_path_of, log_path_of
-from snapshotd.errors import DaemonUnavailable, NotPermitted
+from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
 
 if TYPE_CHECKING:
     from snapshotd.engine.base import Engine
@@ -73,7 +76,7 @@ def command(
 
     Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. This is seldom
     needed: commands run as root start one. --restart also starts one if none ran; commands that follow a run go on at
-    the new one. If systemd keeps the daemon, `systemctl kill --signal=KILL snapshotd` does the same. With --json:
+    the new one. If systemd keeps the daemon, `systemctl kill --kill-whom=main --signal=KILL snapshotd` does the same. With --json:
     --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
     ids, the first null if none ran.
     """
@@ -102,10 +105,10 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
     if as_json:
         print_json(
             {
-                "images": report.images,
-                "trajectories": report.trajectories,
-                "snapshots": report.snapshots,
-                "tags": report.tags,
+                "image_count": report.images,
+                "trajectory_count": report.trajectories,
+                "snapshot_count": report.snapshots,
+                "tag_count": report.tags,
                 "lost": list(report.lost),
                 "left_out": [{"snapshot": item.snapshot, "reason": item.reason} for item in report.left_out],
             }
@@ -135,7 +138,33 @@ def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
         ready_fd=ready_fd,
         hook_socket=hook_socket_of(client.state_dir),
     )
-    return serve(options, open_engine)
+    code = 1
+    try:
+        code = serve(options, open_engine)
+    except SnapshotdError as exc:
+        code = exc.exit_code
+        raise
+    finally:
+        if _threads_left():  # an engine that failed to open or to close leaves some, which keep the process alive
+            _leave(code)
+    return code
+
+
+def _leave(code: int) -> None:
+    """End this process, and say what it fails with."""
+    failure = sys.exc_info()[1]
+    if isinstance(failure, SnapshotdError):
+        click.echo(f"snapshotd: {printable(failure.message)}", err=True)
+    elif failure is not None:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _threads_left() -> bool:
+    """True if a thread runs that the interpreter would wait for."""
+    return any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread())
 
 
 def _config(client: Snapshotd) -> Config:

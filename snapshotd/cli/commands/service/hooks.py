@@ -41,12 +41,12 @@ def install(ctx: click.Context, agent: str, folder: Path | None, for_user: bool,
 
     FOLDER is the one in which the agent works; else the working directory. Other settings stay as they are. Run it as
     the user who runs the agent. With --worktrees, each worktree is a copy of the folder as it is, files that git ignores
-    included, which shares its data where the file system can. With --json: {"agent","file","changed","note"}.
+    included, which shares its data where the file system can. With --json: {"name","file","written","note"}.
     """
     settings = _settings(ctx, agent, folder, for_user, worktrees)
     changed = settings.install()
     if as_json:
-        print_json({**_json(settings), "changed": changed, "note": settings.agent.note})
+        print_json({**_json(settings), "written": changed, "note": settings.agent.note})
         return 0
     click.echo(str(settings.file))
     if settings.agent.note is not None:
@@ -63,12 +63,12 @@ def install(ctx: click.Context, agent: str, folder: Path | None, for_user: bool,
 def remove(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, as_json: bool) -> int:
     """Take the hooks out of an agent's settings.
 
-    Snapshots stay. With --json: {"agent","file","changed"}.
+    Snapshots stay. With --json: {"name","file","written"}.
     """
     settings = _settings(ctx, agent, folder, for_user)
     changed = settings.remove()
     if as_json:
-        print_json({**_json(settings), "changed": changed})
+        print_json({**_json(settings), "written": changed})
     elif changed:
         click.echo(str(settings.file))
     return 0
@@ -82,15 +82,15 @@ def remove(ctx: click.Context, agent: str, folder: Path | None, for_user: bool, 
 def status(ctx: click.Context, folder: Path | None, for_user: bool, as_json: bool) -> int:
     """Show which agents have the hooks, and if the daemon hears them.
 
-    Exit code 1 if the daemon does not. With --json: {"daemon","agents":[{"agent","file","installed"}]}.
+    Exit code 1 if the daemon does not. With --json: {"heard","agents":[{"name","file","installed"}]}.
     """
     found = [_settings(ctx, agent, folder, for_user) for agent in hook_settings.AGENTS]
     hears = answers(found[0].socket)
     rows = [{**_json(one), "installed": one.installed()} for one in found]
     if as_json:
-        print_json({"daemon": hears, "agents": rows})
+        print_json({"heard": hears, "agents": rows})
     else:
-        shown = [(row["agent"], "installed" if row["installed"] else "-", row["file"]) for row in rows]
+        shown = [(row["name"], "installed" if row["installed"] else "-", row["file"]) for row in rows]
         table(("AGENT", "HOOKS", "FILE"), shown)
         click.echo(f"the daemon {'hears' if hears else 'does not hear'} hooks on {found[0].socket}", err=True)
     return 0 if hears else 1
@@ -110,4 +110,4 @@ def _settings(
 
 
 def _json(settings: HookSettings) -> dict[str, Any]:
-    return {"agent": settings.agent.name, "file": str(settings.file)}
+    return {"name": settings.agent.name, "file": str(settings.file)}

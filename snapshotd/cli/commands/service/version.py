@@ -17,7 +17,7 @@ from snapshotd.errors import SnapshotdError
 def command(ctx: click.Context, as_json: bool) -> int:
     """Print the versions of client and daemon.
 
-    Starts no daemon. With --json: {"client","api","daemon"}, where daemon is null when none answers.
+    Starts no daemon. With --json: {"client_version","api_version","daemon_version"}, where daemon_version is null when none answers.
     """
     daemon: str | None = None
     problem: str | None = None
@@ -26,7 +26,7 @@ def command(ctx: click.Context, as_json: bool) -> int:
     except SnapshotdError as exc:  # an error of the daemon must not hide the client's version
         problem = exc.message
     if as_json:
-        print_json({"client": snapshotd.__version__, "api": API_VERSION, "daemon": daemon})
+        print_json({"client_version": snapshotd.__version__, "api_version": API_VERSION, "daemon_version": daemon})
         return 0
     click.echo(f"client {snapshotd.__version__} (API {API_VERSION})")
     click.echo(f"daemon {daemon}" if daemon else f"daemon -  ({problem})")

@@ -44,6 +44,7 @@ _LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D"
     flag_value="",
     help="Make a git commit of the applied files, and of nothing else.",
 )
+@click.option("--hooks", is_flag=True, help="Let the hooks and programs run that DIR's repository names for a commit.")
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
 @click.pass_context
@@ -55,6 +56,7 @@ def command(
     path: str,
     dry_run: bool,
     commit: str | None,
+    hooks: bool,
     as_json: bool,
 ) -> int:
     """Bring what a snapshot changed to a folder, and keep what the folder has changed.
@@ -67,8 +69,10 @@ def command(
     """
     if commit is not None and dry_run:
         refuse("--commit and --dry-run exclude each other; choose one")
+    if hooks and commit is None:
+        refuse("--hooks says how to commit; give --commit as well")
     wanted: str | bool = False if commit is None else commit or True
-    done = connect(ctx).apply(snapshot, to, base, path, dry_run, commit=wanted)
+    done = connect(ctx).apply(snapshot, to, base, path, dry_run, commit=wanted, hooks=hooks)
     if as_json:
         print_json(_json(done))
     else:

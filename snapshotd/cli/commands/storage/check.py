@@ -40,7 +40,7 @@ def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) 
     if not report.damages:
         return 0
     note(
-        f"{len(report.damages)} things are damaged, and {len(report.snapshots)} snapshots cannot be read in full because of it; "
+        f"{len(report.damages)} things are damaged, and {len(report.unreadable)} snapshots cannot be read in full because of it; "
         f"`snapshotd repair` brings back what can be"
     )
     return DataLoss.exit_code
@@ -68,7 +68,7 @@ def _json(report: CheckInfo) -> dict[str, Any]:
         "packs": report.packs,
         "bytes_read": report.bytes_read,
         "damages": [_damage(item) for item in report.damages],
-        "snapshots": list(report.snapshots),
+        "unreadable": list(report.unreadable),
     }
 
 

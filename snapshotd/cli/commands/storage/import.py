@@ -90,7 +90,7 @@ def command(
 
     All or nothing; - is standard input. Tags come along; a tag that is taken here stays as it is, with a warning.
     Snapshots that are here already are not taken again, which is no error. Prints the trajectories' ids. With --json:
-    {"trajectories":[ids],"snapshots","warnings"}.
+    {"trajectories":[ids],"snapshot_count","warnings"}.
 
     With --cache and --key the bundle is an entry that `snapshotd export --cache` made: the one of exactly this key, else
     the newest that begins with it, else with a --restore-keys. If there is none, the exit code is 1. JSON has "cache_key"
@@ -138,7 +138,7 @@ def _missed(cache: str, key: str, github: GitHub | None, as_json: bool) -> int:
     if github is not None:
         github.outputs({"cache-hit": False, "cache-matched-key": ""})
     if as_json:
-        print_json({"trajectories": [], "snapshots": 0, "warnings": [], "cache_key": None, "cache_hit": False})
+        print_json({"trajectories": [], "snapshot_count": 0, "warnings": [], "cache_key": None, "cache_hit": False})
     note(f"the cache {cache} has no entry for {key}")
     return 1
 
@@ -154,11 +154,15 @@ def _told(
     ids = [item.id for item in done.trajectories]
     if github is not None:
         matched = {} if found is None else {"cache-hit": found.exact, "cache-matched-key": found.key}
-        github.outputs({**matched, "trajectory": ids[0] if ids else "", "snapshots": done.snapshots})
+        github.outputs({**matched, "trajectory": ids[0] if ids else "", "snapshots": done.snapshot_count})
         for warning in done.warnings:
             github.annotate("warning", warning)
     if as_json:
-        answer: dict[str, Any] = {"trajectories": ids, "snapshots": done.snapshots, "warnings": list(done.warnings)}
+        answer: dict[str, Any] = {
+            "trajectories": ids,
+            "snapshot_count": done.snapshot_count,
+            "warnings": list(done.warnings),
+        }
         if found is not None:
             answer.update(cache_key=found.key, cache_hit=found.exact)
         if wait is not None:
@@ -167,7 +171,7 @@ def _told(
         return 0
     if found is not None:
         note(f"from the key {found.key}")
-    if not done.snapshots:
+    if not done.snapshot_count:
         note("all snapshots of the bundle are here already; nothing was taken but tags that they lacked")
     for warning in done.warnings:
         note(f"warning: {warning}")

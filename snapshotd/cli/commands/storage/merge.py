@@ -55,6 +55,8 @@ def command(
     same = f"; {done.same} are there already" if done.same else ""
     if done.conflicts:
         note(f"{len(done.conflicts)} conflicts: nothing was merged; settle them in {into}, or merge a part with --path")
+    elif not done.changes:
+        note(f"there is nothing to merge: {into} has all that {source} changed since {shown_id(done.base, full=False)}")
     elif done.snapshot is None:
         note(f"{len(done.changes)} changes would be merged into {into}{same}")
     else:

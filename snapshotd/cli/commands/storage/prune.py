@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from typing import Any
 
 import click
 
-from snapshotd.cli.command import connect, declare, json_option, refuse
-from snapshotd.cli.follow import note
+from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.retention import policy_of, retention_options
 from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
 from snapshotd.cli.values import Duration
 from snapshotd.client.results import PruneInfo
 from snapshotd.terms import PRUNE_GRACE_S
-
-_DECLINED = 1
 
 
 @declare(
@@ -50,11 +46,11 @@ def command(
     Rules given here count instead of the policies that are set. `snapshotd policy --help` explains policies, and names
     the snapshots that are always kept. Shows the snapshots that would go and asks before any goes; without a terminal
     to ask at, --force is needed. Interrupted at any point, it can be run again. With --json:
-    {dry_run,snapshots:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes, repository_bytes}.
+    {dry_run,pruned:[{snapshot,trajectory,seq,created_at,reason}],kept,freed_bytes,evicted_layer_bytes, repository_bytes}.
     """
     policy = policy_of(options)
     asks = not dry_run and not force
-    if asks and not sys.stdin.isatty():
+    if asks and not is_terminal():
         refuse(
             "a prune removes files for good, and there is no terminal to ask at; look with --dry-run, then give --force"
         )
@@ -64,10 +60,7 @@ def command(
             plan = client.prune(policy, dry_run=True, grace_s=grace, progress=meter.line)
         if not as_json:
             _print(plan, no_trunc)
-        question = f"Give up the files of {len(plan.snapshots)} snapshots for good, to free {size(plan.freed_bytes)}?"
-        if not _agreed(question):
-            note("nothing was removed")
-            return _DECLINED
+        ask(f"Give up the files of {len(plan.pruned)} snapshots for good, to free {size(plan.freed_bytes)}?")
     with Meter("looking what would go" if dry_run else "pruning", quiet=as_json) as meter:
         report = client.prune(policy, dry_run=dry_run, grace_s=grace, progress=meter.line)
     if as_json:
@@ -79,14 +72,8 @@ def command(
     return 0
 
 
-def _agreed(question: str) -> bool:
-    """Ask on standard error. Not click's own, which writes a blank to standard output, where only data belongs."""
-    click.echo(f"{question} [y/N] ", nl=False, err=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
-
-
 def _print(report: PruneInfo, full: bool) -> None:
-    if report.snapshots:
+    if report.pruned:
         rows = [
             (
                 shown_id(item.snapshot, full=full),
@@ -95,7 +82,7 @@ def _print(report: PruneInfo, full: bool) -> None:
                 ago(item.created_at),
                 printable(item.reason),
             )
-            for item in report.snapshots
+            for item in report.pruned
         ]
         table(("SNAPSHOT", "TRAJECTORY", "SEQ", "CREATED", "WHY"), rows, right=(2,))
     click.echo(_totals(report))
@@ -105,6 +92,6 @@ def _totals(report: PruneInfo) -> str:
     gone, freed = ("would go", "would be freed") if report.dry_run else ("went", "freed")
     evicted = f", {size(report.evicted_layer_bytes)} of layers evicted" if report.evicted_layer_bytes else ""
     return (
-        f"{len(report.snapshots)} snapshots {gone}, {report.kept} stay; {size(report.freed_bytes)} {freed}{evicted}; the repository takes "
+        f"{len(report.pruned)} snapshots {gone}, {report.kept} stay; {size(report.freed_bytes)} {freed}{evicted}; the repository takes "
         f"{size(report.repository_bytes)}"
     )

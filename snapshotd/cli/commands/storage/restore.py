@@ -27,11 +27,11 @@ def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHu
 
     Every byte of a stored snapshot is verified: if one differs, this fails, and the folder stays as it was. Everything
     that the folder cannot hold (owners, devices, attributes) is told as a warning. With --json:
-    {"files","directories","bytes","warnings"}.
+    {"file_count","directories","bytes","warnings"}.
     """
     report = connect(ctx).restore(snapshot, to, path=path)
     if github is not None:
-        github.outputs({"directory": to, "files": report.files, "bytes": report.bytes})
+        github.outputs({"directory": to, "files": report.file_count, "bytes": report.bytes})
         for warning in report.warnings:
             github.annotate("warning", warning)
     if as_json:
@@ -39,5 +39,7 @@ def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHu
         return 0
     for warning in report.warnings:
         note(f"warning: {warning}")
-    click.echo(f"{report.files} files and {report.directories} directories, {size(report.bytes)}, in {to}", err=True)
+    click.echo(
+        f"{report.file_count} files and {report.directories} directories, {size(report.bytes)}, in {to}", err=True
+    )
     return 0

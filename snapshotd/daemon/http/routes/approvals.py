@@ -10,8 +10,8 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd import types as t
+from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_mind as mind
-from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.models_mind import check_json
 from snapshotd.daemon.http.routes.shared import ServiceDep, new_router, user_of
 from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
@@ -84,6 +84,6 @@ async def watch(service: ServiceDep) -> Response:
 
     def produce(emit: streams.Emit) -> None:
         with contextlib.closing(service.watchers.watch(service.engine)) as events:
-            streams.each(emit, events)
+            streams.each(emit, map(models.event_json, events))
 
     return await streams.ndjson(service.streams, produce)

@@ -45,7 +45,7 @@ _ARCHIVE_DOC: dict[int | str, dict[str, Any]] = {
 _WRITTEN_DOC: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {streams.NDJSON: {}},
-        "description": 'One line: `{"event":"result","snapshot","files","directories","bytes","warnings"}` or '
+        "description": 'One line: `{"event":"result","snapshot","file_count","directories","bytes","warnings"}` or '
         '`{"event":"error","error"}`.',
     }
 }

@@ -26,8 +26,8 @@ router = new_router(tags=["mind"], dependencies=[Depends(checked_ref)])
 _JOURNAL_DOC: dict[int | str, dict[str, Any]] = {
     200: {
         "content": {streams.NDJSON: {}},
-        "description": "Lines: one entry each (`id`, `kind`, `name`, `arguments`, `side_effect`, `key`, `status`, `began_at`, `ended_at`, "
-        '`result`, `error`, `facts`, `details`, `after`, `snapshot`), at last `{"event":"end"}`.',
+        "description": "Lines: one entry each (`id`, `kind`, `name`, `arguments`, `side_effect`, `key`, `status`, `started_at`, "
+        '`ended_at`, `result`, `error`, `facts`, `details`, `parent`, `snapshot`), at last `{"event":"end"}`.',
     }
 }
 
@@ -74,9 +74,14 @@ def preview_rewind(
     max_files: Annotated[
         int, Query(ge=0, le=LIST_MAX, description="At most so many changed files are listed.")
     ] = PREVIEW_FILES,
+    session: Annotated[
+        str | None, Query(min_length=1, max_length=256, description="As in the request that rewinds.")
+    ] = None,
 ) -> mind.RewindPreview:
     """The effect that a rewind would have. Changes nothing."""
-    return mind.RewindPreview.of(service.engine.preview_rewind(ref, check_ref(to), mode=mode, max_files=max_files))
+    return mind.RewindPreview.of(
+        service.engine.preview_rewind(ref, check_ref(to), mode=mode, max_files=max_files, session=session)
+    )
 
 
 @router.post("/trajectories/{ref}/rewind")
@@ -86,7 +91,9 @@ def rewind(ref: Ref, body: mind.RewindRequest, service: ServiceDep, named: Named
         service,
         named,
         body,
-        lambda: service.engine.rewind(ref, check_ref(body.to), mode=body.mode, compensate=body.compensate),
+        lambda: service.engine.rewind(
+            ref, check_ref(body.to), mode=body.mode, compensate=body.compensate, session=body.session
+        ),
     )
 
 

@@ -25,6 +25,7 @@ from snapshotd.daemon.http.routes.shared import (
     new_router,
     once,
     once_unless_abandoned,
+    step_once,
 )
 from snapshotd.daemon.http.wire import ATTENDED, FRAMES, LOG_MAX, PORTS, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.engine.base import Caller, Engine, ExecResult, Forked, OutputSink, Stream, output_event
@@ -159,11 +160,21 @@ def stop(ref: Ref, service: ServiceDep) -> models.Trajectory:
     return models.Trajectory.of(service.engine.stop(ref))
 
 
+@router.post("/trajectories/{ref}/snapshot", tags=["runs"])
+def take_snapshot(ref: Ref, body: models.SnapshotRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
+    """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
+    program is being replayed, or the name is taken."""
+    return step_once(
+        service, named, body, lambda: service.engine.take_snapshot(ref, name=body.name, if_changed=body.if_changed)
+    )
+
+
 @router.get("/trajectories/{ref}/events", response_class=Response, responses=_EVENTS_DOC, tags=["runs"])  # type: ignore[arg-type]
 async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()] = True) -> Response:
     """The events of its run from the beginning; with `follow`, until it has finished."""
     return await streams.ndjson(
-        service.streams, lambda emit: streams.each(emit, service.engine.events(ref, follow=follow))
+        service.streams,
+        lambda emit: streams.each(emit, map(models.event_json, service.engine.events(ref, follow=follow))),
     )
 
 

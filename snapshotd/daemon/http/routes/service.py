@@ -26,7 +26,7 @@ def version(service: ServiceDep) -> models.Version:
 def status(service: ServiceDep) -> dict[str, Any]:
     """Facts about the engine: versions, state directory, layer file system, runtimes, counts."""
     return {
-        "version": snapshotd.__version__,
+        "daemon_version": snapshotd.__version__,
         "api_version": API_VERSION,
         "pid": service.pid,
         "state_dir": str(service.state_dir),

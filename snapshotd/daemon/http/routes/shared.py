@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import functools
 import hashlib
 import inspect
 import json
+import os
 import pathlib
 import pwd
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,6 +33,7 @@ from snapshotd.daemon.http.watching import Watchers
 from snapshotd.daemon.http.wire import API_PREFIX, ATTENDED, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.engine.base import Engine
 from snapshotd.errors import UsageError
+from snapshotd.kernel import turns
 from snapshotd.types import RequestKey, Snapshot
 
 T = TypeVar("T")
@@ -127,7 +131,7 @@ def sandbox_path(path_b64: str) -> bytes:
     parts = [part for part in path.split(b"/") if part not in (b"", b".")]
     if b"\0" in path or b".." in parts:
         raise UsageError(
-            f"{path!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
+            f"{os.fsdecode(path)!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
         )
     return b"/".join(parts)
 
@@ -208,9 +212,27 @@ async def once_unless_abandoned(
     recall: Recall[T],
     undo: Callable[[T], None],
 ) -> T:
-    """The same for what runs on: if the client has gone before the answer, and does not ask again, it is undone."""
+    """The same for what runs on: if the client has gone before the answer, and does not ask again, it is undone, and a
+    copy of many files that it begins with does not go on."""
+    given_up = threading.Event()
     with service.engine.asking(named.request(body)) as asking:
-        outcome = await anyio.to_thread.run_sync(lambda: asking.once(make, recall, recall_only=named.recall))
+
+        def work() -> T:
+            with turns.until(given_up):
+                return asking.once(make, recall, recall_only=named.recall)
+
+        async def notice() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            if not await anyio.to_thread.run_sync(asking.asked_again):
+                given_up.set()
+
+        noticing = asyncio.create_task(notice())
+        try:
+            outcome = await anyio.to_thread.run_sync(work)
+        finally:
+            noticing.cancel()
+            await asyncio.wait([noticing])
         if await request.is_disconnected() and not await anyio.to_thread.run_sync(asking.asked_again):
             await anyio.to_thread.run_sync(lambda: undo(outcome))
     return outcome

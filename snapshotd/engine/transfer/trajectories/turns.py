@@ -17,8 +17,8 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind import wire_records
 from snapshotd.engine.mind.replay import CALL, CALLER, LANE, PARAMS, SIDE, TOKENS
+from snapshotd.engine.mind.wire import records
 from snapshotd.engine.transfer.trajectories.reading import Source, Spoken, SpokenResult, reply_text, spoken
 from snapshotd.errors import SnapshotdError
 from snapshotd.gateway.base import Api, RecordedReply
@@ -29,7 +29,7 @@ OUTPUT_LIMIT_BYTES = 1 << 20
 """The most of one recorded output that is exported. The snapshot has all of it."""
 _DAEMONS_OWN = frozenset(
     (
-        *("start", "exit", "stop", "diverged", "approval", "checkpoint", "edits", "prompt"),
+        *("start", "exit", "stop", "diverged", "approval", "checkpoint", "turn", "snapshot", "edits", "prompt"),
         *("rewind", "undo", "edit", "retry", "promote", "merge"),
     )
 )
@@ -295,7 +295,7 @@ class Walk:
         if entry.status is not CallStatus.DONE or not isinstance(entry.result, dict):
             return
         try:
-            said = self._replies(str(entry.arguments["api"]), wire_records.recorded(entry))
+            said = self._replies(str(entry.arguments["api"]), records.recorded(entry))
         except SnapshotdError:
             self.unread += 1
             return

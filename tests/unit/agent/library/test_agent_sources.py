@@ -23,6 +23,7 @@ def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) 
         "ast",
         "base64",
         "builtins",
+        "collections",
         "contextlib",
         "contextvars",
         "fcntl",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from library_rig import PYTHON
 
+from snapshotd.engine.past.effects import NOT_BEGUN
 from tests.agent_daemon import FakeDaemon
 
 PROGRAM = """
@@ -95,10 +96,24 @@ def test_a_function_undoes_its_call(place: Place, daemon: FakeDaemon, server: Fa
 def test_a_program_that_would_start_again_is_stopped(place: Place, daemon: FakeDaemon, server: FakeDaemon) -> None:
     place.write("True")
     done = place.undo([PYTHON, "-m", "snapshotd.agent.compensate", str(place.file), "cancel"])
-    assert done.returncode == 1
+    assert done.returncode == NOT_BEGUN
     assert "put the program's start under `if __name__" in done.stderr
     assert daemon.requests == []
     assert not place.told.exists()
+
+
+def test_only_a_function_that_was_not_called_has_not_begun(place: Place, server: FakeDaemon) -> None:
+    argv = [PYTHON, "-m", "snapshotd.agent.compensate", str(place.file), "cancel"]
+    place.file.write_text("import sys\nsys.exit(0)\n")
+    assert place.undo(argv).returncode == NOT_BEGUN
+    place.file.write_text("def other(call): pass\n")
+    assert place.undo(argv).returncode == NOT_BEGUN
+    place.file.write_text("import no_such_module\n")
+    assert place.undo(argv).returncode == NOT_BEGUN
+    place.file.write_text(f"import sys\ndef cancel(call): sys.exit({NOT_BEGUN})\n")
+    assert place.undo(argv).returncode == 1
+    place.file.write_text("import sys\ndef cancel(call): sys.exit()\n")
+    assert place.undo(argv).returncode == 0
 
 
 def test_a_wrong_invocation_and_a_failing_function(place: Place, server: FakeDaemon) -> None:

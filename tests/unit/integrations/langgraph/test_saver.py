@@ -436,6 +436,20 @@ def test_a_file_of_a_newer_release_and_damaged_ones_are_refused(tmp_path: Path) 
         SnapshotdSaver(tmp_path / "none" / "a.db")
 
 
+def test_a_file_that_is_missing_beside_its_log_is_not_made_anew(path: Path) -> None:
+    log = path.with_name(f"{path.name}-wal")
+    with SnapshotdSaver(path) as saver:
+        saver.put(config("t"), checkpoint({"a": 1}), {}, {"a": 1})
+        kept = log.read_bytes()
+    path.unlink()
+    log.write_bytes(kept)
+    with pytest.raises(DataLoss, match="is missing although its log"):
+        SnapshotdSaver(path)
+    assert log.read_bytes() == kept
+    log.unlink()
+    SnapshotdSaver(path).close()
+
+
 def test_a_checkpoint_may_be_its_own_ancestor(saver: SnapshotdSaver) -> None:
     """As when one is stored again under a config that follows it."""
     state = checkpoint({})

@@ -7,7 +7,6 @@ import hashlib
 import json
 from typing import Any
 
-from snapshotd.engine.mind.lanes import opening_count
 from snapshotd.errors import Unsupported
 from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, VOLATILE_PARAMS, ModelCall, RecordedReply, TurnReply, TurnRequest
 from snapshotd.types import CallStatus, JournalEntry, Message
@@ -16,11 +15,10 @@ _OUTLINE_CHARS = 300
 _PARAMS_CHARS = 1 << 20
 
 
-def outline(request: TurnRequest) -> dict[str, Any]:
+def outline(request: TurnRequest, first: int) -> dict[str, Any]:
     """A short form of a request: a replay compares it, and a person sees it where the two differ. It leaves out the
-    results of tools."""
-    first = opening_count(request)
-    fixed = hashlib.sha256()
+    results of tools. `first`: the number of its messages before the model's first words in the conversation."""
+    fixed = hashlib.sha256((request.previous or "").encode())
     for number, (item, digest) in enumerate(zip(request.items, request.digests, strict=True)):
         fixed.update(digest if number < first or request.reader.from_model(item) else b"answer")
     opening = request.new_messages(max(0, first - 1), limit=1)

@@ -2,7 +2,9 @@
 
 An agent with sub-agents leads several conversations side by side, and their requests come in any order. A request
 belongs to the lane that it continues: it repeats the lane's first messages, or calls that the lane's model asked for.
-A conversation that begins with words which an open call holds (a sub-agent's task) was called by that call.
+A conversation that begins with words which an open call holds (a sub-agent's task) was called by that call. Where the
+provider remembers the conversation, a request names the reply or the conversation that it continues, and brings the new
+messages only.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotd.gateway.base import TurnRequest
+from snapshotd.types import CallID
 
 MAX_LANES = 256
 """Conversations of one sandbox that are told apart; the one used longest ago is forgotten."""
@@ -24,12 +27,23 @@ MIN_TASK_CHARS = 8
 """A shorter text of a call's arguments says nothing about who was called by it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A reply without calls to a request that offers no tools: whatever the agent does, it does because of the words.
+    `at`: its place in the lane; `call_id`: of the snapshot that comes when the agent has done it."""
+
+    at: int
+    call_id: CallID
+    said_at_ns: int
+
+
 @dataclass(slots=True, eq=False)
 class Lane:
     """One conversation as the agent sends it. `digests`: those of its messages, in order. `caller`: the provider's id
     of the call that led to it. `side`: no part of the trajectory's conversation. `begun`: a request has gone on from
     its first reply. `asking`: requests that wait for their replies now. `recorded`: its number is the one in the
-    journal. `params`: the parameters that were recorded of it last."""
+    journal. `params`: the parameters that were recorded of it last. `words`: the model's newest ones, if the agent may
+    act on them."""
 
     number: int
     digests: list[bytes] = field(default_factory=list)
@@ -39,11 +53,27 @@ class Lane:
     asking: int = 0
     recorded: bool = False
     params: dict[str, Any] | None = None
+    words: Words | None = None
 
     @property
     def details(self) -> dict[str, Any]:
         """The lane as the details of its entries name it."""
         return {"lane": self.number, **({} if self.caller is None else {"caller": self.caller})}
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlace:
+    """The place of a request in a lane. The lane holds the first `known` of its messages, and the next one is message
+    number `at` of the lane. `opening`: the number of its messages that come before anything that the model said."""
+
+    lane: Lane
+    known: int
+    at: int
+    opening: int
+
+    def end(self, request: TurnRequest) -> int:
+        """The number of messages that the lane has with those of the request."""
+        return self.at + len(request.items) - self.known
 
 
 class Lanes:
@@ -55,16 +85,20 @@ class Lanes:
         """The lane of every call that a model asked for, by the provider's id."""
         self._asked: dict[str, Any] = {}
         """The arguments of the newest calls."""
+        self._replies: dict[str, tuple[Lane, int]] = {}
+        """The place behind every reply that has an id, by which a later request may continue it."""
+        self._remembered: dict[str, tuple[Lane, int]] = {}
+        """The same of the newest reply in a conversation that the provider keeps, by that conversation's id."""
         self._next = first
         self._lock = threading.Lock()
 
-    def of(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> tuple[Lane, int]:
-        """The lane that a request continues or begins, and the number of its messages that are known.
-        `open_calls`: the arguments of the calls that have no result yet, by id."""
+    def of(self, request: TurnRequest, open_calls: Mapping[str, Any]) -> LanePlace:
+        """The place of a request in the lane that it continues or begins. `open_calls`: the arguments of the calls that
+        have no result yet, by id."""
         opening = opening_count(request)
         with self._lock:
-            lane, known = self._continued(request, opening)
-            if lane is None:
+            place = self._following(request) or self._continued(request, opening)
+            if place is None:
                 taken = {other.caller for other in self._lanes}
                 free = {call_id: arguments for call_id, arguments in open_calls.items() if call_id not in taken}
                 ended = {
@@ -76,15 +110,34 @@ class Lanes:
                 lane = Lane(self._next, caller=caller)
                 lane.side = lane.caller is not None
                 self._next += 1
-                known = 0
+                place = LanePlace(lane, 0, 0, opening)
             else:
+                lane = place.lane
                 self._lanes.remove(lane)
-                lane.begun |= len(request.items) > opening
+                lane.begun |= place.at > opening or len(request.items) > opening
             self._lanes.append(lane)
             del self._lanes[:-MAX_LANES]
-        return lane, known
+        return place
 
-    def _continued(self, request: TurnRequest, opening: int) -> tuple[Lane | None, int]:
+    def _following(self, request: TurnRequest) -> LanePlace | None:
+        """The place of a request that names what it continues: a reply, or a conversation that the provider keeps."""
+        if request.previous is None:
+            return None
+        found = self._replies.get(request.previous) or self._remembered.get(request.previous)
+        if found is None:
+            results = (result for item in request.items for result in request.reader.results(item))
+            owner = next((self._owners[call_id] for call_id, _, _ in results if call_id in self._owners), None)
+            found = None if owner is None else (owner, len(owner.digests))
+        if found is None or found[0] not in self._lanes:
+            return None
+        lane, at = found
+        instructed = int(bool(request.items) and request.items[0].get("role") in ("system", "developer"))
+        known = int(instructed and request.digests[:1] == tuple(lane.digests[:1]))
+        while known < len(request.items) and lane.digests[at : at + 1] == [request.digests[known]]:
+            known, at = known + 1, at + 1
+        return LanePlace(lane, known, at, instructed)
+
+    def _continued(self, request: TurnRequest, opening: int) -> LanePlace | None:
         """The lane whose first messages the request repeats, else the one whose calls it carries. A question on the side
         may carry the calls of the conversation that it is about."""
         found: tuple[int, Lane] | None = None
@@ -97,15 +150,15 @@ class Lanes:
                 found = known, lane
         if found is not None:
             found[1].digests[: found[0]] = request.digests[: found[0]]
-            return found[1], found[0]
+            return LanePlace(found[1], found[0], found[0], opening)
         if request.aside:
-            return None, 0
+            return None
         for number in range(len(request.items) - 1, opening - 1, -1):
             for call in request.reader.calls(request.items[number]):
                 owner = self._owners.get(call.id)
                 if owner is not None and owner in self._lanes:
-                    return owner, number + 1
-        return None, 0
+                    return LanePlace(owner, number + 1, number + 1, opening)
+        return None
 
     def _known(self, request: TurnRequest, lane: Lane) -> int:
         """The number of a request's messages that the lane holds. A client may spell a call's arguments otherwise than
@@ -131,6 +184,25 @@ class Lanes:
             while len(self._owners) > MAX_CALLS:
                 del self._owners[next(iter(self._owners))]
 
+    def replied(self, lane: Lane, request: TurnRequest, reply_id: str | None) -> str | None:
+        """The lane ends with the reply to this request now, whose id is `reply_id`. Returns the id of the conversation
+        that the provider keeps, if it is one."""
+        if reply_id is None:
+            return None
+        conversation = None if request.previous in self._replies else request.previous
+        self.remember(lane, len(lane.digests), reply_id, conversation)
+        return conversation
+
+    def remember(self, lane: Lane, at: int, reply_id: str, conversation: str | None) -> None:
+        """A reply ends before message number `at` of the lane. `conversation`: the one that the provider keeps."""
+        with self._lock:
+            self._replies[reply_id] = lane, at
+            if conversation is not None:
+                self._remembered[conversation] = lane, at
+            for places in (self._replies, self._remembered):
+                while len(places) > MAX_CALLS:
+                    del places[next(iter(places))]
+
     def lane_of(self, call_id: str) -> Lane | None:
         """The lane whose model asked for this call; None if none did."""
         with self._lock:
@@ -147,6 +219,8 @@ class Lanes:
             for call_id, owner in self._owners.items():
                 if owner.number == lane.number:
                     self._owners[call_id] = lane
+            for places in (self._replies, self._remembered):
+                places.update({key: (lane, at) for key, (owner, at) in places.items() if owner.number == lane.number})
             self._next = max(self._next, lane.number + 1)
 
     def numbered(self, number: int) -> Lane | None:

@@ -1,6 +1,7 @@
 """The journal of an agent that does not use our library: the recording gateway reads its mind from the wire.
 
     a request with tool results   ends the tool calls of the turn before it, each with a snapshot, while the model already thinks
+    the next request without      ends them, too, or the turn of an agent that acts on the model's words (open_calls.py)
     a request                     is a MODEL entry: its outline (the messages themselves are the conversation). Where nothing is
                                   answered from records, it is written while the provider has the request already
     a reply                       is that entry's result, as it came; what the model says joins the conversation, tools are intents
@@ -16,28 +17,27 @@ import difflib
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind import wire_records
 from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.lanes import Lane, Lanes, opening_count, texts
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import CALL, CALLER, CAPTURE, LANE, OF_MODEL, PARAMS, REPLY_DENIED, SIDE, TOKENS
+from snapshotd.engine.mind.replay import CALLER, CAPTURE, LANE, PARAMS, REPLY_DENIED, SIDE, TOKENS
 from snapshotd.engine.mind.reuse import REUSED
+from snapshotd.engine.mind.wire import records
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words, texts
+from snapshotd.engine.mind.wire.open_calls import Ends, WireCalls
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.errors import Denied, SnapshotdError, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.gateway.base import Api, ModelCall, RecordedReply, ReplyContent, ToolResult, TurnReply, TurnRequest
-from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, ToolCall, new_id
+from snapshotd.gateway.base import Api, ModelCall, RecordedReply, ReplyContent, TurnReply, TurnRequest
+from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, Message, new_id
 
-MAX_OPEN_TOOLS = 1000
 _LINES, _LINE_CHARS = 20, 200
 """The most of a difference that a person is shown."""
 _TOLD = 2000
@@ -46,12 +46,13 @@ _TOLD = 2000
 
 @dataclass(slots=True)
 class _Turn:
-    """A turn in the course of forwarding. `opened`: its entry, once the provider has the request."""
+    """A turn in the course of forwarding. `ends`: what the request ends of the turn before it. `opened`: its entry, once
+    the provider has the request."""
 
     intent: Intent
     details: dict[str, Any]
     lane: Lane
-    results: list[ToolResult]
+    ends: Ends
     opened: Open | None = None
     step: threading.Thread | None = None
     failure: SnapshotdError | None = None
@@ -61,13 +62,10 @@ class ModelCalls:
     """Implements `gateway.base.GatewayHandler` for one sandbox. Thread-safe."""
 
     def __init__(self, context: Context, recorder: Recorder, gate: Gate) -> None:
-        self._context, self._recorder, self._gate = context, recorder, gate
-        self._lanes, self._finished = _past(recorder)
-        self._tools: dict[str, Open] = {}
-        """Tool calls that the model has asked for and the agent not answered, by the provider's id."""
+        self._recorder = recorder
+        self._lanes, finished = _past(recorder)
+        self._calls = WireCalls(context, recorder, gate, self._lanes, finished)
         self._heard_before: dict[Api, frozenset[bytes]] = {}
-        self._unclosed: set[str] = set()
-        """The calls among them that an earlier daemon opened: the agent may have sent it their results."""
         self._resumed: set[int] = set()
         """Conversations of an earlier daemon that no request has continued yet."""
         self._turns: dict[int, _Turn] = {}
@@ -83,10 +81,11 @@ class ModelCalls:
 
     def _met(self, request: TurnRequest) -> RecordedReply | None:
         """A recorded reply. None: the request is a turn that is forwarded."""
-        lane, known = self._lane(request)
+        place = self._place(request)
+        lane, known = place.lane, place.known
         replaying = self._recorder.replay.replaying
-        results = [result for result in self._results(request, lane, known) if not self._replayed_result(lane, result)]
-        outline = wire_records.outline(request)
+        ends = self._calls.ends(request, place)
+        outline = records.outline(request, place.opening)
         replayed = self._recorder.replay.replayed_on_wire(
             EntryKind.MODEL,
             request.model[:200],
@@ -96,9 +95,9 @@ class ModelCalls:
             difference=lambda: self._difference(request, lane),
         )
         if replayed is not None:
-            return self._again(request, lane, known, replayed.entry)
+            return self._again(request, place, replayed.entry)
         if lane.number in self._resumed:
-            unheard = self._unheard(request, lane, known, outline)
+            unheard = self._unheard(request, place, outline)
             if unheard is not None:
                 return unheard
         told = request.new_messages(known)
@@ -108,12 +107,12 @@ class ModelCalls:
             self._recorder.met(told)
         else:
             for number, message in enumerate(told):
-                self._recorder.message(message, rid=_rid(lane, known, number, message))
+                self._recorder.message(message, rid=_rid(lane, place.at, number, message))
         lane.recorded = True
-        self._heard(lane, known, request.digests[known:])
+        self._heard(lane, place.at, request.digests[known:])
         reply = self._reused_reply(request, outline, lane)
         more: dict[str, Any] = {SIDE: True} if lane.side and lane.caller is None else {}
-        params = wire_records.params(request, lane.params)
+        params = records.params(request, lane.params)
         if params != lane.params:
             more[PARAMS] = lane.params = params
         if lane.side:
@@ -121,7 +120,7 @@ class ModelCalls:
         if reply is not None:
             more[REUSED] = reply.id
         intent = Intent(new_id(), request.model[:200], outline, EntryKind.MODEL)
-        turn = _Turn(intent, {**lane.details, **more}, lane, results)
+        turn = _Turn(intent, {**lane.details, **more}, lane, ends)
         if reply is not None:
             return self._reuse(request, turn, self._begin(turn), reply)
         with self._lock:
@@ -142,8 +141,8 @@ class ModelCalls:
         except BaseException:
             self._forwarded(request)
             raise
-        if turn.results:
-            turn.step = threading.Thread(target=self._close_tools, args=(turn,), name="gateway-step")
+        if turn.ends:
+            turn.step = threading.Thread(target=self._take_steps, args=(turn,), name="gateway-step")
             turn.step.start()
 
     def _begin(self, turn: _Turn) -> Open:
@@ -168,11 +167,11 @@ class ModelCalls:
         self._recorder.pending.take(opened.entry.id)
         content = reply.content
         calls = [] if reply.failed else list(content.calls)
-        details = {"gateway": True, "usage": wire_records.usage(reply), "stop_reason": content.stop_reason}
+        details = {"gateway": True, "usage": records.usage(reply), "stop_reason": content.stop_reason}
         if request.sent_as is not None:
             details["sent_as"] = request.sent_as
         details |= self._captured(request, reply)
-        result = wire_records.result(reply, calls)
+        result = records.result(reply, calls)
         status = CallStatus.FAILED if reply.failed or turn.failure is not None else CallStatus.DONE
         error = reply.error or content.error or (f"the provider answered {reply.status}" if reply.failed else None)
         if turn.failure is not None:  # its snapshot is missing, so the agent must not go on from it: it gets the error
@@ -182,10 +181,7 @@ class ModelCalls:
             raise turn.failure
         if reply.failed:
             return
-        self._said(turn.lane, content)
-        self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
-        for call in calls:
-            self._open_tool(call, opened.entry, turn.lane)
+        self._said(turn.lane, request, content, calls, opened.entry)
 
     def _captured(self, request: TurnRequest, reply: TurnReply) -> dict[str, Any]:
         """The tokens of a reply, as details of its entry. Token ids spell a secret that stands in the text, and no
@@ -202,14 +198,14 @@ class ModelCalls:
         """An earlier run's reply to this request; None: it is forwarded."""
         reply = self._recorder.reused_reply(request.model[:200], outline, lane.number)
         try:
-            return None if reply is None or wire_records.recorded(reply) is None else reply
+            return None if reply is None or records.recorded(reply) is None else reply
         except Unsupported:
             return None  # it was too large to be kept
 
     def _reuse(self, request: TurnRequest, turn: _Turn, opened: Open, reply: JournalEntry) -> RecordedReply:
         """An earlier run's reply is recorded as this one's, after the results that the request brings, and goes to the agent."""
-        self._close_tools(turn)
-        recorded = wire_records.recorded(reply)
+        self._take_steps(turn)
+        recorded = records.recorded(reply)
         content = request.reader.read_again(request, recorded)
         self._recorder.pending.take(opened.entry.id)
         failure = turn.failure
@@ -218,164 +214,77 @@ class ModelCalls:
         self._recorder.end_model(opened, status, reply.result, error, details)
         if failure is not None:
             raise failure
-        self._said(turn.lane, content)
-        calls = [ModelCall(call["id"], call["name"], call["arguments"]) for call in reply.result["calls"]]
-        self._lanes.called(turn.lane, {call.id: call.arguments for call in calls})
-        for call in calls:
-            self._open_tool(call, opened.entry, turn.lane)
+        self._said(turn.lane, request, content, _calls(reply), opened.entry)
         return recorded
 
-    # -- tools ---------------------------------------------------------------------------------------------------------
-
-    def _open_tool(self, call: ModelCall, model: JournalEntry, lane: Lane) -> None:
-        """The model asks for a tool, and the agent has not heard of it yet: the moment to ask a person. Denied."""
-        with self._lock:
-            if call.id in self._tools:
-                return
-            self._finished.discard(call.id)
-            while len(self._tools) >= MAX_OPEN_TOOLS:
-                self._recorder.pending.lost([self._tools.pop(next(iter(self._tools))).entry.id])
-        intent = Intent(new_id(), call.name[:200] or "tool", call.arguments)
+    def _take_steps(self, turn: _Turn) -> None:
         try:
-            self._gate.admit(
-                self._recorder.sandbox,
-                CallID(intent.call_id),
-                intent.name,
-                self._recorder.funnel.conceal(call.arguments),
-                intent.side_effect,
-                asked=False,
-                expires_s=None,
-                step=self._recorder.step,
-                cancelled=threading.Event(),  # the gate notices the sandbox's end
-            )
-        except Denied as denied:
-            self._recorder.refused(
-                intent, denied.message, {"gateway": True, OF_MODEL: model.id, LANE: lane.number, CALL: call.id}
-            )
-            raise
-        opened = self._recorder.begin(intent, {LANE: lane.number, CALL: call.id})
-        self._note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number})
-        with self._lock:
-            self._tools[call.id] = opened
-
-    def _results(self, request: TurnRequest, lane: Lane, known: int) -> list[ToolResult]:
-        """The tool results that a request brings: of calls that are open, and of calls that nobody knows in a lane that
-        goes on. Results that an earlier daemon received and did not process are among them; those of the past are
-        not."""
-        with self._lock:
-            since = 0 if self._unclosed else known
-            self._unclosed.clear()
-            return [
-                result
-                for result in request.results_since(since)
-                if result.id in self._tools or (result.message >= known > 0 and result.id not in self._finished)
-            ]
-
-    def _close_tools(self, turn: _Turn) -> None:
-        try:
-            for result in turn.results:
-                self._close_tool(result)
+            self._calls.close(turn.ends)
         except SnapshotdError as exc:
             turn.failure = exc
 
-    def _close_tool(self, result: ToolResult) -> None:
-        with self._lock:
-            opened = self._tools.pop(result.id, None)
-            self._finished.add(result.id)
-        lane = self._lanes.lane_of(result.id)
-        details: dict[str, Any] = {CALL: result.id, **({} if lane is None else {LANE: lane.number})}
-        if opened is None:
-            opened = self._recorder.begin(Intent(new_id(), (result.name or "tool")[:200], None), details)
-        elif self._recorder.pending.opened(opened.entry.id) is None:  # asked for in the replay, ended after it
-            opened = self._recorder.begin(Intent(new_id(), opened.entry.name, opened.entry.arguments), details)
-        self._recorder.pending.take(opened.entry.id)
-        writer = self._context.spool.writer()
-        try:
-            writer.write(
-                json.dumps(self._recorder.funnel.conceal(result.content), ensure_ascii=False).encode("utf-8", "replace")
-            )
-            call = ToolCall(
-                id=opened.entry.id,
-                name=opened.entry.name,
-                arguments=opened.entry.arguments,
-                status=CallStatus.FAILED if result.is_error else CallStatus.DONE,
-                started_at_ns=opened.entry.began_at_ns,
-                duration_ns=time.perf_counter_ns() - opened.clock_ns,
-                output=writer.save(),
-            )
-        finally:
-            writer.discard()
-        self._recorder.end_step(opened, call)
-
     # -- replay --------------------------------------------------------------------------------------------------------
 
-    def _replayed_result(self, lane: Lane, result: ToolResult) -> bool:
-        """True if the journal records the tool's end. The files are then as they were."""
-        with self._lock:
-            met = self._tools.get(result.id)
-        if not self._recorder.replay.replaying or met is None:
-            return False
-        name, arguments = met.entry.name, met.entry.arguments
-        number = lane.number if lane.recorded else None
-        if not self._recorder.replay.has_left(number):
-            return False
-        if self._recorder.replay.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None:
-            return False
-        with self._lock:
-            self._tools.pop(result.id, None)
-            self._finished.add(result.id)
-        return True
-
-    def _again(self, request: TurnRequest, lane: Lane, known: int, entry: JournalEntry) -> RecordedReply:
+    def _again(self, request: TurnRequest, place: LanePlace, entry: JournalEntry) -> RecordedReply:
         """A recorded reply, with the tools that it asks for: the agent runs them again, and a tool whose end is not
         recorded runs for real."""
+        lane = place.lane
         if not lane.recorded:
             lane.recorded, lane.number = True, entry.details.get(LANE, lane.number)
             lane.caller, lane.side = entry.details.get(CALLER, lane.caller), _is_side(entry.details)
             self._lanes.add(lane)
-        recorded = wire_records.recorded(entry)
+        recorded = records.recorded(entry)
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
-        self._heard(lane, known, [*request.digests[known:], *content.digests])
+        at = place.end(request)
+        self._heard(lane, place.at, [*request.digests[place.known :], *content.digests])
+        self._replied(lane, request, content.response_id)
         if not lane.side:
-            self._recorder.met([*request.new_messages(known), *content.messages])
+            self._recorder.met([*request.new_messages(place.known), *content.messages])
         if REPLY_DENIED in entry.details:
             return replace(recorded, status=Denied.http_status, error=entry.details[REPLY_DENIED])
-        asked = {call["id"]: call["arguments"] for call in entry.result["calls"]}
-        self._lanes.called(lane, asked)
-        if asked:
-            self._recorder.replay.meets_calls(lane.number, list(asked))
+        calls = _calls(entry)
+        self._lanes.called(lane, {call.id: call.arguments for call in calls})
+        if calls:
+            self._recorder.replay.meets_calls(lane.number, [call.id for call in calls])
         live = self._recorder.replay.live_if_exhausted()
-        for call in entry.result["calls"]:
-            if live:
-                self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry, lane)
-            else:
-                with self._lock:
-                    self._tools[call["id"]] = self._recorder.unrecorded(call["name"], call["arguments"])
+        self._calls.asked(lane, request, calls, entry if live else None, at)
         return recorded
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
-    def _said(self, lane: Lane, content: ReplyContent) -> None:
-        """The model's words join the conversation."""
+    def _said(
+        self, lane: Lane, request: TurnRequest, content: ReplyContent, calls: list[ModelCall], entry: JournalEntry
+    ) -> None:
+        """The model's words join the conversation; it asks for calls. Denied."""
         at = len(lane.digests)
         if not lane.side:
             for number, message in enumerate(content.messages):
                 self._recorder.message(message, rid=_rid(lane, at, number, message))
         self._heard(lane, at, content.digests)
+        self._replied(lane, request, content.response_id)
+        self._lanes.called(lane, {call.id: call.arguments for call in calls})
+        self._calls.asked(lane, request, calls, entry, at)
 
-    def _unheard(self, request: TurnRequest, lane: Lane, known: int, outline: dict[str, Any]) -> RecordedReply | None:
+    def _replied(self, lane: Lane, request: TurnRequest, reply_id: str | None) -> None:
+        """The lane ends with a reply of this id now, which a later request may name."""
+        conversation = self._lanes.replied(lane, request, reply_id)
+        if reply_id is not None and request.store:
+            self._note({"reply": reply_id, "of": lane.number, "at": len(lane.digests), "conversation": conversation})
+
+    def _unheard(self, request: TurnRequest, place: LanePlace, outline: dict[str, Any]) -> RecordedReply | None:
         """Returns a recorded reply that the agent never received: the daemon was killed in between, and the agent
         repeats its request. The rest of the reply's recording is completed here, as far as it is missing."""
+        lane = place.lane
         self._resumed.discard(lane.number)
-        entry = self._recorder.reply(request.model[:200], outline) if known == len(request.digests) else None
+        entry = self._recorder.reply(request.model[:200], outline) if place.known == len(request.digests) else None
         if entry is None:
             return None
-        recorded = wire_records.recorded(entry)
-        if len(lane.digests) == known:
-            self._said(lane, request.reader.read_again(request, recorded))
-        self._lanes.called(lane, {call["id"]: call["arguments"] for call in entry.result["calls"]})
-        for call in entry.result["calls"]:
-            self._open_tool(ModelCall(call["id"], call["name"], call["arguments"]), entry, lane)
+        recorded = records.recorded(entry)
+        if len(lane.digests) == place.at:
+            self._said(lane, request, request.reader.read_again(request, recorded), _calls(entry), entry)
+        else:
+            self._lanes.called(lane, {call["id"]: call["arguments"] for call in entry.result["calls"]})
+            self._calls.asked(lane, request, _calls(entry), entry, place.at)
         return recorded
 
     def _heard(self, lane: Lane, at: int, digests: Sequence[bytes]) -> None:
@@ -412,37 +321,36 @@ class ModelCalls:
                 lanes[lane.number] = lane  # the one used last comes last
             elif "turn" in line:
                 self._recorder.cut_off(line["turn"])
+            elif "words" in line:
+                lanes[line["words"]].words = Words(line["at"], CallID(line["call"]), line["said"])
+            elif "reply" in line:
+                self._lanes.remember(lanes[line["of"]], line["at"], line["reply"], line["conversation"])
             else:
-                opened = self._recorder.pending.opened(line["entry"])
-                if opened is not None:
-                    self._tools[line["tool"]] = opened
-                    self._unclosed.add(line["tool"])
+                arguments = self._calls.restore(line)
                 owner = lanes.get(line.get("lane", -1))
                 if owner is not None:
-                    self._lanes.called(owner, {line["tool"]: None if opened is None else opened.entry.arguments})
+                    self._lanes.called(owner, {line["tool"]: arguments})
         for lane in lanes.values():
             self._lanes.add(lane)
         self._resumed = set(lanes)
 
-    def _lane(self, request: TurnRequest) -> tuple[Lane, int]:
-        """The lane that a request belongs to, and the number of its messages that are known."""
-        with self._lock:
-            open_calls = {call_id: opened.entry.arguments for call_id, opened in self._tools.items()}
-        lane, known = self._lanes.of(request, open_calls)
-        if not known and request.aside:
-            lane.side = True
-        if self._finished and not lane.digests:
-            told = known
+    def _place(self, request: TurnRequest) -> LanePlace:
+        """The place of a request in its lane."""
+        place = self._lanes.of(request, self._calls.open)
+        if not place.known and request.aside:
+            place.lane.side = True
+        if self._calls.finished and not place.lane.digests:
+            told = place.known
             while told < len(request.items) and request.digests[told] in self._told(request):
                 told += 1
-            if known or told > opening_count(request):
-                known = told
-        return lane, known
+            if place.known or told > place.opening:
+                place = replace(place, known=told, at=told)
+        return place
 
     def _difference(self, request: TurnRequest, lane: Lane) -> str:
         """The first message of a request that is not the recorded one, line by line. The answers of tools may
         differ."""
-        if lane.side:
+        if lane.side or request.previous is not None:  # its messages are not the first ones
             return ""
         reader, recorded = request.reader, self._recorder.replay.to_be_told(len(request.items))
         for number, (item, old) in enumerate(zip(request.items, recorded, strict=False)):
@@ -482,6 +390,11 @@ def _past(recorder: Recorder) -> tuple[Lanes, set[str]]:
             lanes.called(lane, asked)
             finished.update(asked)
     return (Lanes(lanes.next_number), finished) if recorder.replay.replaying else (lanes, finished)
+
+
+def _calls(entry: JournalEntry) -> list[ModelCall]:
+    """The calls that a recorded reply asks for."""
+    return [ModelCall(call["id"], call["name"], call["arguments"]) for call in entry.result["calls"]]
 
 
 def _is_side(details: dict[str, Any]) -> bool:

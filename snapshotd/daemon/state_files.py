@@ -1,0 +1,65 @@
+"""The files of a state directory that must be there because others are.
+
+A database that is missing is made anew in a new state directory alone. Anywhere else that would be an empty list with
+exit code 0, and the next prune would remove what the lost catalog referred to. So each file's absence is judged by the
+files that are made after it:
+
+    catalog.db       made first, so any other content says that it must be there
+    catalog.db-wal   holds the latest commits of a daemon that was killed (`Form.keeps_log`: no end of one removes it)
+    secrets.db       made before the first trajectory
+    secrets.db-wal   as the catalog's
+
+`repo/key.py` judges the repository's key, `repo/format/index.py` the index, `secrets/key.py` the vault's key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from snapshotd.errors import DataLoss
+
+CATALOG, VAULT = "catalog.db", "secrets.db"
+_MADE_LATER = ("repo/key", "repo/blobs", "repo/index.db", "secrets.key", "secrets.db", "layers.img", "runs", "commands")
+"""Each is made by a daemon that has a catalog. A folder `layers` or `repo/store` may be a mount that its owner made."""
+_LOG_REMEDIES = {
+    CATALOG: "restore it, or make the catalog again from the repository with `snapshotd daemon --rebuild-catalog`",
+    VAULT: "restore it, or make an empty file of that name to go on without the secrets in it",
+}
+_LOST_AND_FOUND = "lost+found"
+
+
+def check_catalog(state_dir: Path) -> None:
+    """DataLoss when there is no catalog although the directory has content of a daemon."""
+    if not (state_dir / CATALOG).exists() and (found := _content(state_dir)) is not None:
+        raise DataLoss(
+            f"the catalog {state_dir / CATALOG} is missing although {found} is there: restore it from a backup, or make it "
+            f"again from the repository with `snapshotd daemon --rebuild-catalog --state-dir {state_dir}`"
+        )
+
+
+def _content(state_dir: Path) -> Path | None:
+    """A file or folder that only a daemon with a catalog makes; None in a new state directory."""
+    made = [state_dir / name for name in _MADE_LATER]
+    if (state_dir / "layers").is_dir():
+        made += [each for each in (state_dir / "layers").iterdir() if each.name != _LOST_AND_FOUND]
+    if has_packs(state_dir):
+        made.append(state_dir / "repo" / "store" / "packs")
+    return next((path for path in made if path.exists()), None)
+
+
+def has_packs(state_dir: Path) -> bool:
+    """True if a pack lies below the state directory."""
+    return any((state_dir / "repo" / "store" / "packs").glob("??/*"))
+
+
+def check_logs(state_dir: Path, was_killed: Callable[[], bool]) -> None:
+    """DataLoss when a database's log is missing although the daemon before `was_killed`. Call it before any of the
+    databases is opened, which makes a new log. `was_killed` is called where there is a catalog."""
+    for name, remedy in _LOG_REMEDIES.items():
+        log = state_dir / f"{name}-wal"
+        there = (state_dir / CATALOG).exists() and (state_dir / name).exists()
+        if there and not log.exists() and was_killed():
+            raise DataLoss(
+                f"the log {log} is missing although the daemon was killed, and the latest commits were in it: {remedy}"
+            )

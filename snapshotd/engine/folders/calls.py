@@ -1,0 +1,99 @@
+"""Calls that have begun and not ended, and whose the changes of a folder are meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from snapshotd.engine.folders.events import HookEvent
+from snapshotd.engine.folders.names import name_of
+from snapshotd.engine.folders.plan import PERSON, FolderChanges
+from snapshotd.engine.folders.scan import FolderScan
+from snapshotd.engine.folders.writers import UNKNOWN, Process, Witness
+from snapshotd.kernel.processes import runs
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call, and the process of its agent (None: it cannot be seen)."""
+
+    event: HookEvent
+    agent: Process | None
+
+    @property
+    def session(self) -> str:
+        return session_of(self.event)
+
+    def has_lost_its_agent(self) -> bool:
+        """True once the agent has ended, so that no end of the call will come."""
+        return self.agent is not None and not runs(self.agent)
+
+
+def session_of(event: HookEvent) -> str:
+    """The session that an event's changes are noted with."""
+    return event.session or "unnamed"
+
+
+def end_of(calls: Sequence[OpenCall], event: HookEvent) -> OpenCall | None:
+    """The call that an event ends. None: its begin was not told to this daemon."""
+    key = (session_of(event), event.call_id or event.tool)
+    return next((one for one in calls if (one.session, one.event.call_id or one.event.tool) == key), None)
+
+
+def owners_of(path: bytes, sessions: set[str], witness: Witness, *, revealed: bool) -> set[str]:
+    """The owners of a change while calls of these sessions run. More than one: it may be any's. `revealed`: the file was
+    ignored so far, so it may have been there all along."""
+    who = witness.of(path)
+    if revealed and witness.knows and not who:
+        return {PERSON}
+    is_certain = witness.knows and who and UNKNOWN not in who
+    owners = who & sessions if is_certain else set(sessions)
+    # a process of a session without a call counts as somebody else, as everything between calls does
+    if not sessions or revealed or who - sessions - {UNKNOWN}:
+        owners.add(PERSON)
+    return owners
+
+
+@dataclass(slots=True)
+class Part:
+    """Some of the changes of a scan, and whose they are. `call`: the one that they belong to; None: to none."""
+
+    call: OpenCall | None
+    paths: set[str] = field(default_factory=set)
+    changes: FolderChanges = field(default_factory=FolderChanges)
+    scan: FolderScan = field(default_factory=FolderScan)
+
+
+def parts_of(scan: FolderScan, witness: Witness, calls: Sequence[OpenCall], closing: OpenCall | None) -> list[Part]:
+    """The changes of a scan as they are to be recorded, one after the other: those of no call first, those of the call
+    that ends last. A directory comes with the first path in it."""
+    sessions = {one.session for one in calls}
+    found: dict[int, Part] = {}
+    for path in (*scan.changed, *scan.deleted):
+        owners = owners_of(os.fsencode(path), sessions, witness, revealed=path in scan.revealed)
+        call = None
+        if PERSON not in owners:
+            call = closing if closing is not None and closing.session in owners else None
+            call = call or next(one for one in reversed(calls) if one.session in owners)
+        part = found.setdefault(id(call), Part(call))
+        part.paths.add(path)
+        part.changes.add(owners, os.fsencode(path))
+    for old, new in scan.moved:
+        for part in found.values():
+            if {old, new} & part.paths:
+                part.changes.moved.add((name_of(os.fsencode(old)), name_of(os.fsencode(new))))
+    parts = sorted(found.values(), key=lambda part: (part.call is not None, part.call is closing))
+    taken: set[str] = set()
+    for part in parts:
+        wanted = {*part.paths, *(above for path in part.paths for above in _above(path) if above in scan.changed)}
+        part.scan = scan.part(wanted - taken)
+        taken |= wanted
+    return parts
+
+
+def _above(path: str) -> Iterable[str]:
+    at = path.rfind("/")
+    while at > 0:
+        yield path[:at]
+        at = path.rfind("/", 0, at)

@@ -1,0 +1,433 @@
+"""A rewind in a user's own folder touches what the agent's calls left there, and nothing else: whoever writes beside it,
+and whenever."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.daemon.http.wire import hook_socket_of
+from tests import long
+from tests.e2e.hooked import Claude
+from tests.e2e.support import Snap, wait_until
+from tests.leftovers import nothing_left
+
+AGENT = """
+import base64, json, subprocess, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    done = subprocess.run(asked["words"], input=base64.b64decode(asked["data"]), capture_output=True, env=asked["env"], cwd=asked["cwd"])
+    print(json.dumps([done.returncode, base64.b64encode(done.stdout + done.stderr).decode()]), flush=True)
+"""
+
+
+class Agent(Claude):
+    """Claude Code in a process of its own: this one is a person's editor beside it. `session` None: it tells none."""
+
+    def __init__(self, snap: Snap, folder: Path, session: str = "s-1", agent: str = "claude") -> None:
+        super().__init__(snap, folder, session, agent)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, words: list[str], data: str = "") -> tuple[int, str]:
+        """A child of the agent."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        asked = {
+            "words": words,
+            "data": base64.b64encode(data.encode()).decode(),
+            "env": {"CLAUDE_PROJECT_DIR": str(self.folder), "PATH": os.environ["PATH"]},
+            "cwd": str(self.folder),
+        }
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        code, text = json.loads(self.process.stdout.readline())
+        return code, base64.b64decode(text).decode()
+
+    def send(self, *words: str, data: str = "", code: int = 0) -> str:
+        found, text = self.run([*self.program, str(hook_socket_of(self.snap.state_dir)), *words], data)
+        assert found == code, text
+        return text
+
+    def before(self, call: str) -> None:
+        assert self.hook("PreToolUse", tool_name="Bash", tool_input={}, tool_use_id=call) == ""
+
+    def after(self, call: str) -> None:
+        assert self.hook("PostToolUse", tool_name="Bash", tool_input={}, tool_use_id=call, tool_response={}) == ""
+
+    def do(self, command: str) -> None:
+        """One call."""
+        self.number += 1
+        call = f"toolu_{self.session}_{self.number}"
+        self.before(call)
+        assert self.run(["bash", "-c", command])[0] == 0
+        self.after(call)
+
+    def rewind(self, *words: str) -> dict[str, Any]:
+        """A rewind of the files; the facts that it told."""
+        done = self.snap.json("rewind", "--files", *words[:-1], self.trajectory, words[-1])
+        facts: dict[str, Any] = done["tool"]["arguments"]
+        return facts
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def hook_snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """A daemon that these tests may kill."""
+    snap = Snap(tmp_path_factory.mktemp("r") / "state")
+    snap("ls")
+    yield snap
+    snap.stop_daemon()
+    nothing_left(snap.state_dir, running=False)
+
+
+@pytest.fixture
+def agents(hook_snap: Snap, tmp_path: Path) -> Iterator[list[Agent]]:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    (folder / "notes").write_text("mine\n")
+    (folder / ".gitignore").write_text("*.log\n")
+    found = [Agent(hook_snap, folder, name) for name in ("s-1", "s-2")]
+    found[0].hook("SessionStart")
+    yield found
+    for one in found:
+        one.close()
+    for line in hook_snap.json("ls"):
+        hook_snap("rm", "--force", line["id"])
+
+
+@pytest.fixture
+def agent(agents: list[Agent]) -> Agent:
+    return agents[0]
+
+
+def head(agent: Agent) -> str:
+    return str(agent.steps()[-1]["id"])
+
+
+# -- rules that change -----------------------------------------------------------------------------------------------------
+
+
+def test_an_ignored_file_that_was_there_stays_when_the_rules_change(agent: Agent) -> None:
+    (agent.folder / "x.log").write_text("a person's\n")
+    target = head(agent)
+    agent.do("echo other > .gitignore")
+    agent.do("echo made > made")
+    agent.rewind(target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "mine\n", "x.log": "a person's\n"}
+
+
+def test_a_file_that_becomes_ignored_and_goes_comes_back(agent: Agent) -> None:
+    target = head(agent)
+    agent.do("echo notes >> .gitignore")
+    agent.do("rm notes")
+    agent.rewind(target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "mine\n"}
+
+
+def test_a_tracked_file_stays_tracked_over_a_restart(agent: Agent) -> None:
+    agent.do("echo notes >> .gitignore")
+    target = head(agent)
+    agent.snap.stop_daemon()
+    agent.snap("ls")
+    agent.do("rm notes")
+    agent.rewind(target)
+    assert agent.files()["notes"] == "mine\n"
+
+
+# -- calls that do not end -------------------------------------------------------------------------------------------------
+
+
+def test_an_agent_that_is_killed_in_a_call_has_made_what_it_made(agent: Agent) -> None:
+    target = head(agent)
+    agent.before("cut")
+    agent.run(["bash", "-c", "echo half > half"])
+    agent.kill()
+    wait_until(lambda: agent.names()[-1] == "Bash", "the call ends with its agent")
+    (agent.folder / "notes").write_text("a person's\n")
+    (agent.folder / "by-hand").write_text("a person's\n")
+    other = Agent(agent.snap, agent.folder, "s-3")
+    other.hook("UserPromptSubmit", prompt="go on")
+    agent.rewind("--session", "s-1", target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\n", "by-hand": "a person's\n"}
+    other.close()
+
+
+def test_a_call_that_never_ends_does_not_take_what_a_person_writes(agent: Agent) -> None:
+    """A call of Codex that yields tells no end."""
+    target = head(agent)
+    agent.before("yields")
+    agent.run(["bash", "-c", "echo half > half"])
+    (agent.folder / "notes").write_text("a person's\n")
+    agent.do("echo made > made")
+    (agent.folder / "by-hand").write_text("a person's\n")
+    agent.do("true")
+    agent.rewind(target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\n", "by-hand": "a person's\n"}
+
+
+def test_a_call_that_began_before_the_daemon_takes_nothing_of_the_time_between(agent: Agent) -> None:
+    target = head(agent)
+    agent.before("over")
+    agent.snap.stop_daemon()
+    (agent.folder / "by-hand").write_text("a person's\n")
+    agent.snap("ls")
+    agent.after("over")
+    agent.rewind(target)
+    assert agent.files()["by-hand"] == "a person's\n"
+
+
+# -- others beside the call ------------------------------------------------------------------------------------------------
+
+
+def test_what_an_editor_writes_during_a_call_is_no_change_of_the_call(agent: Agent) -> None:
+    target = head(agent)
+    agent.do("mkdir d")
+    agent.before("long")
+    (agent.folder / "by-hand").write_text("a person's\n")
+    agent.run(["bash", "-c", "echo made > d/made"])
+    (agent.folder / "d" / "beside").write_text("a person's\n")
+    agent.after("long")
+    assert agent.names()[-2:] == ["edits", "Bash"]
+    facts = agent.rewind(target)
+    assert agent.files() == {
+        ".gitignore": "*.log\n",
+        "notes": "mine\n",
+        "by-hand": "a person's\n",
+        "d/beside": "a person's\n",
+    }
+    assert [one for one in facts["left"] if one.startswith("d ")], facts
+
+
+def test_a_rewind_of_one_session_leaves_the_work_of_the_other(agents: list[Agent]) -> None:
+    one, two = agents
+    target = head(one)
+    one.do("echo 1 > one; echo 1 > both")
+    two.do("echo 2 > two; echo 2 >> both")
+    facts = one.rewind("--session", "s-1", target)
+    assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n", "two": "2\n", "both": "1\n2\n"}
+    assert any(line.startswith("both ") and "s-2" in line for line in facts["left"]), facts
+    one.snap("undo", one.trajectory)
+    assert one.files()["one"] == "1\n"
+    refused = one.snap("rewind", "--files", one.trajectory, target, code=None)
+    assert refused.returncode != 0
+    assert "2 sessions have changed files" in refused.stderr
+    one.rewind("--session", "all", target)
+    assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n"}
+
+
+def test_a_slash_command_takes_back_the_work_of_its_own_session(agents: list[Agent]) -> None:
+    one, two = agents
+    target = head(one)
+    one.do("echo 1 > one")
+    two.do("echo 2 > two")
+    one.send("rewind", "--files", target)
+    assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n", "two": "2\n"}
+
+
+def test_sessions_whose_calls_overlap_are_told_apart(agents: list[Agent]) -> None:
+    one, two = agents
+    target = head(one)
+    one.before("a")
+    two.before("b")
+    one.run([sys.executable, "-c", "open('one', 'w').write('1')"])
+    two.run([sys.executable, "-c", "open('two', 'w').write('2')"])
+    one.after("a")
+    two.after("b")
+    one.rewind("--session", "s-1", target)
+    assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n", "two": "2"}
+
+
+# -- names and numbers -----------------------------------------------------------------------------------------------------
+
+
+def test_a_name_that_is_no_text_and_one_that_looks_like_it_are_two(agent: Agent) -> None:
+    (agent.folder / "\\xff").write_text("as it was\n")
+    agent.hook("UserPromptSubmit", prompt="x")
+    target = head(agent)
+    agent.do("echo made > $'\\xff'")
+    (agent.folder / "\\xff").write_text("a person's\n")
+    agent.rewind(target)
+    assert sorted(os.listdir(os.fsencode(agent.folder))) == [b".gitignore", b"\\xff", b"notes"]
+    assert (agent.folder / "\\xff").read_text() == "a person's\n"
+
+
+def test_a_call_with_very_many_files_is_that_of_those_files(agent: Agent) -> None:
+    target = head(agent)
+    agent.do("mkdir many; for n in $(seq 5100); do : > many/$n; done")
+    (agent.folder / "notes").write_text("a person's\n")
+    agent.rewind(target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\n"}
+
+
+def test_a_person_who_changed_a_file_in_between_keeps_it_and_is_told(agent: Agent) -> None:
+    target = head(agent)
+    agent.do("echo agent > notes; echo made > made")
+    (agent.folder / "notes").write_text("a person's\n")
+    agent.do("echo more >> notes")
+    facts = agent.rewind(target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\nmore\n"}
+    assert [one for one in facts["left"] if one.startswith("notes ")], facts
+    preview = agent.snap("rewind", "--preview", "--files", agent.trajectory, target)
+    assert "notes stays" in preview.stdout
+
+
+# -- databases and secrets -------------------------------------------------------------------------------------------------
+
+
+def test_ignored_files_that_a_rewind_would_need_are_named(agent: Agent) -> None:
+    agent.do("echo '.env' >> .gitignore; echo KEY=1 > .env")
+    target = head(agent)
+    agent.do("echo KEY=2 > .env; echo made > made")
+    facts = agent.rewind(target)
+    assert any(one.startswith(".env ") for one in facts["left"]), facts
+    assert (agent.folder / ".env").read_text() == "KEY=2\n"
+
+
+def test_a_database_is_taken_back_with_its_log_or_not_at_all(agent: Agent) -> None:
+    """`-wal` beside a database of another moment would damage it."""
+    database = agent.folder / "app.db"
+    make = "import sqlite3; c = sqlite3.connect('app.db'); c.execute('PRAGMA journal_mode=WAL'); "
+    agent.do(f"{sys.executable} -c \"{make}c.execute('CREATE TABLE t (x)'); c.commit()\"")
+    target = head(agent)
+    hold = sqlite3.connect(database)
+    assert hold.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    agent.do(f"{sys.executable} -c \"{make}c.execute('INSERT INTO t VALUES (1)'); c.commit(); import os; os._exit(0)\"")
+    facts = agent.rewind(target)
+    assert hold.execute("SELECT count(*) FROM t").fetchone() == (1,), "it is open"
+    assert any(one.startswith("app.db") for one in facts["left"]), facts
+    hold.close()
+
+
+def test_a_database_whose_log_is_ignored_is_said(agent: Agent) -> None:
+    agent.do("printf '*-wal\\n' >> .gitignore")
+    make = "import sqlite3, os; c = sqlite3.connect('app.db'); c.execute('PRAGMA journal_mode=WAL'); "
+    agent.do(f"{sys.executable} -c \"{make}c.execute('CREATE TABLE t (x)'); c.commit(); os._exit(0)\"")
+    assert "app.db-wal" in json.dumps(agent.snap.json("show", head(agent))["warnings"])
+
+
+# -- edits while the rewind runs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["in place", "replaced", "appended"])
+def test_no_edit_is_lost_that_is_made_while_the_rewind_runs(agent: Agent, way: str) -> None:
+    """The writer goes through all files, again and again; each must have the last that it wrote."""
+    count = long.size(300, 1500)
+    agent.do(f"mkdir d; for n in $(seq {count}); do echo before > d/$n; done")
+    target = head(agent)
+    agent.do(
+        "for n in d/*; do echo after > $n; done; for n in d/*7; do rm $n; done; for n in $(seq 50); do : > d/new$n; done"
+    )
+    written: dict[str, list[str]] = {}
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            for name in sorted(os.listdir(agent.folder / "d")):
+                path, text = agent.folder / "d" / name, f"edit {number}\n"
+                number += 1
+                try:
+                    if way == "in place":
+                        with path.open("r+") as file:
+                            file.write(text)
+                            file.truncate()
+                    elif way == "appended":
+                        fd = os.open(path, os.O_WRONLY | os.O_APPEND)
+                        os.write(fd, text.encode())
+                        os.close(fd)
+                    else:
+                        beside = agent.folder.parent / "beside"
+                        beside.write_text(text)
+                        os.rename(beside, path)
+                except FileNotFoundError:
+                    continue
+                written.setdefault(name, []).append(text)
+                if stop.is_set():
+                    break
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        agent.rewind(target)
+    finally:
+        stop.set()
+        thread.join()
+    assert sum(map(len, written.values())) > count // 10
+    there = {path.name: path.read_text() for path in (agent.folder / "d").iterdir()}
+    everything = "".join(there.values())
+    for name, texts in written.items():
+        if way == "appended":
+            missing = [text for text in texts if text not in everything]
+            assert not missing, (name, missing)
+        else:
+            assert texts[-1] in (
+                there.get(name),
+                *(text for key, text in there.items() if key.startswith(f"{name}.")),
+            ), name
+
+
+@pytest.mark.parametrize("point", ["engine.folders.put:2", "engine.folders.exchanged", "engine.folders.put_back"])
+def test_what_a_person_writes_after_a_rewind_was_cut_off_stays(agent: Agent, point: str) -> None:
+    """The daemon died in the middle: what it had moved out of the way comes back, or is the agent's and goes."""
+    agent.do("echo 1 > one; echo 2 > two; echo 3 > three")
+    target, trajectory = head(agent), agent.trajectory
+    agent.do("echo 4 > one; echo 5 > two; rm three; echo 6 > made")
+    agent.snap.stop_daemon()
+    dies = Snap(agent.snap.state_dir, {**agent.snap.env, "SNAPSHOTD_FAILPOINT": point})
+    dies("rewind", "--files", trajectory, target, code=None)
+    name = point.partition(":")[0]
+    log = agent.snap.state_dir / "daemon.log"
+    wait_until(lambda: f"failpoint {name} reached" in log.read_text(), "the daemon died")
+    (agent.folder / "two").write_text("a person's\n")
+    (agent.folder / "made").write_text("a person's\n")
+    agent.snap("ls")
+    agent.do("true")
+    agent.rewind(target)
+    assert agent.files() == {
+        ".gitignore": "*.log\n",
+        "notes": "mine\n",
+        "one": "1\n",
+        "two": "a person's\n",
+        "three": "3\n",
+        "made": "a person's\n",
+    }
+    agent.snap("undo", trajectory)
+    assert agent.files()["two"] == agent.files()["made"] == "a person's\n"
+
+
+def test_snapshots_that_did_not_note_their_changes_are_read(agent: Agent) -> None:
+    """As an older version wrote them: the calls' paths are in the journal, those of others in the trees alone."""
+    agent.do("echo 1 > one")
+    target = head(agent)
+    agent.do("echo 2 > one; echo agent > notes; echo 3 > made")
+    (agent.folder / "notes").write_text("a person's\n")
+    agent.hook("UserPromptSubmit", prompt="x")
+    agent.snap.stop_daemon()
+    catalog = SqliteCatalog(agent.snap.state_dir / "catalog.db")
+    with catalog._db.transaction():
+        assert catalog._db.write("UPDATE states SET content = json_remove(content, '$.changes')")
+    catalog.close()
+    agent.snap("ls")
+    agent.rewind(target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "a person's\n", "one": "1\n"}

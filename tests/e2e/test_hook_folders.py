@@ -1,0 +1,144 @@
+"""A folder in which an agent works is the same one after it was moved, and another one at its path is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from snapshotd.catalog.sqlite import SqliteCatalog
+from snapshotd.daemon.http.wire import hook_socket_of
+from tests.e2e.support import Snap
+from tests.leftovers import nothing_left
+from tests.stranger import Stranger
+
+
+@pytest.fixture(scope="module")
+def snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    found = Snap(tmp_path_factory.mktemp("h") / "state")
+    found("ls")
+    yield found
+    found.stop_daemon()
+    nothing_left(found.state_dir, running=False)
+
+
+@pytest.fixture
+def agent(snap: Snap) -> Iterator[Stranger]:
+    """An agent of root's."""
+    found = Stranger(hook_socket_of(snap.state_dir), 0)
+    yield found
+    found.close()
+    for line in snap.json("ls"):
+        snap("rm", "--force", line["id"])
+
+
+def begin(agent: Stranger, folder: Path, content: str = "old\n") -> None:
+    folder.mkdir()
+    (folder / "file").write_text(content)
+    assert agent.hook(folder, "SessionStart") == (0, "")
+
+
+def call(agent: Stranger, folder: Path, content: str) -> None:
+    """A call that writes the file."""
+    assert agent.hook(folder, "PreToolUse", tool_use_id="t") == (0, "")
+    (folder / "file").write_text(content)
+    assert agent.hook(folder, "PostToolUse", tool_use_id="t", tool_response={}) == (0, "")
+
+
+def lines(snap: Snap) -> dict[str, list[str]]:
+    """The names of the trajectories, and each one's calls."""
+    return {
+        line["name"]: [step["tool"]["name"] for step in snap.json("log", "--all", line["id"])]
+        for line in snap.json("ls")
+    }
+
+
+def test_another_project_at_the_path_is_not_overwritten(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    begin(agent, folder)
+    call(agent, folder, "by the agent\n")
+    _, begun, called = snap.json("log", "--all", "project")
+    folder.rename(tmp_path / "away")
+    folder.mkdir()
+    (folder / "file").write_text("another project\n")
+    (folder / "more").write_text("another project\n")
+    for command in (("rewind", "--files", "project", begun["id"]), ("undo", "project")):
+        assert "another folder by now" in snap(*command, code=6).stderr
+    assert agent.ask(folder, "rewind", "--files", begun["id"])[0] == 4
+    assert agent.ask(folder, "undo")[0] == 4
+    assert lines(snap) == {"project": ["start", "edits", "Bash"]}, "nothing has begun either"
+    assert agent.hook(folder, "SessionStart") == (0, "")
+    call(agent, folder, "more of it\n")
+    assert lines(snap) == {"project": ["start", "edits", "Bash"], "project-2": ["start", "edits", "Bash"]}
+    assert (folder / "more").read_text() == "another project\n"
+    assert snap("cat", f"{called['id']}:/workspace/file").stdout == "by the agent\n"
+
+
+def test_a_folder_that_was_moved_is_the_same_one(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    begin(agent, folder)
+    folder.rename(elsewhere)
+    call(agent, elsewhere, "new\n")
+    assert lines(snap) == {"project": ["start", "edits", "Bash"]}
+    snap("rewind", "--files", "project", snap.json("log", "--all", "project")[1]["id"])
+    assert (elsewhere / "file").read_text() == "old\n"
+    snap.stop_daemon()
+    snap("undo", "project")
+    assert (elsewhere / "file").read_text() == "new\n"
+    shutil.copytree(elsewhere, folder)
+    assert agent.hook(folder, "SessionStart") == (0, "")
+    assert list(lines(snap)) == ["project", "project-2"], "a copy is another one"
+
+
+def test_a_link_on_the_way_to_a_folder_is_not_followed(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    begin(agent, tmp_path / "a" / "project")
+    call(agent, tmp_path / "a" / "project", "new\n")
+    begun = snap.json("log", "--all", "project")[1]["id"]
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    assert "cannot be opened" in snap("rewind", "--files", "project", begun, code=4).stderr
+    assert (tmp_path / "b" / "project" / "file").read_text() == "new\n"
+
+
+@pytest.mark.parametrize("name", [b"\xff\xfe", b"gone (deleted)", "Ärger".encode()])
+def test_a_folder_of_any_name(snap: Snap, agent: Stranger, tmp_path: Path, name: bytes) -> None:
+    folder = tmp_path / os.fsdecode(name)
+    begin(agent, folder)
+    call(agent, folder, "new\n")
+    (trajectory,) = [line["id"] for line in snap.json("ls")]
+    begun = snap.json("log", "--all", trajectory)[1]["id"]
+    snap("rewind", "--files", trajectory, begun)
+    assert (folder / "file").read_text() == "old\n"
+    assert agent.ask(folder, "undo")[0] == 0
+    assert (folder / "file").read_text() == "new\n"
+
+
+def test_a_folder_that_is_gone_begins_nothing(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    begin(agent, folder)
+    assert agent(f"globals().update(kept=os.open({str(folder)!r}, 0))") is None
+    shutil.rmtree(folder)
+    code, text = agent("ask(['hook', 'claude'], f'/proc/self/fd/{kept}', '{\"hook_event_name\": \"SessionStart\"}')")
+    assert (code, "does not exist any more" in text) == (4, True)
+
+
+def test_a_folder_that_an_older_version_knew_by_its_path(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    begin(agent, folder)
+    (line,) = snap.json("ls")
+    snap.stop_daemon()
+    catalog = SqliteCatalog(snap.state_dir / "catalog.db")
+    with catalog._db.transaction():
+        assert catalog._db.write("DELETE FROM meta WHERE key LIKE 'folder-identity/%' OR key LIKE 'folder-path/%'")
+    catalog.set_meta(f"folder/0/{folder}", line["id"])
+    catalog.close()
+    snap("ls")
+    call(agent, folder, "new\n")
+    assert lines(snap) == {"project": ["start", "edits", "Bash"]}
+    folder.rename(tmp_path / "away")
+    begin(agent, folder)
+    assert list(lines(snap)) == ["project", "project-2"]

@@ -1,0 +1,121 @@
+"""Each file of a state directory is taken away in turn: what is missing is said, with the next step, or changes nothing.
+Never is there an emptiness that nobody is told of, and never does a prune remove what was referred to."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from snapshotd import failpoints
+from tests import long
+from tests.e2e.support import Snap, ended
+
+pytestmark = pytest.mark.runc
+
+HARMLESS = {
+    "lock", "snapshotd.sock", "reserve", "layers.failed", "repo/index.db.reserve", "repo/index.db.lock", "repo/tmp",
+    "repo/store/@tmp", "catalog.db-shm", "secrets.db-shm", "repo/index.db-shm", "repo/index.db-journal",
+}  # fmt: skip
+"""Made again, or not needed: everything is there without them. The daemon's log and the streams of finished commands tell
+about the past, and nothing is read from them but by a person."""
+RECORDS = re.compile(r"daemon\.log|(runs|commands)(/.*)?")
+LAYERS = re.compile(r"layers(\.img)?")
+"""Content of the layers' own file system, which has tests of its own."""
+NEEDED = {"catalog.db", "catalog.db-wal", "secrets.db", "secrets.db-wal", "secrets.key", "repo/key", "repo/index.db"}
+INDEX_LOG = "repo/index.db-wal"
+"""Its absence is found by what is not in the index then."""
+SECRET = "ghp_0123456789abcdefghijABCDEFGHIJ456789"
+
+
+@dataclass
+class Kept:
+    """A state directory as a killed daemon left it, a copy of it, and what its snapshot holds."""
+
+    snap: Snap
+    copy: Path
+    snapshot: str
+
+    def bring_back(self) -> None:
+        self.snap.stop_daemon()
+        _copy(self.copy, self.snap.state_dir)
+
+    def works(self) -> bool:
+        """Whether everything is there."""
+        listed = self.snap("ls", code=None)
+        read = self.snap("cat", f"{self.snapshot}:/workspace/a", code=None)
+        return listed.returncode == 0 and "one" in listed.stdout and (read.returncode, read.stdout) == (0, "kept\n")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """All but the layers, which no stored snapshot needs."""
+    target.mkdir(exist_ok=True)
+    for path in [each for each in target.iterdir() if not LAYERS.fullmatch(each.name)]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for path in source.iterdir():
+        if path.is_dir() and not LAYERS.fullmatch(path.name):
+            shutil.copytree(path, target / path.name)
+        elif path.is_file() and not LAYERS.fullmatch(path.name):
+            shutil.copy(path, target)
+
+
+def _files(root: Path) -> list[str]:
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir() and not path.is_socket())
+
+
+@pytest.fixture(scope="module")
+def kept(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    base = tmp_path_factory.mktemp("missing")
+    with ended(Snap(base / "state", {"SNAPSHOTD_LAYER_BUDGET": "0"})) as snap:
+        snap("image", "import", small_root, "--name", "default")
+        snap.create("--name", "one")
+        script = f"echo {SECRET}; echo kept > /workspace/a"
+        done = snap.json("exec", "--wait", "stored", "one", "--", "sh", "-c", script)
+        snap("exec", "--detach", "one", "--", "sh", "-c", "echo in the background")
+        snap("stop", "one", "--wait", "stored")
+        snap.kill_daemon()
+        _copy(snap.state_dir, base / "copy")
+        yield Kept(snap, base / "copy", done["snapshot"])
+        Kept(snap, base / "copy", "").bring_back()
+
+
+def test_each_missing_file_is_said(kept: Kept) -> None:
+    names = _files(kept.copy)
+    assert {*names} >= NEEDED
+    names = names if long.LONG else ["catalog.db", "catalog.db-wal"]
+    faults = {}
+    for name in names:
+        kept.bring_back()
+        (kept.snap.state_dir / name).unlink()
+        said = [kept.snap("ls", code=None), kept.snap("prune", "--force", "--grace", "0", code=None)]
+        if name in HARMLESS or RECORDS.fullmatch(name):
+            if not kept.works():
+                faults[name] = f"nothing needs it, and yet: {said}"
+            continue
+        said.append(kept.snap("cat", f"{kept.snapshot}:/workspace/a", code=None))
+        errors = [each.stderr for each in said if each.returncode]
+        if not any("is missing" in error and (Path(name).name in error or name == INDEX_LOG) for error in errors):
+            faults[name] = f"nobody says that it is missing: {said}"
+        kept.snap.stop_daemon()
+        shutil.copy(kept.copy / name, kept.snap.state_dir / name)
+        if not kept.works():
+            faults[name] = f"brought back, and yet something is lost: {said}"
+    assert not faults, "\n\n".join(f"{name}: {fault}" for name, fault in faults.items())
+
+
+@pytest.mark.parametrize(
+    "place", [pytest.param("engine.rebuild.filled", marks=pytest.mark.long), "engine.rebuild.aside"]
+)
+def test_a_rebuild_that_is_cut_off_leaves_no_empty_catalog(kept: Kept, place: str) -> None:
+    kept.bring_back()
+    (kept.snap.state_dir / "catalog.db").unlink()
+    env = {**kept.snap.env, "SNAPSHOTD_FAILPOINT": place}
+    Snap(kept.snap.state_dir, env)("daemon", "--rebuild-catalog", code=failpoints.EXIT_CODE)
+    assert "--rebuild-catalog" in kept.snap("ls", code=20).stderr
+    kept.snap("daemon", "--rebuild-catalog")
+    kept.snap("prune", "--force", "--grace", "0")
+    assert kept.works()
