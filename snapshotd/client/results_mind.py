@@ -64,7 +64,7 @@ class EffectInfo(ApiRecord):
 @record(frozen=True)
 class RewindPreview(ApiRecord):
     """The effect that a rewind would have: `changes` of files (at most as many as the caller asked for; `change_count`
-    is the number of all), `messages` that go, `effects` that cannot be undone, newest first. `left`: in a user's own
+    is the number of all), `messages` that go, `effects` that cannot be undone, newest first. `untouched`: in a user's own
     folder, a sentence for each path that stays though an agent has changed it since."""
 
     head: str
@@ -74,7 +74,7 @@ class RewindPreview(ApiRecord):
     change_count: int
     messages: tuple[MessageInfo, ...]
     effects: tuple[EffectInfo, ...]
-    left: tuple[str, ...] = ()
+    untouched: tuple[str, ...] = ()
 
 
 @record(frozen=True)

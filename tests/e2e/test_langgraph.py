@@ -385,7 +385,7 @@ def test_an_interrupt_is_decided_by_a_person_after_the_graphs_process_is_gone(
     shown = []
     for words in (["approve"], ["approve", "--arguments", tmp_path / "answer.json"], ["deny"], ["approve"]):
         (one,) = small_snap.json("approvals")
-        assert (one["tool"], one["trajectory"], one["arguments"]["thread"]) == ("interrupt", sandbox.id, "t")
+        assert (one["name"], one["trajectory"], one["arguments"]["thread"]) == ("interrupt", sandbox.id, "t")
         shown.append(one["question"])
         with SnapshotdSaver(tmp_path / "agent.db", sandbox=sandbox, client=client) as later:
             graph = asking(later, *questions)

@@ -402,11 +402,11 @@ class Machine:
         settled = all(item.state != "captured" for item in self.world.snapshots.values())
         if dry:
             wanted = self.patient(lambda: self.client.prune(policy, grace_s=0, dry_run=True))
-            self._check_pruned({item.snapshot for item in wanted.snapshots}, policy, settled=settled)
+            self._check_pruned({item.snapshot for item in wanted.pruned}, policy, settled=settled)
             self.read_states()
         done = self.patient(lambda: self.client.prune(policy, grace_s=0))
         # One that was cut off has recorded its decisions, and the second finds less to decide: the states tell.
-        self.pruned(policy, {item.snapshot for item in done.snapshots}, settled=settled)
+        self.pruned(policy, {item.snapshot for item in done.pruned}, settled=settled)
 
     def pruned(self, policy: Policy, said: set[str] | None, *, settled: bool) -> None:
         infos = {info.id: info for info in self.client.all_snapshots()}
@@ -435,7 +435,7 @@ class Machine:
     def verify(self, *, read_data: bool) -> None:
         report = self.patient(lambda: self.client.check(read_data=read_data))
         assert not report.damages, report
-        assert not report.snapshots, report
+        assert not report.unreadable, report
 
     def repair(self) -> None:
         """Nothing is to do, but for a pack that a process did not put into the index because it was killed; and never
@@ -492,7 +492,7 @@ class Machine:
         self.client.remove(line.id, force=True)
         imported = self.patient(lambda: self.client.import_bundle(bundle))
         bundle.unlink()
-        assert imported.snapshots == len(own)
+        assert imported.snapshot_count == len(own)
         (again,) = imported.trajectories
         assert (again.id, again.head, again.status) == (line.id, line.head, "stopped"), (again, line)
         for info in self.client.log(line.id):

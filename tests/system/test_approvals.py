@@ -96,7 +96,7 @@ def test_an_approved_call_runs_and_shows_what_it_was_asked_with(agent: Agent, po
     agent.engine.deny(second.id, by="bob", reason="enough")
     with pytest.raises(Denied, match="bob did not let mail run: enough"):
         begun.result(WAIT_S)
-    journal = agent.engine.journal(agent.id)
+    journal = list(agent.engine.journal(agent.id))
     assert [(e.name, e.status) for e in journal] == [("write", DONE), ("mail", DONE), ("write", DONE), ("mail", FAILED)]
     assert (journal[-1].error, journal[-1].side_effect) == ("bob did not let mail run: enough", SideEffect.IRREVERSIBLE)
     assert agent.engine.effects(agent.id) == []
@@ -108,7 +108,7 @@ def test_other_arguments_can_be_put_in(agent: Agent, pool: ThreadPoolExecutor) -
     call, answer = begun.result(WAIT_S)
     assert answer["arguments"] == {"to": "bob"}
     agent.end(call)
-    assert agent.engine.journal(agent.id)[-1].arguments == {"to": "bob"}
+    assert list(agent.engine.journal(agent.id))[-1].arguments == {"to": "bob"}
 
 
 def test_files_that_changed_make_an_approval_stale_and_the_call_asks_anew(

@@ -53,7 +53,7 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
     assert [(e.entry.arguments["key"], e.compensated) for e in agent.engine.effects(agent.id)] == [
         ("broken", CallStatus.DONE)
     ]
-    entries = agent.engine.journal(agent.id)
+    entries = list(agent.engine.journal(agent.id))
     assert [(e.kind, e.name) for e in entries] == [
         (EntryKind.TOOL, "write"),
         (EntryKind.TASK, "plan"),
@@ -170,12 +170,18 @@ def edited(agent: Agent, request: EditRequest) -> Agent:
 
 
 def test_nothing_of_the_original_changes(past: Agent) -> None:
-    before = past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head.id
+    before = past.files(), past.said(), past.engine.state(past.id), list(past.engine.journal(past.id)), past.head.id
     edited(
         past,
         EditRequest(files=(FileEdit(b"workspace/file", b"x"),), drop_messages=1, state=(("k", 2),), result=("three",)),
     )
-    assert (past.files(), past.said(), past.engine.state(past.id), past.engine.journal(past.id), past.head.id) == before
+    assert (
+        past.files(),
+        past.said(),
+        past.engine.state(past.id),
+        list(past.engine.journal(past.id)),
+        past.head.id,
+    ) == before
 
 
 def test_files(past: Agent) -> None:
@@ -192,7 +198,7 @@ def test_files(past: Agent) -> None:
     assert other.files() == {"file": "changed\n", "new": "new\n"}
     assert other.sh("stat -c '%a %u' file new").split() == ["640", "0", "755", "0"]
     assert other.head.follows is None
-    assert (other.said(), len(other.engine.journal(other.id))) == (["first", "second"], 2)
+    assert (other.said(), len(list(other.engine.journal(other.id)))) == (["first", "second"], 2)
     other.tool("write", {}, "echo more > more")
     assert "more" in other.files()
 
@@ -205,7 +211,7 @@ def test_messages(past: Agent) -> None:
     assert edited(past, EditRequest(messages=())).said() == []
     added = edited(past, EditRequest(add_messages=(message("third"),)))
     assert (added.said(), added.head.follows) == (["first", "second", "third"], None)
-    assert {len(a.engine.journal(a.id)) for a in (dropped, whole, added)} == {2}
+    assert {len(list(a.engine.journal(a.id))) for a in (dropped, whole, added)} == {2}
     added.say("fourth")
     added.tool("write", {})
     assert added.said() == ["first", "second", "third", "fourth"]
@@ -216,7 +222,7 @@ def test_state_result_and_environment(past: Agent) -> None:
         past, EditRequest(state=(("k", None), ("l", [1])), result=({"is": 3},), env=(("GREETING", "hello"),))
     )
     assert other.engine.state(other.id) == {"l": [1]}
-    entries = other.engine.journal(other.id)
+    entries = list(other.engine.journal(other.id))
     assert [(e.name, e.arguments, e.status) for e in entries] == [("read", {"n": n}, CallStatus.DONE) for n in (1, 2)]
     assert entries[1].result == {"is": 3}
     assert entries[1].snapshot == other.head.id

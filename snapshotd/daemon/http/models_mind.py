@@ -123,7 +123,7 @@ class RewindPreview(Answer):
     change_count: int = Field(description="Number of all changes.")
     messages: list[Message] = Field(description="The messages that would go.")
     effects: list[Effect] = Field(description="Irreversible calls that would be left behind, newest first.")
-    left: list[str] = Field(
+    untouched: list[str] = Field(
         description="In a user's own folder: a sentence for each path that stays though an agent has changed it since."
     )
 
@@ -137,7 +137,7 @@ class RewindPreview(Answer):
             change_count=preview.file_count,
             messages=[Message.of(item) for item in preview.messages],
             effects=[Effect.of(item) for item in preview.effects],
-            left=list(preview.left),
+            untouched=list(preview.left),
         )
 
 

@@ -176,6 +176,7 @@ class Effects:
                 user=None,
                 sink=lambda *_: None,
                 record=False,
+                save=True,
             )
         except SnapshotdError as exc:
             compensations.end(entry.id, CallStatus.FAILED, at_ns=time.time_ns(), exit_code=None, error=exc.message)

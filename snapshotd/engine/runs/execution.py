@@ -45,6 +45,7 @@ class Execution:
         user: str | None,
         sink: OutputSink,
         record: bool,
+        save: bool,
         caller: Caller | None,
         timeout_s: float | None,
     ) -> ExecResult:
@@ -83,7 +84,7 @@ class Execution:
                 max_bytes=self._context.config.output_bytes,
                 caller=caller,
                 abandon=not record or process.terminal,
-                save=record,
+                save=record or save,
             )
         for sentence in sandbox.use.ended_for:
             sink("stderr", f"snapshotd: {sentence}\n".encode())

@@ -19,7 +19,7 @@ SAID_ELSEWHERE = {
     *("address", "port"),
     *("durability", "free_bytes", "free_memory_bytes", "image_count", "instance", "layer_kind", "policy_file"),
     *("runtimes", "sandbox_count", "settings", "state_dir", "trajectory_count", "started", "stopped", "tag_count"),
-    *("left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
+    *("argument", "left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
 }
 """The fake engine has no answers for them; tests/e2e/test_json.py has most."""
 

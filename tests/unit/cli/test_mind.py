@@ -210,7 +210,7 @@ def test_a_preview_changes_nothing(cli: Cli, box: str) -> None:
         f'  {short(calls(cli, box)[0]["id"])}  send  {{"n": 0}}  done  no  undo send',
     ]
     preview = cli("rewind", "--preview", "--json", "--conversation", box, first).json
-    assert list(preview) == ["head", "target", "rewinds", "changes", "change_count", "messages", "effects", "left"]
+    assert list(preview) == ["head", "target", "rewinds", "changes", "change_count", "messages", "effects", "untouched"]
     assert (preview["changes"], preview["rewinds"], len(preview["effects"])) == ([], "conversation", 1)
     assert len(cli("log", "-q", box).out.split()) == 2
 

@@ -61,7 +61,7 @@ class World:
     def lines(self) -> Iterator[str]:
         """Command lines, each command at least once. Those that end something come last."""
         first, fork, folder = self.first, self.fork, self.folder
-        yield from ("run -- ls", "run -d -- ls", "create", "exec box -- ls", "exec -d box -- forever")
+        yield from ("run -- ls", "run -d -- ls", "create", "exec box -- ls", "snapshot box", "exec -d box -- forever")
         yield f"kill box {self.client.commands('box')[0].id}"
         yield from (
             f"cp {folder}/work/new box:new",

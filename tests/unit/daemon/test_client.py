@@ -296,7 +296,7 @@ def test_broken_bytes_are_never_taken_for_the_whole(box: Sandbox) -> None:
 
 def test_a_daemon_of_another_version(client: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snapshotd.client.exchange.API_VERSION", "0.9")
-    with pytest.raises(VersionMismatch, match=r"0\.9.*1\.3.*snapshotd daemon --stop"):
+    with pytest.raises(VersionMismatch, match=r"0\.9.*1\.4.*snapshotd daemon --stop"):
         client.trajectories()
 
 

@@ -82,7 +82,7 @@ def test_a_preview_says_what_a_rewind_does(shared_daemon: Daemon, box: str) -> N
     head = execute(shared_daemon, box, "effect", "send")["snapshot"]["id"]
     status, preview = ask(shared_daemon, "GET", f"/trajectories/{box}/rewind?to={first}&max_files=2")
     assert status == 200
-    assert list(preview) == ["head", "target", "rewinds", "changes", "change_count", "messages", "effects", "left"]
+    assert list(preview) == ["head", "target", "rewinds", "changes", "change_count", "messages", "effects", "untouched"]
     assert (preview["head"], preview["target"], preview["rewinds"]) == (head, first, "both")
     assert (len(preview["changes"]), preview["change_count"]) == (2, 3)
     assert preview["changes"][0]["path"] == "workspace/0.txt"

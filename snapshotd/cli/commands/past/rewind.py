@@ -79,7 +79,8 @@ def command(
     Where several sessions have changed files, --session says whose changes go.
 
     With --json: the new snapshot as `log --json` has it; with --preview,
-    {"head","target","rewinds","changes","change_count","messages","effects","left"}.
+    {"head","target","rewinds","changes","change_count","messages","effects",
+    "untouched"}.
     """
     client = connect(ctx)
     chosen: Mode = mode or "both"
@@ -126,7 +127,7 @@ def _json(preview: RewindPreview) -> dict[str, Any]:
         "change_count": preview.change_count,
         "messages": [dataclasses.asdict(item) for item in preview.messages],
         "effects": [dataclasses.asdict(item) for item in preview.effects],
-        "left": list(preview.left),
+        "untouched": list(preview.untouched),
     }
 
 
@@ -136,9 +137,9 @@ def _show(trajectory: str, preview: RewindPreview) -> None:
     for change in itertools.islice(preview.changes, _SHOWN_FILES):
         click.echo(f"  {change_line(change)}")
     _rest(preview.change_count - min(len(preview.changes), _SHOWN_FILES))
-    for sentence in preview.left[:_SHOWN_FILES]:
+    for sentence in preview.untouched[:_SHOWN_FILES]:
         click.echo(f"  {printable(sentence)}")
-    _rest(len(preview.left) - _SHOWN_FILES)
+    _rest(len(preview.untouched) - _SHOWN_FILES)
     click.echo(click.style(f"messages that go: {len(preview.messages)}", bold=True))
     for message in preview.messages[:_SHOWN_MESSAGES]:
         click.echo(f"  {printable(message.role)}: {shortened(printable(content_text(message.content)))}")

@@ -47,6 +47,7 @@ def test_the_library_is_python_3_8_with_the_standard_library_only(source: Path) 
         "sys",
         "threading",
         "time",
+        "traceback",
         "types",
         "typing",
         "uuid",
