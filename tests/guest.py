@@ -74,14 +74,11 @@ def run(kernel: str, script: str, *, timeout_s: float, files: Mapping[str, Path]
 
 def _kernel(version: str) -> Path:
     """A folder with the files of the package of a kernel."""
-    known = subprocess.run(
-        ["apt-cache", "search", "--names-only", rf"^linux-image-{re.escape(version)}\.[0-9].*-cloud-amd64$"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    names = [line.split()[0] for line in known.splitlines()]
-    assert names, f"Debian has no kernel {version} for this machine; is its list of packages there (`apt-get update`)?"
+    names = _packages(rf"^linux-image-{re.escape(version)}\.[0-9].*-cloud-amd64$")
+    if not names:
+        subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
+        names = _packages(rf"^linux-image-{re.escape(version)}\.[0-9].*-cloud-amd64$")
+    assert names, f"Debian has no kernel {version} for this machine"
     package = max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
     def make(folder: Path) -> None:
@@ -92,6 +89,12 @@ def _kernel(version: str) -> Path:
         archive.unlink()
 
     return cached(f"kernel-{version}", package, make)
+
+
+def _packages(pattern: str) -> list[str]:
+    command = ["apt-cache", "search", "--names-only", pattern]
+    known = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return [line.split()[0] for line in known.splitlines()]
 
 
 def _image() -> Path:

@@ -75,6 +75,7 @@ assert not client.check().damages
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_what_a_sandbox_does(small: Path) -> None:
     """The heart of the tour, in one process."""
