@@ -351,7 +351,8 @@ class Sessions:
         timeout_s: float | None = None,
     ) -> ExecResult:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
-        gone; without, it ends with its caller. With `save` its output is kept all the same, for a step of the caller's. `expected_head`, `timeout_s`: see `Engine.exec`."""
+        gone; without, it ends with its caller. With `save` its output is kept all the same, for a
+        step of the caller's. `expected_head`, `timeout_s`: see `Engine.exec`."""
         if not argv:
             raise UsageError("there is no command to run: the list of its words is empty")
         if record:
