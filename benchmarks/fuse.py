@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.kernel import mounts
+from snapshotd.kernel.mounts import LayerNaming
 from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.trees.archive import apply
@@ -58,7 +59,7 @@ def overlay(lower: int, image: Path, layer: Path, point: Path, held: ExitStack) 
         folder.mkdir(parents=True, exist_ok=True)
         fds.append(os.open(folder, os.O_PATH))
         held.callback(os.close, fds[-1])
-    merged = mounts.overlay([lower, fds[0]], fds[1], fds[2])
+    merged = mounts.overlay([lower, fds[0]], fds[1], fds[2], LayerNaming.DESCRIPTOR)
     held.callback(os.close, merged)
     mounts.attach(merged, fds[3])
     held.callback(mounts.detach, str(point))

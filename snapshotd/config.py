@@ -61,6 +61,12 @@ def _starts_with(text: str) -> str:
     return text
 
 
+def _mode(text: str) -> str:
+    if text not in ("pivot", "pivot-root"):
+        raise ValueError
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """All settings. The environment variable of each is `variable` in its field's metadata."""
@@ -177,6 +183,16 @@ class Config:
         "confinement, and slower.",
         _starts_with,
         "`starter` or `runc`",
+    )
+    mode: str = _setting(
+        "SNAPSHOTD_MODE",
+        "",
+        "the best one that keeps a sandbox's root user from being root here",
+        "Way to run sandboxes, from which the daemon does not fall back. `pivot`: a sandbox's root user is nobody on this "
+        "machine. `pivot-root`: it is root on this machine, held by capabilities and a system call filter alone, for "
+        "kernels before 5.19 ([threat model](threat-model.md)).",
+        _mode,
+        "`pivot` or `pivot-root`",
     )
     docker_host: str = _text(
         "DOCKER_HOST",

@@ -6,13 +6,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from snapshotd.engine.host import system_packages
-from snapshotd.kernel import features
+from snapshotd.kernel import abilities
+from snapshotd.kernel.mounts import LayerNaming
 from tests import dockerd
 
 
@@ -41,7 +44,13 @@ def _compose() -> str | None:
 def _fuse() -> str | None:
     if importlib.util.find_spec("pyfuse3") is None:
         return "not installed: pyfuse3"
-    return features.fuse()
+    return abilities.fuse()
+
+
+@cache
+def layer_naming() -> LayerNaming:
+    """How overlayfs takes layers here, for tests that mount an overlay by themselves."""
+    return abilities.probe(Path(tempfile.gettempdir())).layer_naming
 
 
 CAPABILITIES: dict[str, Callable[[], str | None]] = {
@@ -51,10 +60,11 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "fuse": _fuse,
     "xfs": lambda: _program("mkfs.xfs"),
-    "quotas": lambda: features.project_quotas(Path("/proc")),
+    "quotas": lambda: abilities.project_quotas(Path("/proc")),
     "oracles": lambda: _program("rsync", "mtree", "bsdtar"),
     "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,
+    "qemu": lambda: _program("qemu-system-x86_64", "busybox", "mke2fs", "bsdtar", "apt-get"),
     "systemd": lambda: _program("systemctl", "systemd-analyze", "nsenter", "unshare"),
 }
 """Name to a check: None if it is there, else why not."""

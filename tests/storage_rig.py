@@ -45,6 +45,8 @@ _STATE_NAMES = {
     "layers",
     "layers.img",
     "layers.state",
+    "abilities.json",
+    "layers.as-1700000000",
     "repo",
     "commands",
     "runs",

@@ -1,38 +1,41 @@
-"""The daemon's demands on the host, checked before it does anything: root, a kernel, and a mount namespace of its
-own."""
+"""The daemon's demands on the host: root, a way to run sandboxes, and a mount namespace of its own."""
 
 from __future__ import annotations
 
 import os
-import platform
-import re
 
 from snapshotd.errors import NotPermitted, Unsupported
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.abilities import Abilities, Mode
 
-_KERNEL_NEEDED = (6, 13)
 _left: int | None = None
 
 
-def check_host() -> None:
-    """NotPermitted when not root; Unsupported when the kernel is too old, naming feature and version. `doctor` looks at
-    the rest."""
+def check_root() -> None:
+    """NotPermitted when not root. `choose_mode` looks at the rest later, when the state directory is there."""
     if os.geteuid() != 0:
         raise NotPermitted(
             f"the daemon needs root (mounts, namespaces, cgroups), but runs as user {os.geteuid()}; start it with sudo, or as the service"
         )
-    check_kernel(platform.release())
 
 
-def check_kernel(release: str) -> None:
-    """Unsupported unless `release` ("6.18.1-amd64") has overlay layers by file descriptor."""
-    match = re.match(r"(\d+)\.(\d+)", release)
-    if match and (int(match[1]), int(match[2])) >= _KERNEL_NEEDED:
-        return
-    needed = ".".join(map(str, _KERNEL_NEEDED))
+def choose_mode(host: Abilities, wanted: Mode | None) -> Mode:
+    """The way to run sandboxes: the wanted one, or the best one that keeps the root user of a sandbox from being root on
+    the host. Unsupported when this host is not able to it, with what is missing."""
+    able = host.modes()
+    mode = wanted or Mode.PIVOT
+    if mode in able:
+        return mode
+    missing = "; ".join(f"{name}: {reason}" for name, reason in host.reasons.items() if name != "fine_times")
+    weaker = (
+        f". With SNAPSHOTD_MODE={Mode.PIVOT_ROOT} it runs, but the root user of a sandbox is then root on this machine "
+        "(docs/threat-model.md)"
+        if Mode.PIVOT_ROOT in able
+        else ""
+    )
     raise Unsupported(
-        f"the kernel {release} is too old: overlay layers by file descriptor need Linux {needed}; `snapshotd doctor` says "
-        f"where to get a newer one, and what else is missing"
+        f"this machine cannot run sandboxes in the mode {mode}: {missing}. `snapshotd doctor` says how to get what is "
+        f"missing{weaker}"
     )
 
 

@@ -30,7 +30,7 @@ import uvicorn
 
 import snapshotd
 from snapshotd.daemon.hooks import HookServer
-from snapshotd.daemon.host import check_host, enter_own_mount_namespace
+from snapshotd.daemon.host import check_root, enter_own_mount_namespace
 from snapshotd.daemon.http.api import create_app
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
@@ -71,7 +71,7 @@ class ServerOptions:
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
     """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
 
-    NotPermitted (not root), Unsupported (kernel), Conflict (another daemon), UsageError (paths); errors of
+    NotPermitted (not root), Conflict (another daemon), UsageError (paths); errors of
     `open_engine`. Each error is also written to `ready_fd`.
     """
 
@@ -80,16 +80,16 @@ def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
         return open_engine(state_dir)
 
     with told_to(options.ready_fd):
-        check_host()
+        check_root()
         return serve_here(options, isolated)
 
 
 def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
-    NotPermitted, Unsupported, Conflict (a daemon serves it); errors of `action`.
+    NotPermitted, Conflict (a daemon serves it); errors of `action`.
     """
-    check_host()
+    check_root()
     make_state_dir(state_dir)
     lock = StateLock(state_dir)
     try:

@@ -21,7 +21,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
-from snapshotd.daemon.host import host_mounts
+from snapshotd.daemon.host import choose_mode, host_mounts
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import EngineParts, LocalEngine
@@ -59,7 +59,8 @@ from snapshotd.failpoints import hit
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
 from snapshotd.images.store import ImageStore
-from snapshotd.kernel import features
+from snapshotd.kernel import abilities
+from snapshotd.kernel.abilities import Mode
 from snapshotd.kernel.files import sync_dir
 from snapshotd.layers import store as layer_store
 from snapshotd.repo.key import load_key
@@ -107,6 +108,7 @@ def open_engine(config: Config) -> Engine:
     index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:
+        mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
         instance = catalog.get_meta("instance")
         if instance is None:
             instance = new_id()[:12]
@@ -114,8 +116,9 @@ def open_engine(config: Config) -> Engine:
         run_dir = _run_dir(instance)
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
         starter = Starter(used=config.starts_with == "starter")
+        ids = CONTAINER_IDS if mode is Mode.PIVOT else None
         runtimes: dict[str, Runtime] = {
-            "runc": RuncRuntime(instance, run_dir / "runc", CONTAINER_IDS, keeper=keeper, starter=starter),
+            "runc": RuncRuntime(instance, run_dir / "runc", ids, keeper=keeper, starter=starter),
             "docker": DockerRuntime(
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
             ),
@@ -284,7 +287,7 @@ def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
 
 
 def _fuse_refusal() -> Unsupported | None:
-    missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else features.fuse()
+    missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else abilities.fuse()
     return None if missing is None else Unsupported(missing)
 
 

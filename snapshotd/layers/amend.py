@@ -39,7 +39,7 @@ def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> La
                 hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent))
                 for name in ("upper", "work")
             ]
-            mount = hold(mounts.overlay(lowers, parts[0], parts[1]))
+            mount = hold(mounts.overlay(lowers, parts[0], parts[1], store.host.layer_naming))
             write(hold(os.open(".", files.DIR_FLAGS, dir_fd=mount)))
         store.drop_work(layer)
     except BaseException:

@@ -7,9 +7,11 @@ changed meanwhile. Files that did not change since the last capture are hard-lin
 immutable. The pause is a walk of the upper (a few microseconds an entry) plus the copies of the second pass.
 
 A file counts as unchanged if its inode, size, ctime and mtime are the same as at its last copy. Its status is read
-before the copy, and since Linux 6.13 a change after that always gives a new ctime. Files under a shared writable
-mapping can change without one: `volatile` names them and they are copied every time, whichever of a file's names it
-gives.
+before the copy, and a change after that gives a new ctime: always where times are fine (`Abilities.fine_times`), else if
+the clock has ticked since the ctime. A file whose ctime is the present tick's counts as changed until it is copied again.
+(A write under way has set the ctime already; the copy's search for holes waits for its end, inode_lock in the kernel.)
+Files under a shared writable mapping can change without a new ctime: `volatile` names them and they are copied every
+time, whichever of a file's names it gives.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -35,11 +39,23 @@ MAX_PATHS_BYTES = 128 << 20
 """The paths of everything in the upper are remembered, and each is a walk from the root: a deep tree would take memory
 and time without end."""
 
+_CLOCK_REALTIME_COARSE = 5
+"""clock_gettime(2); Python has no name for it."""
 Signature = tuple[int, int, int, int, int, int, int]
 
 
 def _signature(st: os.stat_result) -> Signature:
     return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_ctime_ns, st.st_mtime_ns
+
+
+def _unsettled(st: os.stat_result) -> Signature:
+    """The signature of an entry that may change again without a new ctime: no entry has it."""
+    return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, -1, st.st_mtime_ns
+
+
+def _tick_ns() -> int:
+    """The clock that the kernel takes a file's times from: it stands still between two ticks."""
+    return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
 
 
 @dataclass(slots=True)
@@ -68,7 +84,7 @@ def capture(
         source, target = store.read_upper(upper), store.read_upper(layer)
         old = store.read_upper(previous.layer) if previous else -1
         try:
-            copier = _Copier(source, target, old, previous.seen if previous else {})
+            copier = _Copier(source, target, old, previous.seen if previous else {}, store.host.fine_times)
             copier.run(tolerant=True, always=set())
             with frozen:
                 copier.run(tolerant=False, always=volatile())
@@ -87,8 +103,8 @@ def capture(
 class _Copier:
     """Makes `target` equal to `source`; `run` may be called again and then copies only changed entries."""
 
-    def __init__(self, source: int, target: int, old: int, old_seen: dict[bytes, Signature]) -> None:
-        self._source, self._target = source, target
+    def __init__(self, source: int, target: int, old: int, old_seen: dict[bytes, Signature], fine_times: bool) -> None:
+        self._source, self._target, self._fine_times = source, target, fine_times
         self._old, self._old_seen = old, old_seen
         self.seen: dict[bytes, Signature] = {}
         self._links: dict[tuple[int, int], bytes] = {}
@@ -98,7 +114,7 @@ class _Copier:
         before, self.seen, self._links = self.seen, {}, {}
         forced = self._inodes(always)
         directories: list[bytes] = []
-        for path, st in self._walk(tolerant=tolerant):
+        for path, st, settled in self._walk(tolerant=tolerant):
             try:
                 self._one(path, st, before, force=(st.st_dev, st.st_ino) in forced)
             except OSError as exc:
@@ -107,7 +123,7 @@ class _Copier:
                 if path not in self.seen:  # a directory that changes while it is listed may show a name twice
                     self._remove(path)  # a half-made copy; the next pass takes unknown names for absent
                 continue
-            self.seen[path] = _signature(st)
+            self.seen[path] = _signature(st) if settled else _unsettled(st)
             if stat.S_ISDIR(st.st_mode):
                 directories.append(path)
         for path in sorted(before.keys() - self.seen.keys(), reverse=True):
@@ -132,9 +148,10 @@ class _Copier:
             found.add((st.st_dev, st.st_ino))
         return found
 
-    def _walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result]]:
+    def _walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result, bool]]:
+        """Path, status, and False for an entry that may change after this without a new ctime."""
         pending, size = [b""], 0
-        yield b"", os.fstat(self._source)
+        yield b"", os.fstat(self._source), True  # a directory is compared with nothing
         while pending:
             path = pending.pop()
             try:
@@ -146,6 +163,7 @@ class _Copier:
             try:
                 with os.scandir(fd) as entries:
                     found = [os.fsencode(entry.name) for entry in entries]
+                tick = sys.maxsize if self._fine_times else _tick_ns()  # before the status of each
                 for name in found:
                     try:
                         st = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -162,7 +180,7 @@ class _Copier:
                         )
                     if stat.S_ISDIR(st.st_mode):
                         pending.append(child)
-                    yield child, st
+                    yield child, st, st.st_ctime_ns < tick
             finally:
                 os.close(fd)
 

@@ -32,8 +32,9 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.kernel import files, loop, quota
+from snapshotd.kernel import abilities, files, loop, mounts, namespaces, quota
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.abilities import Abilities
 from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
 from snapshotd.layers.proof import Proof
@@ -41,7 +42,7 @@ from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.witness import Witness
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
-from snapshotd.types import ImageID, LayerID, Stack, new_id
+from snapshotd.types import IdMap, ImageID, LayerID, Stack, new_id
 
 MAX_IMAGE_BYTES, MIN_IMAGE_BYTES = 1 << 40, 1 << 30
 IMAGE_SHARE = 0.9
@@ -63,12 +64,21 @@ class LayerStore:
     """See the module's text. `root` must exist; `kind`: its file system: `reflink`, `loop-xfs`, `plain`, or `missing`."""
 
     def __init__(
-        self, root: Path, kind: str, *, image: Path | None = None, witness: Witness | None = None, missing: str = ""
+        self,
+        root: Path,
+        kind: str,
+        host: Abilities | None = None,
+        *,
+        image: Path | None = None,
+        witness: Witness | None = None,
+        missing: str = "",
     ) -> None:
-        """`image`: the file that the file system lies in, whose blocks are allocated ahead and given back (ballast.py).
-        `witness`: the store's own from now on; None for a store that only a child process opens. `missing`: the reason
-        why the layers cannot be reached; `root` is an empty directory then."""
+        """`host`: None where no layer is mounted, or the host is still to be probed. `image`: the file that the file
+        system lies in, whose blocks are allocated ahead and given back (ballast.py). `witness`: the store's own from now
+        on; None for a store that only a child process opens. `missing`: the reason why the layers cannot be reached;
+        `root` is an empty directory then."""
         self.root = root
+        self._host = host
         self.kind = kind
         self._fd = os.open(root, files.DIR_FLAGS)
         self.proof = Proof(root, self._fd, image, witness, missing)
@@ -86,6 +96,7 @@ class LayerStore:
         self._lock = threading.Lock()
         self._limits = DiskLimits(self._fd)
         self._ballast = Ballast(self._fd, image) if image is not None else None
+        self._mapped: dict[IdMap, int] = {}
 
     def close(self) -> None:
         """Remove the layers made ahead and release the descriptor. Idempotent."""
@@ -93,6 +104,10 @@ class LayerStore:
             for layer in self._ready:
                 files.remove_tree(self._fd, layer)
             self._ready.clear()
+            for id_map, fd in self._mapped.items():
+                mounts.detach(os.fsencode(self._mapped_place(id_map)))
+                os.close(fd)
+            self._mapped.clear()
             if self._ballast is not None:
                 self._ballast.close()
             self.proof.close()
@@ -132,18 +147,61 @@ class LayerStore:
             raise _space(exc, "create a layer") from exc
         return layer
 
-    def open_layer(self, layer: LayerID) -> int:
-        """O_PATH descriptor of the layer's directory (holding upper and work). NotFound."""
-        return self._open(layer)
+    @property
+    def host(self) -> Abilities:
+        """The abilities with which layers are mounted here."""
+        if self._host is None:
+            self._host = abilities.probe(self.root)
+        return self._host
 
-    def open_upper(self, layer: LayerID) -> int:
-        """O_PATH descriptor of the layer's content. NotFound."""
+    def open_layer(self, layer: LayerID, id_map: IdMap | None = None) -> int:
+        """O_PATH descriptor of the layer's directory (holding upper and work). `id_map`: through a mount that shifts the
+        ids of what is below. NotFound."""
+        return self._open(layer, base=self._base(id_map))
+
+    def open_upper(self, layer: LayerID, id_map: IdMap | None = None) -> int:
+        """O_PATH descriptor of the layer's content, as `open_layer`; a lazy layer is served with its ids as they are
+        shown. NotFound."""
         lazy = self._lazy.get(layer)
-        return self._open(f"{layer}/upper") if lazy is None else lazy(0)
+        if lazy is not None:
+            return lazy(id_map.base if id_map else 0)
+        return self._open(f"{layer}/upper", base=self._base(id_map))
 
-    def open_image(self, image: ImageID) -> int:
-        """O_PATH descriptor of an image's root. NotFound."""
-        return self._open(f"images/{image}/root")
+    def open_image(self, image: ImageID, id_map: IdMap | None = None) -> int:
+        """O_PATH descriptor of an image's root, as `open_layer`. NotFound."""
+        return self._open(f"images/{image}/root", base=self._base(id_map))
+
+    def _base(self, id_map: IdMap | None) -> int:
+        """The descriptor of the layer directory: itself, or its mount with these ids, which is made at its first use.
+
+        One mount for all layers, attached beside the directory: before Linux 6.15 overlayfs takes no layer of a mount
+        that is attached nowhere. It is seen in this process's mount namespace, and ends with it.
+        """
+        if id_map is None:
+            return self._fd
+        with self._lock:
+            if id_map not in self._mapped:
+                place = self._mapped_place(id_map)
+                place.mkdir(mode=0o700, exist_ok=True)
+                userns = namespaces.user_namespace(id_map)
+                try:
+                    fd = mounts.id_mapped_clone(self._fd, userns)
+                finally:
+                    os.close(userns)
+                try:
+                    spot = os.open(place, PATH_FLAGS)
+                    try:
+                        mounts.attach(fd, spot)
+                    finally:
+                        os.close(spot)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                self._mapped[id_map] = fd
+            return self._mapped[id_map]
+
+    def _mapped_place(self, id_map: IdMap) -> Path:
+        return self.root.with_name(f"{self.root.name}.as-{id_map.base}")
 
     def read_upper(self, layer: LayerID) -> int:
         """Descriptor for listing the layer's content. NotFound."""
@@ -159,9 +217,9 @@ class LayerStore:
         """Descriptor for listing an image's root. NotFound."""
         return self._open(f"images/{image}/root", files.DIR_FLAGS)
 
-    def _open(self, relative: str, flags: int = PATH_FLAGS) -> int:
+    def _open(self, relative: str, flags: int = PATH_FLAGS, base: int = -1) -> int:
         try:
-            return os.open(relative, flags, dir_fd=self._fd)
+            return os.open(relative, flags, dir_fd=self._fd if base < 0 else base)
         except FileNotFoundError as exc:
             if self.proof.missing:
                 raise Unsupported(self.proof.missing) from exc
@@ -469,18 +527,23 @@ def prepare(state_dir: Path) -> LayerStore:
     directory, image = state_dir / "layers", state_dir / "layers.img"
     directory.mkdir(mode=0o700, exist_ok=True)
     witness = Witness(state_dir)
+
+    def opened(kind: str, *, image: Path | None = None, missing: str = "") -> LayerStore:
+        host = abilities.find(directory, state_dir / abilities.FILE_NAME)
+        return LayerStore(directory, kind, host, image=image, witness=witness, missing=missing)
+
     try:
         if not image.exists():
             if can_reflink(directory):
-                return LayerStore(directory, "reflink", witness=witness)
-            if not _is_unused(directory) or not _make_image(image):
-                return LayerStore(directory, "plain", witness=witness)
+                return opened("reflink")
+            if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
+                return opened("plain")
         try:
             _mount_image(image, directory)
         except Unsupported as exc:
             _log.error("%s", exc.message)
-            return LayerStore(directory, "missing", witness=witness, missing=exc.message)
-        return LayerStore(directory, "loop-xfs", image=image, witness=witness)
+            return opened("missing", missing=exc.message)
+        return opened("loop-xfs", image=image)
     except BaseException:
         witness.close()
         raise

@@ -21,6 +21,7 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec, Keeper, Process, Runtime
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, Limits, Network, new_id
+from tests import capabilities
 
 _NS_GET_OWNER_UID = 0xB704
 DEADLINE_S = 60.0
@@ -190,7 +191,7 @@ def give_root(container: Container, tree: Path, layer: Path) -> None:
         upper, work = (
             hold(os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for part in ("upper", "work")
         )
-        new_root = hold(mounts.overlay([directory(tree)], upper, work))
+        new_root = hold(mounts.overlay([directory(tree)], upper, work, capabilities.layer_naming()))
         namespace = hold(os.open(f"/proc/{container.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC))
         points = [m.point for m in mounts.read_mountinfo(container.pid) if m.point != b"/"]
         top = [p for p in dict.fromkeys(points) if not any(p.startswith(q + b"/") for q in points)]

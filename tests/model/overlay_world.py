@@ -19,6 +19,7 @@ from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.trees.base import Change
 from snapshotd.trees.view import View
 from snapshotd.types import Kind
+from tests import capabilities
 
 RENAME_EXCHANGE = 2
 MOST_ENTRIES = 60
@@ -193,7 +194,7 @@ class World:
     def mount_overlay(self, lowers: Sequence[Path], upper: Path, at: bytes) -> None:
         fds = self.open_all([*lowers, upper, self._new_dir("work")])
         try:
-            mount_fd = mounts.overlay(fds[:-2], fds[-2], fds[-1])
+            mount_fd = mounts.overlay(fds[:-2], fds[-2], fds[-1], capabilities.layer_naming())
             target = os.open(at, os.O_PATH)
             mounts.attach(mount_fd, target)
             os.close(mount_fd)

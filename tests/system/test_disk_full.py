@@ -23,7 +23,7 @@ from snapshotd.daemon.lock import lock_holder
 from snapshotd.errors import OutOfSpace, Unsupported
 from snapshotd.kernel import mounts, syscalls
 from tests import long
-from tests.capabilities import require
+from tests.capabilities import layer_naming, require
 from tests.leftovers import nothing_left
 from tests.loop_disk import Disk, loop_disk
 from tests.storage_rig import Daemon, Line, World, clean, in_own_mount_namespace, wait_until
@@ -382,7 +382,7 @@ def test_no_overlay_that_is_less_than_asked_for(kind: str, what: str) -> None:
         loop_disk(kind, DISK_BYTES, ("-N", "2000") if what == "inodes" else ()) as disk,
         contextlib.ExitStack() as opened,
     ):
-        fds = []
+        naming, fds = layer_naming(), []
         for name in ("lower", "upper", "work"):
             (disk.mount_point / name).mkdir()
             fds.append(os.open(disk.mount_point / name, os.O_PATH | os.O_DIRECTORY))
@@ -394,11 +394,11 @@ def test_no_overlay_that_is_less_than_asked_for(kind: str, what: str) -> None:
                 for number in range(10_000 if what == "inodes" else 0):
                     (many / str(number)).touch()
             with pytest.raises(OSError, match="overlay") as failed:
-                os.close(mounts.overlay(fds[:1], fds[1], fds[2]))
+                os.close(mounts.overlay(fds[:1], fds[1], fds[2], naming))
             assert failed.value.errno == errno.ENOSPC
         shutil.rmtree(many)
         shutil.rmtree(disk.mount_point / "work" / "work", ignore_errors=True)  # what the failed mount had made
-        mount = mounts.overlay(fds[:1], fds[1], fds[2])
+        mount = mounts.overlay(fds[:1], fds[1], fds[2], naming)
         os.close(mount)
 
 

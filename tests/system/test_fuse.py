@@ -35,7 +35,7 @@ from snapshotd.store.local import LocalStore
 from snapshotd.trees.archive import apply
 from snapshotd.types import IdMap, RecordID, Snapshot, TreeID
 from tests import long, records
-from tests.capabilities import require
+from tests.capabilities import layer_naming, require
 from tests.e2e.support import alive
 from tests.fuse_rig import CHILD, MANY, READ_ANY, acl, in_user_namespace, make_variety, manifest
 from tests.memory_repository import MemoryRepository
@@ -98,7 +98,7 @@ class Rig:
                 mapping = opened(namespaces.user_namespace(IdMap(shift, 65536)))
                 lower, parent = (opened(mounts.id_mapped_clone(fd, mapping)) for fd in (lower, parent))
             upper, work = (opened(os.open(name, os.O_PATH, dir_fd=parent)) for name in ("upper", "work"))
-            merged = opened(mounts.overlay([lazy_fd, lower], upper, work))
+            merged = opened(mounts.overlay([lazy_fd, lower], upper, work, layer_naming()))
             mounts.attach(merged, opened(os.open(point, os.O_PATH)))
         self._points.append(point)
         return point

@@ -22,17 +22,14 @@ from snapshotd.config import read
 from snapshotd.engine.host import system_packages
 from snapshotd.engine.mind import policy
 from snapshotd.errors import UsageError
-from snapshotd.kernel import features
+from snapshotd.kernel import abilities
+from snapshotd.kernel.abilities import Abilities, Mode
 
 _FREE_BYTES_WANTED = 5 << 30
 _DOCKER_TIMEOUT_S = 0.5
 _DOCKER_NEEDED = (20, 10)
 _RUNC_NEEDED = (1, 1)
 _PYTHON_NEEDED = (3, 11)
-_NEWER_KERNEL = (
-    "boot Linux 6.13 or newer; on Debian 13, from its backports: `apt-get install -t trixie-backports "
-    "linux-image-$(dpkg --print-architecture)` (Debian 12 ends at 6.12, also in its backports: upgrade it to 13 first)"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ def diagnose(state_dir: Path) -> list[Check]:
     Real probes (the system call is made), under a second together; nothing is left behind and nothing is changed.
     """
     place = _existing(state_dir)
-    machine = [_privileges(), _kernel_version(), *_kernel_features(place), _cgroups()]
+    machine = [_privileges(), *_host(place)]
     storage = [_reflink(place), _disk_limits(place), _free_space(place)]
     return [*machine, *_programs(), _docker(), _fuse(), *storage, _python(), _policy(state_dir), _whose_change()]
 
@@ -91,52 +88,40 @@ def _version(text: str) -> tuple[int, int]:
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
-def _kernel_version() -> Check:
-    release = platform.release()
-    if _version(release) >= (6, 13):
-        return Check("kernel", True, release)
-    return Check(
-        "kernel", False, f"{release} is older than 6.13, which brought overlay layers by descriptor", _NEWER_KERNEL
-    )
+def _host(place: Path) -> list[Check]:
+    """The mode in which sandboxes would run, then every ability."""
+    try:
+        host = abilities.probe(place)
+    except OSError as exc:  # the place itself: not writable, full
+        return [
+            Check("mode", False, f"{place}: {exc.strerror}", f"make {place} writable, or name another state directory")
+        ]
+    modes = host.modes()
+    best = modes[0] if modes else None
+    return [
+        _mode(best, wanted=read(only=("mode",)).mode),
+        *(_ability(host, each, best) for each in abilities.ABILITIES),
+    ]
 
 
-def _kernel_features(place: Path) -> list[Check]:
-    checks = []
-    for feature in features.FEATURES:
-        reason: str | None
-        try:
-            reason = feature.probe(place)
-        except OSError as exc:  # the place itself: not writable, full
-            reason = f"{place}: {exc.strerror}"
-        if reason is None:
-            checks.append(Check(feature.name, True, feature.purpose))
-            continue
-        detail = f"{feature.purpose}: {reason} (needs Linux {feature.since})"
-        checks.append(Check(feature.name, False, detail, _feature_fix(feature, place)))
-    return checks
+def _mode(best: Mode | None, wanted: str) -> Check:
+    said = "the root user of a sandbox is nobody on this machine"
+    if best is Mode.PIVOT:
+        return Check("mode", True, f"{best}: {said}")
+    if best is Mode.PIVOT_ROOT:
+        said = "the root user of a sandbox is root on this machine, held by capabilities and a system call filter alone"
+        fix = f"see the missing abilities below, or accept it: SNAPSHOTD_MODE={best}"
+        return Check("mode", None if wanted == best else False, f"{best}: {said}", fix)
+    return Check("mode", False, "no sandbox can run here", "see the missing abilities below")
 
 
-def _feature_fix(feature: features.Feature, place: Path) -> str:
-    if os.geteuid() != 0:
-        return "run `sudo snapshotd doctor`: this cannot be tried without root"
-    if _version(platform.release()) < _version(feature.since):
-        return _NEWER_KERNEL
-    if feature.name == "user namespaces":
-        return "allow them: `sysctl user.max_user_namespaces=15000` (inside a chroot the kernel allows none)"
-    if feature.name == "id-mapped overlay" and features.user_namespaces(place):
-        return "make user namespaces work first"
-    if feature.name in ("overlay in the state directory", "id-mapped overlay"):
-        return f"put the state directory (now below {place}) on ext4, XFS or btrfs, not on overlay or a network file system"
-    return "in a container, run it with --privileged; else load the module (`modprobe overlay`)"
-
-
-def _cgroups() -> Check:
-    found = features.freezer()
-    if isinstance(found, tuple):
-        return Check("cgroups", True, f"version {found[0]} with freezer at {found[1]}")
-    return Check(
-        "cgroups", False, found, "run as root on a machine with the freezer; in a container, with --privileged"
-    )
+def _ability(host: Abilities, one: abilities.Ability, best: Mode | None) -> Check:
+    reason = host.reasons.get(one.field)
+    if reason is None and getattr(host, one.field):
+        more = f" (version {host.cgroup_version}, at {host.cgroup_root})" if one.field == "cgroup_version" else ""
+        return Check(one.name, True, f"{one.purpose}{more}")
+    detail = f"{one.purpose}: {reason or 'not tried, because an ability above is missing'}. Without it, {one.lost}"
+    return Check(one.name, None if best is not None else False, detail, one.fix)
 
 
 def _programs() -> list[Check]:
@@ -210,7 +195,7 @@ def _docker_version(path: str) -> str:
 
 
 def _fuse() -> Check:
-    reason = features.fuse()
+    reason = abilities.fuse()
     if reason is None and importlib.util.find_spec("pyfuse3") is None:
         detail = "pyfuse3 is not installed; it is for browsing snapshots, and for starting from cold ones at once"
         return Check(
@@ -226,7 +211,7 @@ def _fuse() -> Check:
 
 
 def _reflink(place: Path) -> Check:
-    reason = features.reflink(place)
+    reason = abilities.reflink(place)
     if reason is None:
         return Check("reflink", True, f"{place} shares extents")
     if not any(p.name == "xfsprogs" and p.missing() for p in system_packages.PACKAGES) and os.path.exists(
@@ -240,7 +225,7 @@ def _reflink(place: Path) -> Check:
 
 
 def _disk_limits(place: Path) -> Check:
-    reason = features.project_quotas(place)
+    reason = abilities.project_quotas(place)
     if reason is None:
         return Check("disk limits", True, "kept by the file system of the layers")
     fix = "boot a kernel with CONFIG_XFS_QUOTA, or mount the state directory's XFS with prjquota"
@@ -250,7 +235,7 @@ def _disk_limits(place: Path) -> Check:
 def _whose_change() -> Check:
     """For agents in a user's own folder (`snapshotd hooks`), asked of the working directory."""
     folder = Path.cwd()
-    reason = features.writers_told(folder)
+    reason = abilities.writers_told(folder)
     if reason is None:
         return Check("folders", True, f"the kernel tells which process changes a file in {folder}")
     return Check(

@@ -13,13 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.daemon.host import check_host, check_kernel
+from snapshotd.daemon.host import check_root, choose_mode
 from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.http.wire import check_ref, check_socket_path
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
 from snapshotd.daemon.server import bind
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.errors import Conflict, NotFound, NotPermitted, Unsupported, UsageError
+from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.kernel.mounts import LayerNaming
 from tests.unit.daemon.fake_engine import FakeEngine
 from tests.unit.daemon.process import Daemon, start
 
@@ -214,21 +216,22 @@ def test_too_long_a_socket_path_is_named(tmp_path: Path) -> None:
         check_socket_path(Path("/" + "a" * 107))
 
 
-@pytest.mark.parametrize("release", ["6.13.0", "6.18.1-amd64", "7.0"])
-def test_new_kernels_are_fine(release: str) -> None:
-    check_kernel(release)
-
-
-@pytest.mark.parametrize("release", ["6.12.9", "6.1.0-13-amd64", "5.15", "strange"])
-def test_old_kernels_are_named_with_what_they_lack(release: str) -> None:
-    with pytest.raises(Unsupported, match=rf"{release} is too old: overlay layers by file descriptor need Linux 6\.13"):
-        check_kernel(release)
+def test_the_mode_is_the_wanted_one_or_the_best_that_isolates() -> None:
+    whole = Abilities(True, True, LayerNaming.DESCRIPTOR, True, True, True, True, True, 2, "/sys/fs/cgroup")
+    unmapped = dataclasses.replace(whole, mapped_layers=False, reasons={"mapped_layers": "Invalid argument"})
+    assert choose_mode(whole, None) is Mode.PIVOT
+    assert choose_mode(whole, Mode.PIVOT_ROOT) is Mode.PIVOT_ROOT
+    assert choose_mode(unmapped, Mode.PIVOT_ROOT) is Mode.PIVOT_ROOT
+    with pytest.raises(Unsupported, match=r"mode pivot: mapped_layers: Invalid argument.*SNAPSHOTD_MODE=pivot-root"):
+        choose_mode(unmapped, None)
+    with pytest.raises(Unsupported, match="mode pivot-root"):
+        choose_mode(dataclasses.replace(unmapped, seals=False), Mode.PIVOT_ROOT)
 
 
 def test_only_root_can_be_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(NotPermitted, match="user 1000"):
-        check_host()
+        check_root()
 
 
 @pytest.mark.parametrize("ref", ["", "a/b", "-x", "a b", "é", "a" * 200, "x\n"])

@@ -7,14 +7,15 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from snapshotd.daemon import host
 from snapshotd.engine.host import doctor, system_packages
-from snapshotd.errors import Unsupported
-from snapshotd.kernel import features
+from snapshotd.kernel import abilities
+from snapshotd.kernel.abilities import Abilities
+from snapshotd.kernel.mounts import LayerNaming
 
 REPOSITORY = Path(system_packages.__file__).parents[3]
 
@@ -25,9 +26,9 @@ def test_every_piece_is_looked_at_and_every_failure_has_a_fix(tmp_path: Path) ->
     assert len(names) == len(set(names))
     assert {
         "privileges",
-        "kernel",
+        "mode",
         "overlay",
-        "id-mapped overlay",
+        "id-mapped layers",
         "cgroups",
         "runc",
         "catatonit",
@@ -55,7 +56,7 @@ def test_it_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
     assert Path("/proc/self/mountinfo").read_text().count("probe") == mounts
     assert not [
         name
-        for root, _, _ in features._CGROUP_ROOTS
+        for root, _, _ in abilities._CGROUP_ROOTS
         if os.path.isdir(root)
         for name in os.listdir(root)
         if "probe" in name
@@ -63,26 +64,38 @@ def test_it_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts")
-def test_an_overlay_on_what_cannot_hold_one_is_reported() -> None:
-    """Overlay's upper directory cannot lie on proc; the probe says so instead of raising."""
-    reason = next(
-        check for check in doctor._kernel_features(Path("/proc")) if check.name == "overlay in the state directory"
-    )
-    assert reason.ok is False
-    assert "/proc" in reason.fix
+def test_a_place_that_cannot_hold_layers_is_reported() -> None:
+    """The upper directory of an overlay cannot lie on proc, where nothing can be made."""
+    checks = doctor._host(Path("/proc"))
+    assert [(check.name, check.ok) for check in checks] == [("mode", False)]
+    assert "/proc" in checks[0].detail
 
 
-def test_an_old_kernel_is_told_which_one_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.platform, "release", lambda: "6.1.0-18-amd64")
-    check = doctor._kernel_version()
-    assert check.ok is False
-    assert "6.13" in check.detail
-    assert "-t trixie-backports" in check.fix
-    assert "bookworm-backports" not in check.fix, "they end at 6.12, which this very check refuses"
-    with pytest.raises(Unsupported) as refused:
-        host.check_kernel("6.12.95+deb12-amd64")
-    assert "backports" not in refused.value.message, "one place says which kernels help"
-    assert "snapshotd doctor" in refused.value.message
+def _lacking(**changed: object) -> Abilities:
+    whole = Abilities(True, True, LayerNaming.TEXT, True, True, True, True, True, 2, "/sys/fs/cgroup")
+    return replace(whole, **changed)  # type: ignore[arg-type]
+
+
+def test_a_missing_ability_is_named_with_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = _lacking(mapped_layers=False, reasons={"mapped_layers": "Invalid argument"})
+    monkeypatch.setattr(doctor.abilities, "probe", lambda _: host)
+    monkeypatch.delenv("SNAPSHOTD_MODE", raising=False)
+    found = {check.name: check for check in doctor._host(Path("/"))}
+    assert found["mode"].ok is False
+    assert "SNAPSHOTD_MODE=pivot-root" in found["mode"].fix
+    assert found["id-mapped layers"].ok is None
+    assert "Invalid argument" in found["id-mapped layers"].detail
+    assert "root on the host" in found["id-mapped layers"].detail
+    monkeypatch.setenv("SNAPSHOTD_MODE", "pivot-root")
+    assert doctor._host(Path("/"))[0].ok is None
+
+
+def test_a_host_without_overlays_has_no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = _lacking(overlays=False, reasons={"overlays": "No such device"})
+    monkeypatch.setattr(doctor.abilities, "probe", lambda _: host)
+    found = {check.name: check for check in doctor._host(Path("/"))}
+    assert (found["mode"].ok, found["overlay"].ok) == (False, False)
+    assert "modprobe overlay" in found["overlay"].fix
 
 
 def test_missing_programs_are_warnings_or_failures_by_need(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,111 @@
+"""The product on kernels that people have, with cgroups of version 2: Debian 12's own (6.1) and its newer one (6.12)."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tests import guest
+from tests.capabilities import require
+
+KERNELS = ("6.1", "6.12")
+_TOUR = """
+set -eux
+export SNAPSHOTD_WARM=0
+until snapshotd ls; do echo waiting; done  # its start takes more than a minute on a busy machine
+snapshotd image import /root/small.tar --name default
+snapshotd create --name box
+snapshotd exec box -- sh -c 'mkdir -p d/e && echo one > d/f && ln d/f h && chown 5:6 d/e'
+snapshotd tag box first
+snapshotd exec box -- sh -c 'mv d d2 && echo two >> d2/f'
+snapshotd fork first --name other
+snapshotd exec other -- sh -c 'mv d d3 && cat d3/f h'
+snapshotd exec box --detach -- sh -c 'exec 3>held; while :; do echo x >&3; sleep 0.1; done'
+snapshotd exec box -- sh -c 'until [ -s held ]; do sleep 0.1; done; echo changed > h'
+snapshotd log box
+snapshotd diff first box
+snapshotd rewind box first
+snapshotd exec box -- sh -c '[ "$(cat d/f)" = one ] && [ ! -e d2 ]'
+snapshotd restore other --path /workspace --to /root/out
+[ "$(cat /root/out/d3/f)" = one ]
+snapshotd export other --output /root/other.bundle
+snapshotd rm --force other
+snapshotd import /root/other.bundle
+snapshotd check --read-data
+snapshotd prune --keep-last 1 --dry-run
+snapshotd doctor
+grep . /sys/fs/cgroup/cgroup.controllers
+snapshotd daemon --stop
+echo TOUR OK
+"""
+
+
+@pytest.fixture(scope="module")
+def small(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root of a few programs, as an archive."""
+    path = tmp_path_factory.mktemp("guest") / "small.tar"
+    with tarfile.open(path, "w") as archive:
+        archive.add(small_root, ".")
+    return path
+
+
+_SMOKE = """
+from pathlib import Path
+from snapshotd.client import Sandbox, Snapshot, Snapshotd, SnapshotdError
+
+client, started = Snapshotd(), False
+while not started:
+    try:
+        started = bool(client.status())
+    except SnapshotdError as exc:
+        print(exc.message, flush=True)  # its start takes more than a minute on a busy machine
+client.import_image("/root/small.tar", name="default")
+box = Sandbox.create(name="box", client=client)
+first = box.exec("mkdir -p d/e && echo one > d/f && ln d/f h && chown 5:6 d/e", check=True).snapshot_id
+box.exec("mv d d2 && echo two >> d2/f", check=True)
+(other,) = Snapshot.get(first, client=client).fork(1)
+other.exec("mv d d3 && cat d3/f h", check=True)
+box.rewind(first)
+box.exec('[ "$(cat d/f)" = one ] && [ ! -e d2 ]', check=True)
+other.head().restore("/root/out", path="/workspace")
+assert Path("/root/out/d3/f").read_text() == "one\\n"
+assert not client.check().damages
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_what_a_sandbox_does(small: Path) -> None:
+    """The heart of the tour, in one process."""
+    require("qemu")
+    script = "export SNAPSHOTD_WARM=0; python3 /root/smoke.py && cat /sys/fs/cgroup/cgroup.controllers"
+    program = small.with_name("smoke.py")
+    program.write_text(_SMOKE)
+    ended = guest.run("6.1", script, timeout_s=500, files={"/root/small.tar": small, "/root/smoke.py": program})
+    assert ended.status == 0, ended.said[-8000:]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_tour(kernel: str, small: Path) -> None:
+    require("qemu")
+    ended = guest.run(kernel, _TOUR, timeout_s=1100, files={"/root/small.tar": small})
+    assert ended.status == 0, ended.said[-8000:]
+    assert "TOUR OK" in ended.said
+
+
+@pytest.mark.long
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    "tests",
+    ["tests/model/test_overlay_view.py tests/model/test_overlay_walk.py", "tests/unit/layers tests/unit/kernel"],
+)
+def test_what_layers_mean(kernel: str, tests: str) -> None:
+    """Overlays, times and links as on the newest kernel."""
+    require("qemu")
+    ended = guest.run(kernel, f"python3 -m pytest -q -p no:cacheprovider --timeout 600 {tests}", timeout_s=2000)
+    assert ended.status == 0, ended.said[-8000:]
