@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.folders import writers
-from snapshotd.engine.folders.writers import FOREIGN, UNKNOWN, Witness, Writers, agent_of
+from snapshotd.engine.folders.writers import FOREIGN, UNKNOWN, Touches, Writers, agent_of
 from snapshotd.kernel import fanotify
 from snapshotd.kernel.processes import start_time
 from tests.capabilities import require
@@ -155,8 +155,8 @@ def test_the_agent_is_the_process_above_the_shells_of_its_hook(tmp_path: Path) -
 
 
 def test_times_are_joined() -> None:
-    one = Witness(True, {b"a": {"s-1"}}, {b"d": {"s-1"}})
-    two = Witness(True, {b"a": {FOREIGN}}, {})
+    one = Touches(True, {b"a": {"s-1"}}, {b"d": {"s-1"}})
+    two = Touches(True, {b"a": {FOREIGN}}, {})
     assert (one | two).of(b"a") == {"s-1", FOREIGN}
     assert (one | two).of(b"d/x") == {"s-1"}
-    assert not (one | Witness()).knows
+    assert not (one | Touches()).knows

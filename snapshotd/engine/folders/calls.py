@@ -10,7 +10,7 @@ from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.plan import PERSON, FolderChanges
 from snapshotd.engine.folders.scan import FolderScan
-from snapshotd.engine.folders.writers import UNKNOWN, Process, Witness
+from snapshotd.engine.folders.writers import UNKNOWN, Process, Touches
 from snapshotd.kernel.processes import runs
 
 
@@ -41,13 +41,13 @@ def end_of(calls: Sequence[OpenCall], event: HookEvent) -> OpenCall | None:
     return next((one for one in calls if (one.session, one.event.call_id or one.event.tool) == key), None)
 
 
-def owners_of(path: bytes, sessions: set[str], witness: Witness, *, revealed: bool) -> set[str]:
+def owners_of(path: bytes, sessions: set[str], touches: Touches, *, revealed: bool) -> set[str]:
     """The owners of a change while calls of these sessions run. More than one: it may be any's. `revealed`: the file was
     ignored so far, so it may have been there all along."""
-    who = witness.of(path)
-    if revealed and witness.knows and not who:
+    who = touches.of(path)
+    if revealed and touches.knows and not who:
         return {PERSON}
-    is_certain = witness.knows and who and UNKNOWN not in who
+    is_certain = touches.knows and who and UNKNOWN not in who
     owners = who & sessions if is_certain else set(sessions)
     # a process of a session without a call counts as somebody else, as everything between calls does
     if not sessions or revealed or who - sessions - {UNKNOWN}:
@@ -65,13 +65,13 @@ class Part:
     scan: FolderScan = field(default_factory=FolderScan)
 
 
-def parts_of(scan: FolderScan, witness: Witness, calls: Sequence[OpenCall], closing: OpenCall | None) -> list[Part]:
+def parts_of(scan: FolderScan, touches: Touches, calls: Sequence[OpenCall], closing: OpenCall | None) -> list[Part]:
     """The changes of a scan as they are to be recorded, one after the other: those of no call first, those of the call
     that ends last. A directory comes with the first path in it."""
     sessions = {one.session for one in calls}
     found: dict[int, Part] = {}
     for path in (*scan.changed, *scan.deleted):
-        owners = owners_of(os.fsencode(path), sessions, witness, revealed=path in scan.revealed)
+        owners = owners_of(os.fsencode(path), sessions, touches, revealed=path in scan.revealed)
         call = None
         if PERSON not in owners:
             call = closing if closing is not None and closing.session in owners else None

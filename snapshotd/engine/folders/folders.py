@@ -44,7 +44,7 @@ from snapshotd.engine.folders.putting_back import Facts, PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
 from snapshotd.engine.folders.user_files import UserFiles
-from snapshotd.engine.folders.writers import Process, Witness, Writers, agent_of
+from snapshotd.engine.folders.writers import Process, Touches, Writers, agent_of
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.step import StepListener, marker
 from snapshotd.engine.storing import look, retention
@@ -313,9 +313,9 @@ class Folders:
         with self._reopened(trajectory) as (folder, root):
             head = self._head(folder)
             if mode != "conversation":
-                scan, witness = self._seen(folder, root, keep=True)
+                scan, touches = self._seen(folder, root, keep=True)
                 history = History.since(self._context, trajectory, to.seq)
-                for part in parts_of(scan, witness, folder.calls, None):
+                for part in parts_of(scan, touches, folder.calls, None):
                     history.add(part.changes)
                 found = self._planned(folder, head, to, history, history.chosen(session, to))
                 left = told(found.left | self._needed(folder, root, to))
@@ -358,9 +358,9 @@ class Folders:
             sentences = told(found.left)
             more = [f"{len(sentences) - MOST_LEFT} more paths stay"] if len(sentences) > MOST_LEFT else []
             facts["left"] = sentences[:MOST_LEFT] + more
-        scan, witness = self._seen(folder, root)
+        scan, touches = self._seen(folder, root)
         changes = FolderChanges()
-        for part in parts_of(scan, witness, folder.calls, None):
+        for part in parts_of(scan, touches, folder.calls, None):
             for path in part.paths:
                 raw = os.fsencode(path)
                 mark = scan.changed.get(path)
@@ -444,8 +444,8 @@ class Folders:
 
     def _parts(self, folder: _Folder, root: int, closing: OpenCall | None) -> list[Part]:
         """The changes since the head, and whose they are. `closing`: a call that ends."""
-        scan, witness = self._seen(folder, root)
-        parts = parts_of(scan, witness, folder.calls, closing)
+        scan, touches = self._seen(folder, root)
+        parts = parts_of(scan, touches, folder.calls, closing)
         if folder.cut_off is not None and scan:
             with look.open_view(self._context, self._catalog.get_snapshot(folder.cut_off.to)) as after:
                 folder.cut_off.claim(parts, PuttingBack(root, folder.user, after, after, folder.cut_off.place))
@@ -625,13 +625,13 @@ class Folders:
         folder.index.compared()
         return scan
 
-    def _seen(self, folder: _Folder, root: int, *, keep: bool = False) -> tuple[FolderScan, Witness]:
+    def _seen(self, folder: _Folder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:
         """The changes since the head, and the processes that were seen to make changes since the last time. `keep`: the
         next time tells them again."""
         self._recover(folder, root)
         writers = folder.writers
         if writers is None:
-            return self._scan(folder, root), Witness()
+            return self._scan(folder, root), Touches()
         before = writers.peek() if keep else writers.take()
         scan = self._scan(folder, root)
         writers.follow([path for path, mark in scan.changed.items() if stat.S_ISDIR(mark[0])])

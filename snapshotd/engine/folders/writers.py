@@ -50,7 +50,7 @@ def agent_of(hook: int) -> Process | None:
 
 
 @dataclass(slots=True)
-class Witness:
+class Touches:
     """The paths that were touched in a time, and by which sessions. `knows` False: the kernel did not tell all of it."""
 
     knows: bool = False
@@ -58,8 +58,8 @@ class Witness:
     renamed: dict[bytes, set[str]] = field(default_factory=dict)
     """Directories and files whose names came or went: that touches everything below."""
 
-    def __or__(self, other: Witness) -> Witness:
-        found = Witness(self.knows and other.knows)
+    def __or__(self, other: Touches) -> Touches:
+        found = Touches(self.knows and other.knows)
         for one in (self, other):
             for mine, theirs in ((found.touched, one.touched), (found.renamed, one.renamed)):
                 for path, who in theirs.items():
@@ -92,7 +92,7 @@ class Writers:
         self._pidfds: dict[int, str] = {}
         self._verdicts: dict[int, str] = {}
         self._paths: dict[bytes, bytes | None] = {}
-        self._now = Witness()
+        self._now = Touches()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._listening = False
         self._closed = False
@@ -147,23 +147,23 @@ class Writers:
                 self._listening = on
                 os.eventfd_write(self._wake, 1)
 
-    def take(self) -> Witness:
+    def take(self) -> Touches:
         """All that was touched since the last time."""
         with self._lock:
             if self._closed:
-                return Witness()
+                return Touches()
             self._read()
-            taken, self._now = self._now, Witness(knows=self._marked < MOST_DIRECTORIES)
+            taken, self._now = self._now, Touches(knows=self._marked < MOST_DIRECTORIES)
             self._verdicts.clear()  # a number is soon that of another process
             return taken
 
-    def peek(self) -> Witness:
+    def peek(self) -> Touches:
         """All that was touched since the last `take`; the next one tells it again."""
         with self._lock:
             if self._closed:
-                return Witness()
+                return Touches()
             self._read()
-            return self._now | Witness(knows=True)
+            return self._now | Touches(knows=True)
 
     @property
     def closed(self) -> bool:
