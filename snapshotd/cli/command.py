@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import inspect
 import os
+import re
 import stat
 import sys
 import termios
@@ -175,6 +177,13 @@ class CliCommand(click.Command):
         if self.docker_codes and not isinstance(error, CommandNotFound | CommandNotRunnable):
             code = SandboxFailed.exit_code
         return Failure(error, code, as_json)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        # To the formatter a list of JSON's words is one word, which it would cut anywhere at the end of a line.
+        text = re.sub(r"\{\S+", lambda words: words[0].replace(",", ", "), inspect.cleandoc(self.help or ""))
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.examples:

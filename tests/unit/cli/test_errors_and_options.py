@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import importlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -150,6 +151,16 @@ def test_help_shows_examples(cli: Cli) -> None:
     assert done.code == 0
     assert "Examples:\n  snapshotd exec box -- make test\n" in done.out
     assert cli("--help").code == 0
+
+
+@pytest.mark.parametrize("name", ["approvals", "check", "journal", "merge", "policy", "prune"])
+def test_help_breaks_lists_of_json_words_at_their_commas(name: str) -> None:
+    command = group.get_command(click.Context(group), name)
+    assert command is not None
+    assert command.help is not None
+    words = set(re.findall(r"\w+", command.help))
+    shown = click.Context(command, info_name=name, terminal_width=80).get_help()
+    assert words - set(re.findall(r"\w+", shown)) == set()
 
 
 def test_no_daemon_and_not_root(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
