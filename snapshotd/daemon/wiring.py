@@ -305,7 +305,7 @@ def _left_behind(state_dir: Path) -> str | None:
     """The instance whose sandboxes a killed daemon of this state directory has left. The next daemon has to bear its
     name: another would not find them, and they would run for ever."""
     for name in RUN_ROOT.glob(f"*/{_STATE_DIR}"):
-        with contextlib.suppress(FileNotFoundError):  # of a daemon that is just ending
+        with contextlib.suppress(FileNotFoundError):  # its daemon is just ending
             if name.read_text() == _inode_of(state_dir):
                 return name.parent.name
     return None
