@@ -86,6 +86,8 @@ CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _STORE_URL, _LOCAL = "store_url", "local"
 """Default place of packs: the state directory itself."""
+_INSTANCE, _STATE_DIR = "instance", "state-dir"
+"""The name of an instance in the catalog, and the file in its directory below /run that says whose it is."""
 _SWITCH_INTERVAL_S = 0.0005
 """Time for which a busy thread may hold the interpreter against one that answers a tool call; every system call of a
 pivot gives it up once."""
@@ -109,11 +111,11 @@ def open_engine(config: Config) -> Engine:
     store = layer_store.prepare(state_dir)
     try:
         mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
-        instance = catalog.get_meta("instance")
+        instance = catalog.get_meta(_INSTANCE)
         if instance is None:
             instance = new_id()[:12]
-            catalog.set_meta("instance", instance)
-        run_dir = _run_dir(instance)
+            catalog.set_meta(_INSTANCE, instance)
+        run_dir = _run_dir(instance, state_dir)
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
         starter = Starter(used=config.starts_with == "starter")
         ids = CONTAINER_IDS if mode is Mode.PIVOT else None
@@ -215,6 +217,8 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
         try:
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
+            if (instance := _left_behind(state_dir)) is not None:
+                catalog.set_meta(_INSTANCE, instance)
             report = rebuild.rebuild(repository.records(), catalog, repository.contains)
             rebuild.count_changes(catalog, repository)
             catalog.flush()
@@ -291,12 +295,29 @@ def _fuse_refusal() -> Unsupported | None:
     return None if missing is None else Unsupported(missing)
 
 
-def _run_dir(instance: str) -> Path:
+def _run_dir(instance: str, state_dir: Path) -> Path:
     run_dir = RUN_ROOT / instance
     for directory in (RUN_ROOT, run_dir, run_dir / "runc", run_dir / "c"):
         directory.mkdir(mode=0o711, exist_ok=True)
         directory.chmod(0o711)
+    (run_dir / _STATE_DIR).write_text(_inode_of(state_dir))
     return run_dir
+
+
+def _left_behind(state_dir: Path) -> str | None:
+    """The instance whose sandboxes a killed daemon of this state directory has left. The next daemon has to bear its
+    name: another would not find them, and they would run for ever."""
+    for name in RUN_ROOT.glob(f"*/{_STATE_DIR}"):
+        with contextlib.suppress(FileNotFoundError):  # its daemon is just ending
+            if name.read_text() == _inode_of(state_dir):
+                return name.parent.name
+    return None
+
+
+def _inode_of(state_dir: Path) -> str:
+    # Not its path, which leads elsewhere in another mount namespace.
+    found = state_dir.stat()
+    return f"{found.st_dev}:{found.st_ino}"
 
 
 def _share(share: Path) -> Path:

@@ -14,6 +14,7 @@ import pytest
 from snapshotd import failpoints
 from tests import long
 from tests.e2e.support import Snap, ended
+from tests.leftovers import nothing_left
 
 pytestmark = pytest.mark.runc
 
@@ -119,3 +120,15 @@ def test_a_rebuild_that_is_cut_off_leaves_no_empty_catalog(kept: Kept, place: st
     kept.snap("daemon", "--rebuild-catalog")
     kept.snap("prune", "--force", "--grace", "0")
     assert kept.works()
+
+
+def test_after_a_rebuild_nothing_runs_that_a_killed_daemon_has_left(kept: Kept) -> None:
+    kept.bring_back()
+    kept.snap("exec", "--detach", "one", "--", "sleep", "1000")
+    instance = kept.snap.json("daemon", "--status")["instance"]
+    kept.snap.kill_daemon()
+    (kept.snap.state_dir / "catalog.db").unlink()
+    kept.snap("daemon", "--rebuild-catalog")
+    kept.snap("ls")
+    assert kept.snap.json("daemon", "--status")["instance"] == instance
+    nothing_left(kept.snap.state_dir, running=True)
