@@ -197,6 +197,48 @@ def test_a_call_that_began_before_the_daemon_takes_nothing_of_the_time_between(a
     assert agent.files()["by-hand"] == "a person's\n"
 
 
+# -- files that no snapshot had ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_the_agent_moves_into_sight_is_no_file_of_its_own(agent: Agent) -> None:
+    (agent.folder / "ignored.log").write_text("a person's\n")
+    (agent.folder / "other.log").write_text("a person's\n")
+    (agent.folder / "node_modules").mkdir()
+    (agent.folder / "node_modules" / "patched").write_text("a person's\n")
+    (agent.folder.parent / "outside").write_text("a person's\n")
+    agent.hook("UserPromptSubmit", prompt="x")
+    target = head(agent)
+    agent.do(
+        "mv ignored.log kept; mv ../outside outside; mv node_modules modules; mv other.log notes; echo made > made"
+    )
+    facts = agent.rewind(target)
+    kept = ("kept", "outside", "modules/patched", "notes")
+    assert agent.files() == {".gitignore": "*.log\n", **dict.fromkeys(kept, "a person's\n")}
+    assert {*kept} <= {line.split(" ")[0] for line in facts["left"]}, facts
+
+
+def test_a_file_that_becomes_small_enough_was_there_before(agent: Agent) -> None:
+    with (agent.folder / "large").open("w") as file:
+        file.write("a person's\n")
+        file.truncate(257 << 20)
+    agent.hook("UserPromptSubmit", prompt="x")
+    target = head(agent)
+    agent.do("truncate -s 11 large; truncate -s 257M notes")
+    facts = agent.rewind(target)
+    assert (agent.folder / "large").read_text() == "a person's\n"
+    assert {line.split(" ")[0] for line in facts["left"]} == {"large", "notes"}, facts
+
+
+def test_a_file_that_a_person_edits_and_the_agent_renames_stays(agent: Agent) -> None:
+    target = head(agent)
+    agent.before("long")
+    (agent.folder / "notes").write_text("a person's newer ones\n")
+    agent.run(["bash", "-c", "mv notes renamed; sleep 0.2"])
+    agent.after("long")
+    agent.rewind(target)
+    assert agent.files()["renamed"] == "a person's newer ones\n"
+
+
 # -- others beside the call ------------------------------------------------------------------------------------------------
 
 
