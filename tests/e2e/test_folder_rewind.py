@@ -239,6 +239,20 @@ def test_a_file_that_a_person_edits_and_the_agent_renames_stays(agent: Agent) ->
     assert agent.files()["renamed"] == "a person's newer ones\n"
 
 
+def test_files_of_others_in_roots_folder_stay_theirs(agent: Agent) -> None:
+    (agent.folder / "d").mkdir()
+    (agent.folder / "d" / "link").symlink_to("nowhere")
+    for name in ("notes", "d/link"):
+        os.chown(agent.folder / name, 1000, 1001, follow_symlinks=False)
+    agent.hook("UserPromptSubmit", prompt="x")
+    target = head(agent)
+    agent.do("echo more >> notes; rm -r d")
+    agent.rewind(target)
+    for name in ("notes", "d/link"):
+        st = (agent.folder / name).lstat()
+        assert (st.st_uid, st.st_gid) == (1000, 1001), name
+
+
 # -- others beside the call ------------------------------------------------------------------------------------------------
 
 
