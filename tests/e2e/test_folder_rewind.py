@@ -314,6 +314,21 @@ def test_sessions_whose_calls_overlap_are_told_apart(agents: list[Agent]) -> Non
     assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n", "two": "2"}
 
 
+def test_sessions_of_one_process_are_not_taken_for_one_another(agent: Agent) -> None:
+    target = head(agent)
+    for agent.session in ("A", "B"):
+        agent.before("call")
+    agent.run([sys.executable, "-c", "open('of-a', 'w').write('1')"])
+    agent.session = "A"
+    agent.after("call")
+    agent.session = "B"
+    agent.run([sys.executable, "-c", "open('of-b', 'w').write('2')"])
+    agent.after("call")
+    facts = agent.rewind("--session", "B", target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "mine\n", "of-a": "1"}
+    assert any(line.startswith("of-a ") for line in facts["left"]), facts
+
+
 # -- names and numbers -----------------------------------------------------------------------------------------------------
 
 

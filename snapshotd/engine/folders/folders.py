@@ -319,7 +319,7 @@ class Folders:
             if mode != "conversation":
                 scan, witness = self._seen(folder, root, keep=True)
                 history = History.since(self._context, trajectory, to.seq)
-                for part in parts_of(scan, witness, folder.calls, None):
+                for part in parts_of(scan, witness, folder.calls, None, folder.agents):
                     history.add(part.changes)
                 found = self._planned(folder, head, to, history, history.chosen(session, to))
                 left = told(found.left | self._needed(folder, root, to))
@@ -364,7 +364,7 @@ class Folders:
             facts["left"] = sentences[:MOST_LEFT] + more
         scan, witness = self._seen(folder, root)
         changes = FolderChanges()
-        for part in parts_of(scan, witness, folder.calls, None):
+        for part in parts_of(scan, witness, folder.calls, None, folder.agents):
             for path in part.paths:
                 raw = os.fsencode(path)
                 mark = scan.changed.get(path)
@@ -452,7 +452,7 @@ class Folders:
     def _parts(self, folder: _Folder, root: int, closing: OpenCall | None) -> list[Part]:
         """The changes since the head, and whose they are. `closing`: a call that ends."""
         scan, witness = self._seen(folder, root)
-        parts = parts_of(scan, witness, folder.calls, closing)
+        parts = parts_of(scan, witness, folder.calls, closing, folder.agents)
         if folder.cut_off is not None and scan:
             with look.open_view(self._context, self._catalog.get_snapshot(folder.cut_off.to)) as after:
                 folder.cut_off.claim(parts, PuttingBack(root, folder.user, after, after, folder.cut_off.place))
