@@ -19,8 +19,8 @@ import pytest
 from snapshotd.client.client import Snapshotd
 from snapshotd.daemon.http.wire import hook_socket_of
 from tests import long
+from tests.e2e.hooked import Agent
 from tests.e2e.support import Snap, wait_until
-from tests.e2e.test_folder_rewind import Agent
 from tests.leftovers import instance_of, nothing_left
 from tests.stranger import NOBODY, Stranger
 
