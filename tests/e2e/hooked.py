@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,14 @@ from snapshotd.daemon.http.wire import hook_socket_of
 from tests.e2e.support import Snap
 
 SEND = Path(__file__).parents[2] / "snapshotd" / "hooks" / "send.py"
+
+AGENT = """
+import base64, json, subprocess, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    done = subprocess.run(asked["words"], input=base64.b64decode(asked["data"]), capture_output=True, env=asked["env"], cwd=asked["cwd"])
+    print(json.dumps([done.returncode, base64.b64encode(done.stdout + done.stderr).decode()]), flush=True)
+"""
 
 
 class Claude:
@@ -125,3 +135,61 @@ class Claude:
             for path in sorted(self.folder.rglob("*"))
             if path.is_file()
         }
+
+
+class Agent(Claude):
+    """Claude Code in a process of its own: this one is a person's editor beside it. `session` None: it tells none."""
+
+    def __init__(self, snap: Snap, folder: Path, session: str = "s-1", agent: str = "claude") -> None:
+        super().__init__(snap, folder, session, agent)
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, words: list[str], data: str = "") -> tuple[int, str]:
+        """A child of the agent."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        asked = {
+            "words": words,
+            "data": base64.b64encode(data.encode()).decode(),
+            "env": {"CLAUDE_PROJECT_DIR": str(self.folder), "PATH": os.environ["PATH"]},
+            "cwd": str(self.folder),
+        }
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        code, text = json.loads(self.process.stdout.readline())
+        return code, base64.b64decode(text).decode()
+
+    def send(self, *words: str, data: str = "", code: int = 0) -> str:
+        found, text = self.run([*self.program, str(hook_socket_of(self.snap.state_dir)), *words], data)
+        assert found == code, text
+        return text
+
+    def before(self, call: str) -> None:
+        assert self.hook("PreToolUse", tool_name="Bash", tool_input={}, tool_use_id=call) == ""
+
+    def after(self, call: str) -> None:
+        assert self.hook("PostToolUse", tool_name="Bash", tool_input={}, tool_use_id=call, tool_response={}) == ""
+
+    def do(self, command: str) -> None:
+        """One call."""
+        self.number += 1
+        call = f"toolu_{self.session}_{self.number}"
+        self.before(call)
+        assert self.run(["bash", "-c", command])[0] == 0
+        self.after(call)
+
+    def rewind(self, *words: str) -> dict[str, Any]:
+        """A rewind of the files; the facts that it told."""
+        done = self.snap.json("rewind", "--files", *words[:-1], self.trajectory, words[-1])
+        facts: dict[str, Any] = done["tool"]["arguments"]
+        return facts
+
+    def kill(self) -> None:
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.communicate()

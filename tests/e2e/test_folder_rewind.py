@@ -3,92 +3,21 @@ and whenever."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
-import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.daemon.http.wire import hook_socket_of
 from tests import long
-from tests.e2e.hooked import Claude
+from tests.e2e.hooked import Agent
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
-
-AGENT = """
-import base64, json, subprocess, sys
-for line in sys.stdin:
-    asked = json.loads(line)
-    done = subprocess.run(asked["words"], input=base64.b64decode(asked["data"]), capture_output=True, env=asked["env"], cwd=asked["cwd"])
-    print(json.dumps([done.returncode, base64.b64encode(done.stdout + done.stderr).decode()]), flush=True)
-"""
-
-
-class Agent(Claude):
-    """Claude Code in a process of its own: this one is a person's editor beside it. `session` None: it tells none."""
-
-    def __init__(self, snap: Snap, folder: Path, session: str = "s-1", agent: str = "claude") -> None:
-        super().__init__(snap, folder, session, agent)
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", AGENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def run(self, words: list[str], data: str = "") -> tuple[int, str]:
-        """A child of the agent."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        asked = {
-            "words": words,
-            "data": base64.b64encode(data.encode()).decode(),
-            "env": {"CLAUDE_PROJECT_DIR": str(self.folder), "PATH": os.environ["PATH"]},
-            "cwd": str(self.folder),
-        }
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        code, text = json.loads(self.process.stdout.readline())
-        return code, base64.b64decode(text).decode()
-
-    def send(self, *words: str, data: str = "", code: int = 0) -> str:
-        found, text = self.run([*self.program, str(hook_socket_of(self.snap.state_dir)), *words], data)
-        assert found == code, text
-        return text
-
-    def before(self, call: str) -> None:
-        assert self.hook("PreToolUse", tool_name="Bash", tool_input={}, tool_use_id=call) == ""
-
-    def after(self, call: str) -> None:
-        assert self.hook("PostToolUse", tool_name="Bash", tool_input={}, tool_use_id=call, tool_response={}) == ""
-
-    def do(self, command: str) -> None:
-        """One call."""
-        self.number += 1
-        call = f"toolu_{self.session}_{self.number}"
-        self.before(call)
-        assert self.run(["bash", "-c", command])[0] == 0
-        self.after(call)
-
-    def rewind(self, *words: str) -> dict[str, Any]:
-        """A rewind of the files; the facts that it told."""
-        done = self.snap.json("rewind", "--files", *words[:-1], self.trajectory, words[-1])
-        facts: dict[str, Any] = done["tool"]["arguments"]
-        return facts
-
-    def kill(self) -> None:
-        self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -197,6 +126,62 @@ def test_a_call_that_began_before_the_daemon_takes_nothing_of_the_time_between(a
     assert agent.files()["by-hand"] == "a person's\n"
 
 
+# -- files that no snapshot had ---------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_the_agent_moves_into_sight_is_no_file_of_its_own(agent: Agent) -> None:
+    (agent.folder / "ignored.log").write_text("a person's\n")
+    (agent.folder / "other.log").write_text("a person's\n")
+    (agent.folder / "node_modules").mkdir()
+    (agent.folder / "node_modules" / "patched").write_text("a person's\n")
+    (agent.folder.parent / "outside").write_text("a person's\n")
+    agent.hook("UserPromptSubmit", prompt="x")
+    target = head(agent)
+    agent.do(
+        "mv ignored.log kept; mv ../outside outside; mv node_modules modules; mv other.log notes; echo made > made"
+    )
+    facts = agent.rewind(target)
+    kept = ("kept", "outside", "modules/patched", "notes")
+    assert agent.files() == {".gitignore": "*.log\n", **dict.fromkeys(kept, "a person's\n")}
+    assert {*kept} <= {line.split(" ")[0] for line in facts["left"]}, facts
+
+
+def test_a_file_that_becomes_small_enough_was_there_before(agent: Agent) -> None:
+    with (agent.folder / "large").open("w") as file:
+        file.write("a person's\n")
+        file.truncate(257 << 20)
+    agent.hook("UserPromptSubmit", prompt="x")
+    target = head(agent)
+    agent.do("truncate -s 11 large; truncate -s 257M notes")
+    facts = agent.rewind(target)
+    assert (agent.folder / "large").read_text() == "a person's\n"
+    assert {line.split(" ")[0] for line in facts["left"]} == {"large", "notes"}, facts
+
+
+def test_a_file_that_a_person_edits_and_the_agent_renames_stays(agent: Agent) -> None:
+    target = head(agent)
+    agent.before("long")
+    (agent.folder / "notes").write_text("a person's newer ones\n")
+    agent.run(["bash", "-c", "mv notes renamed; sleep 0.2"])
+    agent.after("long")
+    agent.rewind(target)
+    assert agent.files()["renamed"] == "a person's newer ones\n"
+
+
+def test_files_of_others_in_roots_folder_stay_theirs(agent: Agent) -> None:
+    (agent.folder / "d").mkdir()
+    (agent.folder / "d" / "link").symlink_to("nowhere")
+    for name in ("notes", "d/link"):
+        os.chown(agent.folder / name, 1000, 1001, follow_symlinks=False)
+    agent.hook("UserPromptSubmit", prompt="x")
+    target = head(agent)
+    agent.do("echo more >> notes; rm -r d")
+    agent.rewind(target)
+    for name in ("notes", "d/link"):
+        st = (agent.folder / name).lstat()
+        assert (st.st_uid, st.st_gid) == (1000, 1001), name
+
+
 # -- others beside the call ------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +242,21 @@ def test_sessions_whose_calls_overlap_are_told_apart(agents: list[Agent]) -> Non
     two.after("b")
     one.rewind("--session", "s-1", target)
     assert one.files() == {".gitignore": "*.log\n", "notes": "mine\n", "two": "2"}
+
+
+def test_sessions_of_one_process_are_not_taken_for_one_another(agent: Agent) -> None:
+    target = head(agent)
+    for agent.session in ("A", "B"):
+        agent.before("call")
+    agent.run([sys.executable, "-c", "open('of-a', 'w').write('1')"])
+    agent.session = "A"
+    agent.after("call")
+    agent.session = "B"
+    agent.run([sys.executable, "-c", "open('of-b', 'w').write('2')"])
+    agent.after("call")
+    facts = agent.rewind("--session", "B", target)
+    assert agent.files() == {".gitignore": "*.log\n", "notes": "mine\n", "of-a": "1"}
+    assert any(line.startswith("of-a ") for line in facts["left"]), facts
 
 
 # -- names and numbers -----------------------------------------------------------------------------------------------------

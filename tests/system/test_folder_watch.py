@@ -253,9 +253,9 @@ def test_more_events_than_the_kernel_keeps(watched: Watched) -> None:
 def test_the_watches_that_were_used_last_keep_their_marks(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quiet, "MOST_WATCHED", 1)
     watches = quiet.Watches()
-    watches.use(watched.watch)
+    watches.use(watched.watch, 0)
     watched.settle()
-    watches.use(quiet.FolderWatch())
+    watches.use(quiet.FolderWatch(), 0)
     assert not watched.is_quiet()
     watched.settle()
     watches.close()
@@ -301,3 +301,24 @@ try:
 except (OSError, ValueError, IndexError):
     pass
 """
+
+
+def test_the_watches_of_a_user_take_no_others_place() -> None:
+    class Watch:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    watches = quiet.Watches(12)
+    users = [(uid, Watch()) for uid in (0, 1, *[2] * 20, 3, *[2] * 20, *range(4, 8))]
+    for uid, watch in users:
+        watches.use(watch, uid)
+    kept = [uid for uid, watch in users if not watch.closed]
+    assert kept == [0, 1, 3, *[2] * 6, *range(4, 8)]
+    roots = [Watch() for _ in range(9)]
+    for watch in roots:
+        watches.use(watch, 0)
+    assert [watch.closed for watch in roots] == [True, *[False] * 8]
+    assert sum(not watch.closed for uid, watch in users if uid) == 12
+    watches.close()

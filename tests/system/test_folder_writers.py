@@ -154,6 +154,38 @@ def test_the_agent_is_the_process_above_the_shells_of_its_hook(tmp_path: Path) -
     assert agent_of(pid) is None
 
 
+def test_an_agent_whose_task_names_the_program_is_the_agent() -> None:
+    script = "import os, subprocess, sys; subprocess.run(['sh', '-c', 'echo $$; : send.py; read line'])"
+    agent = subprocess.Popen(
+        [sys.executable, "-c", script, "-p", "mend /x/snapshotd/hooks/send.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert agent.stdout is not None
+    assert agent_of(int(agent.stdout.readline())) == (agent.pid, start_time(agent.pid))
+    agent.communicate()
+
+
+def test_many_sessions_of_one_agent_hold_one_descriptor(tmp_path: Path) -> None:
+    root = os.open(tmp_path, os.O_RDONLY)
+    writers = Writers(root, lambda session: None)
+    before = len(os.listdir("/proc/self/fd"))
+    me = (os.getpid(), start_time(os.getpid()))
+    for number in range(200):
+        writers.know(f"s-{number}", me)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    children = [subprocess.Popen(["cat"], stdin=subprocess.PIPE) for _ in range(60)]
+    mine = before + len(children)
+    for number, child in enumerate(children):
+        writers.know(f"s-{number}", (child.pid, start_time(child.pid)))
+    assert len(os.listdir("/proc/self/fd")) == mine + 50
+    writers.close()
+    os.close(root)
+    for child in children:
+        child.communicate()
+
+
 def test_times_are_joined() -> None:
     one = Touches(True, {b"a": {"s-1"}}, {b"d": {"s-1"}})
     two = Touches(True, {b"a": {FOREIGN}}, {})

@@ -19,6 +19,7 @@ import pytest
 from snapshotd.client.client import Snapshotd
 from snapshotd.daemon.http.wire import hook_socket_of
 from tests import long
+from tests.e2e.hooked import Agent
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import instance_of, nothing_left
 from tests.stranger import NOBODY, Stranger
@@ -231,6 +232,55 @@ def connects(path):
 
 
 # -- the daemon's life -------------------------------------------------------------------------------------------------
+
+
+def test_sessions_and_long_ids_hold_nothing_of_the_daemon(snap: Snap, theirs: Path, stranger: Stranger) -> None:
+    descriptors = Path(f"/proc/{snap.daemon_pid()}/fd")
+    assert stranger.hook(theirs, "PreToolUse", tool_use_id="t") == (0, "")
+    before = len(list(descriptors.iterdir()))
+    for number in range(60):
+        assert stranger.hook(theirs, "PreToolUse", tool_use_id="t", session_id=f"s-{number}") == (0, "")
+    assert len(list(descriptors.iterdir())) < before + 30
+    for name in ("session_id", "tool_use_id", "agent_id", "transcript_path", "cwd"):
+        code, text = stranger(f"hook({str(theirs)!r}, 'PreToolUse', {name}='x' * 100_000)")
+        assert (code != 0, "has an id or path of 100000 characters" in text) == (True, True), name
+
+
+def test_the_folders_of_a_user_do_not_blind_the_daemon_for_others(snap: Snap, place: Path, stranger: Stranger) -> None:
+    agent = Agent(snap, folder_of(place, "watched", 0, "root's\n"))
+    agent.hook("SessionStart")
+    target = agent.steps()[-1]["id"]
+    agent.before("long")
+    for number in range(12):
+        assert stranger.hook(folder_of(place, f"f{number}", NOBODY, "theirs"), "SessionStart") == (0, "")
+    (agent.folder / "by-hand").write_text("a person's\n")
+    agent.run(["bash", "-c", "echo made > made"])
+    agent.after("long")
+    agent.rewind(target)
+    assert agent.files() == {"file": "root's\n", "by-hand": "a person's\n"}
+    agent.close()
+
+
+def test_files_that_could_not_be_read_are_not_the_agents(snap: Snap, place: Path) -> None:
+    folder = folder_of(place, "closed", NOBODY, "theirs")
+    (folder / "private").mkdir()
+    (folder / "private" / "diary").write_text("a person's\n")
+    (folder / "secret").write_text("a person's\n")
+    for path in (folder / "private", folder / "private" / "diary", folder / "secret"):
+        os.chown(path, NOBODY, NOBODY)
+        os.chmod(path, 0)
+    agent = Stranger(hook_socket_of(snap.state_dir))
+    for name in ("SessionStart", "UserPromptSubmit"):
+        assert agent.hook(folder, name, prompt="x") == (0, "")
+    target = newest(snap, folder)
+    agent.hook(folder, "PreToolUse", tool_use_id="t")
+    for path in (folder / "private", folder / "private" / "diary", folder / "secret"):
+        assert agent(f"os.chmod({str(path)!r}, 0o755)") is None
+    agent.hook(folder, "PostToolUse", tool_use_id="t", tool_response={})
+    code, text = agent.ask(folder, "rewind", "--files", target)
+    assert (code, "secret stays" in text) == (0, True), text
+    assert (folder / "private" / "diary").read_text() == (folder / "secret").read_text() == "a person's\n"
+    agent.close()
 
 
 class Answering:

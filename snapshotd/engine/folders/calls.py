@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from snapshotd.engine.folders.events import HookEvent
@@ -65,10 +65,17 @@ class Part:
     scan: FolderScan = field(default_factory=FolderScan)
 
 
-def parts_of(scan: FolderScan, touches: Touches, calls: Sequence[OpenCall], closing: OpenCall | None) -> list[Part]:
+def parts_of(
+    scan: FolderScan,
+    touches: Touches,
+    calls: Sequence[OpenCall],
+    closing: OpenCall | None,
+    agents: Mapping[str, Process],
+) -> list[Part]:
     """The changes of a scan as they are to be recorded, one after the other: those of no call first, those of the call
-    that ends last. A directory comes with the first path in it."""
+    that ends last. A directory comes with the first path in it. `agents`: the process of each session."""
     sessions = {one.session for one in calls}
+    touches = _with_peers(touches, calls, agents)
     found: dict[int, Part] = {}
     for path in (*scan.changed, *scan.deleted):
         owners = owners_of(os.fsencode(path), sessions, touches, revealed=path in scan.revealed)
@@ -90,6 +97,21 @@ def parts_of(scan: FolderScan, touches: Touches, calls: Sequence[OpenCall], clos
         part.scan = scan.part(wanted - taken)
         taken |= wanted
     return parts
+
+
+def _with_peers(touches: Touches, calls: Sequence[OpenCall], agents: Mapping[str, Process]) -> Touches:
+    """The touches, who cannot tell sessions of one process apart: what it did is any's that has a call."""
+    known = {**agents, **{one.session: one.agent for one in calls if one.agent is not None}}
+    working: dict[Process, set[str]] = {}
+    for one in calls:
+        if one.agent is not None:
+            working.setdefault(one.agent, set()).add(one.session)
+    peers = {session: working[agent] for session, agent in known.items() if agent in working}
+    touched, renamed = (
+        {path: set().union(*(peers.get(one, {one}) for one in who)) for path, who in seen.items()}
+        for seen in (touches.touched, touches.renamed)
+    )
+    return Touches(touches.knows, touched, renamed)
 
 
 def _above(path: str) -> Iterable[str]:

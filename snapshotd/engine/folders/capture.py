@@ -23,12 +23,14 @@ _Taken = tuple[Mark | None, bytes | None]
 
 @dataclass(slots=True)
 class Capture:
-    """Writes the changes of a scan into the root of a layer. `took`: what the index is told once the snapshot exists."""
+    """Writes the changes of a scan into the root of a layer. `took`: what the index is told once the snapshot exists;
+    `unread`: the paths that the user may not read."""
 
     folder: int
     user: HostUser
     scan: FolderScan
     took: list[tuple[str, Mark | None, bytes | None]] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
 
     def write(self, root: int) -> None:
         """`root`: the directory of the whole tree (`layers.amend`)."""
@@ -107,6 +109,7 @@ class Capture:
                 read = open_file(source, name)
         except PermissionError as exc:
             self.scan.warnings.append(f"{path} cannot be read: {exc.strerror}")
+            self.unread.append(path)
             return self.scan.changed[path], None
         except OSError as exc:
             if exc.errno not in _GONE:

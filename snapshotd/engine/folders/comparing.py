@@ -37,7 +37,7 @@ def compare(
         else:
             index.took(path, *same)
     gone = [path for path in there if path not in scan.changed and not index.ignored(path)]
-    return FolderScan(changed, sorted(gone), scan.warnings, scan.revealed, scan.moved)
+    return FolderScan(changed, sorted(gone), scan.warnings, scan.revealed, scan.moved, scan.began_ns)
 
 
 def _same(

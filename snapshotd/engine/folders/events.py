@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from snapshotd.errors import LimitExceeded
+
 AGENTS = ("claude", "codex", "gemini")
+_MOST_CHARS = 4096
 Stage = Literal["start", "prompt", "before", "after", "end"]
 """A session began; a person has said something; a call is about to run; it has ended; a turn or the session is over."""
 _STAGES: dict[str, Stage] = {
@@ -47,7 +50,8 @@ class HookEvent:
 
 
 def read(agent: str, payload: Mapping[str, Any]) -> HookEvent | None:
-    """The event of a hook's input; None for one that no snapshot is taken for."""
+    """The event of a hook's input; None for one that no snapshot is taken for. LimitExceeded: an id or path in it is too
+    long."""
     stage = _STAGES.get(_text(payload.get("hook_event_name")) or "")
     if stage is None:
         return None
@@ -74,4 +78,7 @@ def read(agent: str, payload: Mapping[str, Any]) -> HookEvent | None:
 
 
 def _text(value: Any) -> str | None:
+    """An id or path: the daemon keeps those in memory."""
+    if isinstance(value, str) and len(value) > _MOST_CHARS:
+        raise LimitExceeded(f"a hook's input has an id or path of {len(value)} characters; the most are {_MOST_CHARS}")
     return value if isinstance(value, str) else None

@@ -85,6 +85,8 @@ _MOST_OPEN, _MOST_SESSIONS = 200, 50
 """Calls that have begun in one folder, and sessions there whose place is in memory."""
 _MOST_OPEN_CHARS = 1 << 16
 """Arguments of a call that has only begun: its end tells them again."""
+MOST_WRITERS = 32
+"""Folders of all users but root in which the kernel tells at once who changes files."""
 _BUSY_S = 60.0
 _UNDOABLE = ("rewind", "undo")
 _NEEDED = re.compile(r"(^|/)\.env(\.[^/]*)?$|\.(db|sqlite3?)(-wal|-shm|-journal)?$")
@@ -118,7 +120,7 @@ class Folders:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
         self._places = KnownFolders(self._catalog)
         self._folders: dict[tuple[int, str], _Folder] = {}
-        self._watches, self._writers, self._user_files = Watches(), Watches(), UserFiles()
+        self._watches, self._writers, self._user_files = Watches(), Watches(MOST_WRITERS), UserFiles()
         self._ending = ThreadPoolExecutor(1, "folder-calls")
         self._lock = threading.Lock()
 
@@ -156,7 +158,7 @@ class Folders:
         if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
             found = self._settle(folder, root)
         del folder.calls[: max(len(folder.calls) - _MOST_OPEN + 1, 0)]
-        bounded = replace(event, arguments=_bounded(event.arguments, _MOST_OPEN_CHARS))
+        bounded = replace(event, arguments=_bounded(event.arguments, _MOST_OPEN_CHARS), result=None, error=None)
         folder.calls.append(OpenCall(bounded, agent))
         return found
 
@@ -194,6 +196,8 @@ class Folders:
         if agent is None:
             return
         folder.agents[session_of(event)] = agent
+        while len(folder.agents) > _MOST_SESSIONS:
+            del folder.agents[next(iter(folder.agents))]
         if folder.writers is None or folder.writers.closed:
             try:
                 folder.writers = Writers(root, partial(self._lost_agent, folder.trajectory))
@@ -205,7 +209,7 @@ class Folders:
             folder.writers.take()
             for session, one in folder.agents.items():
                 folder.writers.know(session, one)
-        self._writers.use(folder.writers)
+        self._writers.use(folder.writers, folder.user.uid)
         folder.writers.know(session_of(event), agent)
 
     def _lost_agent(self, trajectory: TrajectoryID, session: str) -> None:
@@ -315,7 +319,7 @@ class Folders:
             if mode != "conversation":
                 scan, touches = self._seen(folder, root, keep=True)
                 history = History.since(self._context, trajectory, to.seq)
-                for part in parts_of(scan, touches, folder.calls, None):
+                for part in parts_of(scan, touches, folder.calls, None, folder.agents):
                     history.add(part.changes)
                 found = self._planned(folder, head, to, history, history.chosen(session, to))
                 left = told(found.left | self._needed(folder, root, to))
@@ -360,7 +364,7 @@ class Folders:
             facts["left"] = sentences[:MOST_LEFT] + more
         scan, touches = self._seen(folder, root)
         changes = FolderChanges()
-        for part in parts_of(scan, touches, folder.calls, None):
+        for part in parts_of(scan, touches, folder.calls, None, folder.agents):
             for path in part.paths:
                 raw = os.fsencode(path)
                 mark = scan.changed.get(path)
@@ -379,8 +383,11 @@ class Folders:
             return plan(before, after, history, chosen, folder.index.passed())
 
     def _needed(self, folder: _Folder, root: int, to: Snapshot) -> dict[bytes, str]:
-        """Ignored files that the state of then may need, and that have changed since."""
-        found = {}
+        """Files that no snapshot has as they are: those that are too large or cannot be read, and ignored ones that the
+        state of then may need and that have changed since."""
+        found = dict.fromkeys(
+            map(os.fsencode, folder.index.blind()), "it is too large or cannot be read, so no snapshot has it as it is"
+        )
         for path in folder.index.passed():
             if _NEEDED.search(path):
                 with contextlib.suppress(OSError), acting_as(folder.user):
@@ -445,7 +452,7 @@ class Folders:
     def _parts(self, folder: _Folder, root: int, closing: OpenCall | None) -> list[Part]:
         """The changes since the head, and whose they are. `closing`: a call that ends."""
         scan, touches = self._seen(folder, root)
-        parts = parts_of(scan, touches, folder.calls, closing)
+        parts = parts_of(scan, touches, folder.calls, closing, folder.agents)
         if folder.cut_off is not None and scan:
             with look.open_view(self._context, self._catalog.get_snapshot(folder.cut_off.to)) as after:
                 folder.cut_off.claim(parts, PuttingBack(root, folder.user, after, after, folder.cut_off.place))
@@ -555,6 +562,8 @@ class Folders:
             self._context.store.unpin(stack.layers[:1])
         for path, mark, digest in capture.took:
             folder.index.took(path, mark, digest)
+        folder.index.reveal(capture.unread)
+        folder.index.looked(scan.began_ns)
         if folder.cut_off is not None:
             folder.cut_off = None
             self._catalog.set_meta(_rewind_key(folder), "")
@@ -612,7 +621,7 @@ class Folders:
         return self._catalog.get_snapshot(self._catalog.get_trajectory(folder.trajectory).head)
 
     def _scan(self, folder: _Folder, root: int) -> FolderScan:
-        self._watches.use(folder.watch)
+        self._watches.use(folder.watch, folder.user.uid)
         if not folder.index.knows_nothing():
             return folder.watch.scan(root, folder.user, folder.index)
         with look.open_view(self._context, self._head(folder)) as view:
@@ -623,6 +632,8 @@ class Folders:
             folder.index.reveal(scan.changed)  # any of them may have been ignored before
             scan.revealed.update(scan.changed)
         folder.index.compared()
+        if not scan:
+            folder.index.looked(scan.began_ns)
         return scan
 
     def _seen(self, folder: _Folder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:

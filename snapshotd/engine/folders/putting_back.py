@@ -11,7 +11,7 @@ The old files lie in one directory of the folder (`place`), numbered as the chan
 settled from there (`recover`).
 
 Everything is done as the folder's user, by descriptors from the folder down: nothing outside of it and nothing that the
-user may not touch is reached, and what is made belongs to the user.
+user may not touch is reached, and what is made belongs to the user; if that is root, a file belongs to its owner again.
 """
 
 from __future__ import annotations
@@ -372,10 +372,17 @@ class PuttingBack:
                     os.fchmod(fd, entry.mode & 0o777)
             finally:
                 os.close(fd)
+        self._give_to_owner(half, entry)
         with acting_as(self.user):
             os.rename(half, _out(number), src_dir_fd=self._place, dst_dir_fd=self._place)
         self._unused.add(number)
         return facts_of(os.stat(_out(number), dir_fd=self._place, follow_symlinks=False))
+
+    def _give_to_owner(self, name: bytes, entry: Entry) -> None:
+        """Give a new file in the place the owner and group that it had, as far as the user may."""
+        uid = entry.uid if self.user.uid == 0 else -1
+        with contextlib.suppress(OSError), acting_as(self.user):
+            os.chown(name, uid, entry.gid, dir_fd=self._place, follow_symlinks=False)
 
     def _give(self, parent: int, name: bytes, number: int, kind: bytes = b"n") -> None:
         """Give a file in the place its name. FileExistsError: something is there."""

@@ -17,7 +17,9 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections import OrderedDict
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
 from typing import Protocol
 
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan, open_file
@@ -27,6 +29,7 @@ from snapshotd.kernel.identity import HostUser, acting_as
 MOST_MARKS = 20_000
 """Paths of one folder. The kernel keeps a marked inode in memory, 1 KiB each."""
 MOST_WATCHED = 8
+"""Folders of one user that are watched at once."""
 _MOST_DOUBTS = 300
 """Files that are asked for a writer at one hook: more would cost as much as a scan."""
 _ROUNDS = 4
@@ -57,11 +60,15 @@ class FolderWatch:
         """As `FolderIndex.scan`, with the rights of `user`; at once where nothing has changed since a scan that found
         nothing. LimitExceeded."""
         with self._lock:
+            began_ns = time.time_ns()
             if self._unchanged(root, user):
+                index.looked(began_ns)
                 return FolderScan()
             racy = index.racy()
             with acting_as(user):
                 found = index.scan(root)
+            if not found:
+                index.looked(began_ns)
             try:
                 self._scanned(root, user, index, found, racy)
             except (OSError, NotImplementedError):
@@ -172,20 +179,33 @@ class Closable(Protocol):
 
 
 class Watches:
-    """The watches that were used last keep their marks. Thread-safe; a caller holds the lock of no watch."""
+    """The watches that were used last keep their marks: so many of each user, and of all users but root. One user's take
+    those of no other who has fewer. Thread-safe; a caller holds the lock of no watch."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_WATCHED) -> None:
         self._lock = threading.Lock()
-        self._used: OrderedDict[Closable, None] = OrderedDict()
+        self._most = most
+        self._used: OrderedDict[Closable, int] = OrderedDict()
 
-    def use(self, watch: Closable) -> None:
-        """Note a use; close the watches that were not used for the longest time."""
+    def use(self, watch: Closable, uid: int) -> None:
+        """Note a use by a user; close the watches that were not used for the longest time."""
         with self._lock:
-            self._used[watch] = None
+            self._used[watch] = uid
             self._used.move_to_end(watch)
-            surplus = [self._used.popitem(last=False)[0] for _ in range(len(self._used) - MOST_WATCHED)]
+            surplus = list(self._surplus())
         for one in surplus:
             one.close()
+
+    def _surplus(self) -> Iterator[Closable]:
+        while True:
+            counts = Counter(self._used.values())
+            others = counts.total() - counts[0]
+            uid, count = max(counts.items(), key=lambda one: one[1] if one[0] or one[1] > MOST_WATCHED else 0)
+            if count <= MOST_WATCHED and others <= self._most:
+                return
+            watch = next(one for one, owner in self._used.items() if owner == uid)
+            del self._used[watch]
+            yield watch
 
     def close(self) -> None:
         """Close all. Idempotent."""

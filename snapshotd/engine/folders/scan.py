@@ -18,7 +18,7 @@ from snapshotd.engine.folders import ignore
 from snapshotd.engine.folders.ignore import RuleFile, Rules
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
-from snapshotd.kernel.mounts import mount_id
+from snapshotd.kernel.mounts import born_at, mount_id
 
 MOST_FILES = 200_000
 LARGEST_FILE_BYTES = 256 << 20
@@ -29,6 +29,7 @@ LONGEST_S = 20.0
 _RACY_NS = 20_000_000
 """A file that changed so lately may change again without another time: the kernel's clock for files is that coarse."""
 _HASHED_BYTES = 1 << 20
+_HELD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 Mark = tuple[int, ...]
@@ -78,15 +79,18 @@ class FolderScan:
     deleted: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     revealed: set[str] = field(default_factory=set)
-    """Changed paths that the rules ignored so far: nothing is known of their past."""
+    """Changed paths of which nothing is known: what is there was ignored, could not be read, or was elsewhere until now."""
 
     moved: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of the old and the new path of a file that was renamed."""
 
+    began_ns: int = 0
+
     def part(self, paths: set[str]) -> FolderScan:
         """The difference at some paths."""
         changed = {path: mark for path, mark in self.changed.items() if path in paths}
-        return FolderScan(changed, [path for path in self.deleted if path in paths], self.warnings, self.revealed)
+        deleted = [path for path in self.deleted if path in paths]
+        return FolderScan(changed, deleted, self.warnings, self.revealed, began_ns=self.began_ns)
 
     def __bool__(self) -> bool:
         return bool(self.changed or self.deleted)
@@ -110,6 +114,8 @@ class FolderIndex:
         """Paths that the last snapshot has, before they are known: the rules do not count for them."""
         self._rules: dict[str, tuple[Mark, RuleFile]] = {}
         """Path of a file with rules to its mark and its rules."""
+        self._looked_ns = 0
+        """When the last look at the folder began whose changes a snapshot has."""
 
     def knows_nothing(self) -> bool:
         """True until `compared`: a scan reports every file."""
@@ -122,6 +128,14 @@ class FolderIndex:
     def reveal(self, paths: Iterable[str]) -> None:
         """Take note that the rules may have ignored these paths before."""
         self._revealed.update(paths)
+
+    def looked(self, began_ns: int) -> None:
+        """Take note that a snapshot has what a look at the folder found that began then."""
+        self._looked_ns = max(self._looked_ns, began_ns)
+
+    def blind(self) -> set[str]:
+        """The paths of which a snapshot has something, and that the last scan could not read, or left out."""
+        return self._blind & self.known.keys()
 
     def compared(self) -> None:
         """It has been told of every file that is as the last snapshot has it."""
@@ -151,7 +165,7 @@ class FolderIndex:
 
     def scan(self, root: int) -> FolderScan:
         """Compare the folder of the descriptor with the index, which stays as it is until `took`. LimitExceeded."""
-        found = FolderScan()
+        found = FolderScan(began_ns=time.time_ns())
         walk = _Walk(self, found, os.fstat(root).st_dev)
         walk.top(root)
         self._blind = walk.blind
@@ -160,21 +174,37 @@ class FolderIndex:
         self._tracked -= walk.seen
         found.deleted = sorted(gone)
         found.changed = dict(sorted(found.changed.items()))
+        older = self._older(root, found)
+        if older:
+            numbers = {mark[4] for mark in self.known.values() if len(mark) > 1}
+            self._revealed.update(path for path in older if found.changed[path][4] not in numbers)
         found.revealed = self._revealed & found.changed.keys()
-        found.moved = self._moved(found)
+        found.moved = self._moved(found, older)
         return found
 
-    def _moved(self, found: FolderScan) -> list[tuple[str, str]]:
-        """Files that have another name now: the same number, size and time."""
+    def _older(self, root: int, found: FolderScan) -> set[str]:
+        """The paths at which another file is than before, which was made before the last look: it was renamed, or moved
+        here from where no snapshot looks."""
+        older = set()
+        for path, mark in found.changed.items() if self._looked_ns else ():
+            if len(mark) > 1 and self.known.get(path, mark[:1])[4:] != mark[4:]:
+                born = _born(root, path)
+                if born is not None and born < self._looked_ns - _RACY_NS:
+                    older.add(path)
+        return older
+
+    def _moved(self, found: FolderScan, older: set[str]) -> list[tuple[str, str]]:
+        """Files that have another name now: the same number, and the same size and time, or made before the last look
+        (the number of a file that is gone may be that of a new one)."""
         was = {}
         for path in (*found.deleted, *found.changed):
             mark = self.known.get(path, ())
             if len(mark) > 1:
-                was[mark[1], mark[2], mark[4]] = path
+                was[mark[4]] = (path, mark)
         pairs = []
         for path, mark in found.changed.items() if was else ():
-            old = was.get((mark[1], mark[2], mark[4]), path) if len(mark) > 1 else path
-            if old != path:
+            old, known = was.get(mark[4], (path, mark)) if len(mark) > 1 else (path, mark)
+            if old != path and (path in older or known[1:3] == mark[1:3]):
                 pairs.append((old, path))
         return pairs
 
@@ -203,6 +233,25 @@ class FolderIndex:
         if mark[3] < time.time_ns() - _RACY_NS:
             del self._racy[path]
         return False
+
+
+def _born(root: int, path: str) -> int | None:
+    """When the file at a path was made. None: it is not known."""
+    parent, _, name = path.rpartition("/")
+    try:
+        directory = files.open_deep(root, os.fsencode(parent), one_device=True)
+        try:
+            fd = os.open(name, _HELD, dir_fd=directory)
+        finally:
+            os.close(directory)
+    except OSError:
+        return None
+    try:
+        return born_at(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 class _Walk:
@@ -301,7 +350,7 @@ class _Walk:
                 if name == ignore.NEVER or rules.ignores(path, is_dir):
                     passed.add(path)
                     continue
-                new |= path in passed
+                new |= path in passed or path in index._blind
                 passed.discard(path)
                 if new:
                     index._revealed.add(path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import threading
 from collections.abc import Callable, Iterable
@@ -24,10 +25,13 @@ from snapshotd.kernel import fanotify, files, turns
 from snapshotd.kernel.processes import ancestry
 
 MOST_DIRECTORIES = 20_000
+MOST_AGENTS = 50
+"""Agents of one folder that are known at once. Each has a descriptor."""
 _MOST_TOUCHED = 300_000
 _MOST_AT_ONCE = 100_000
 _MOST_PROCESSES = 10_000
 _PROGRAM = b"send.py"
+_SHELL = re.compile(rb"-?(ba|da|z|k|fi|a)?sh|busybox")
 _PASSED = {ignore.NEVER, *(rule.strip("/") for rule in ignore.ALWAYS)}
 FOREIGN, UNKNOWN = "\0foreign", "\0unknown"
 """No session has such an id."""
@@ -42,11 +46,20 @@ def agent_of(hook: int) -> Process | None:
     try:
         for process in ancestry(hook)[1:]:
             with open(f"/proc/{process[0]}/cmdline", "rb") as file:
-                if _PROGRAM not in file.read(1 << 16) and process[0] > 1:
+                if not _runs_hook(file.read(1 << 16).split(b"\0")) and process[0] > 1:
                     return process
     except OSError:
         pass
     return None
+
+
+def _runs_hook(words: list[bytes]) -> bool:
+    """True for our program, and for a shell whose script names it. An agent may have that name in its task."""
+    name = words[0].rpartition(b"/")[2]
+    if _SHELL.fullmatch(name):
+        return any(_PROGRAM in word for word in words)
+    script = next((word for word in words[1:] if not word.startswith(b"-")), b"")
+    return name.startswith(b"python") and script.endswith(_PROGRAM)
 
 
 @dataclass(slots=True)
@@ -89,7 +102,7 @@ class Writers:
         self._marked = 0
         self._followed: set[str] = set()
         self._agents: dict[Process, str] = {}
-        self._pidfds: dict[int, str] = {}
+        self._pidfds: dict[int, Process] = {}
         self._verdicts: dict[int, str] = {}
         self._paths: dict[bytes, bytes | None] = {}
         self._now = Touches()
@@ -130,14 +143,21 @@ class Writers:
         with self._lock:
             if self._closed or self._agents.get(agent) == session:
                 return
-            try:
-                pidfd = os.pidfd_open(agent[0])
-            except OSError:
-                return
+            if agent not in self._agents:
+                try:
+                    pidfd = os.pidfd_open(agent[0])
+                except OSError:
+                    return
+                self._pidfds[pidfd] = agent
+                if len(self._pidfds) > MOST_AGENTS:
+                    self._forget(next(iter(self._pidfds)))
+                os.eventfd_write(self._wake, 1)
             self._agents[agent] = session
-            self._pidfds[pidfd] = session
             self._verdicts.clear()
-            os.eventfd_write(self._wake, 1)
+
+    def _forget(self, pidfd: int) -> str | None:
+        os.close(pidfd)
+        return self._agents.pop(self._pidfds.pop(pidfd), None)
 
     def listen(self, on: bool) -> None:
         """Look processes up as they change files, or leave the events to the next `take`: between calls it does not
@@ -188,10 +208,10 @@ class Writers:
                     os.eventfd_read(self._wake)
                 if self._marks.fileno() in ready:
                     self._read()
-                ended = [(fd, self._pidfds.pop(fd)) for fd in ready if fd in self._pidfds]
-            for fd, session in ended:
-                os.close(fd)
-                self._gone(session)
+                ended = [self._forget(fd) for fd in ready if fd in self._pidfds]
+            for session in ended:
+                if session is not None:
+                    self._gone(session)
 
     def _read(self) -> None:
         if self._closed:
