@@ -192,7 +192,7 @@ class Catalog(ABC):
         messages: all of them, or with `snapshot.follows` any number. With `follows` a new line of conversation and
         journal begins there, and unbound entries stay with the old line for good.
         Conflict when the head is not `expected_head`, or `fence` is older than the trajectory's; the message names the
-        head. NotFound: `ended` is no open entry."""
+        head. NotFound: `ended` is no open entry. UsageError: a tag could be taken for an id."""
 
     @abstractmethod
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:

@@ -218,6 +218,8 @@ class SqliteCatalog(Catalog):
         fence: int | None = None,
         request: RequestKey | None = None,
     ) -> None:
+        for name in snapshot.tags:
+            check_name(name)
         with self._db.transaction():
             commit(
                 self._db,

@@ -120,6 +120,12 @@ def test_a_kill_ends_what_left_its_session_and_its_parent(snap: Snap, runtime: s
     command.kill()
     assert command.wait().exit_code == 137
     wait_until(lambda: sleeping() == [f"1000.{mark}", f"2000.{mark}"], "the killed ones have ended, and no others")
+    with snap.start("exec", sandbox.id, "--", "sh", "-c", f"(setsid sleep 5000.{mark} &); sleep 6000.{mark}") as client:
+        wait_until(lambda: len(sleeping()) == 4, "all sleep")
+        snap("kill", sandbox.id, next(one.info.id for one in sandbox.commands() if not one.info.background))
+        assert client.wait(60) == 137
+        wait_until(lambda: sleeping() == [f"1000.{mark}", f"2000.{mark}"], "the killed ones have ended, and no others")
+        client.communicate()
     other.kill()
     assert other.wait().exit_code == 137
     wait_until(lambda: not sleeping(), "the killed ones have ended")

@@ -59,6 +59,8 @@ def test_it_has_the_files_of_now_and_a_name(snap: Snap, runtime: str) -> None:
         sandbox.snapshot(tag)
     with pytest.raises(UsageError, match="cannot be a tag"):
         sandbox.snapshot("no name")
+    with pytest.raises(UsageError, match="could be taken for an id"):
+        sandbox.snapshot(sandbox.head().id)
     assert len(sandbox.snapshots()) == before + 1
     server = sandbox.exec("echo one > live; exec sleep 1000", background=True)
     wait_until(lambda: sandbox.files.exists("live"), "it runs")

@@ -58,9 +58,8 @@ class Execution:
             spec = replace(spec, terminal=caller.terminal, env={**spec.env, "TERM": kind})
         funnel = self._context.secrecy.of(sandbox.trajectory)
         call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
-        if timeout_s is not None:
-            command.mark = call.id
-            spec = replace(spec, env={**spec.env, MARK: call.id})
+        command.mark = call.id
+        spec = replace(spec, env={**spec.env, MARK: call.id})
         show = self.logging(sandbox, lambda stream, data, _: sink(stream, data))
         sandbox.use.ended_for.clear()
         timeout = Timeout(sandbox, command, timeout_s)
