@@ -4,12 +4,14 @@ A database that is missing is made anew in a new state directory alone. Anywhere
 exit code 0, and the next prune would remove what the lost catalog referred to. So each file's absence is judged by the
 files that are made after it:
 
-    catalog.db       made first, so any other content says that it must be there
-    catalog.db-wal   holds the latest commits of a daemon that was killed (`Form.keeps_log`: no end of one removes it)
-    secrets.db       made before the first trajectory
-    secrets.db-wal   as the catalog's
+    catalog.db             made first, so any other content says that it must be there
+    catalog.db-wal         holds the latest commits of a daemon that was killed (`Form.keeps_log`: no end of one removes it)
+    secrets.db             made before the first trajectory
+    secrets.db-wal         as the catalog's
+    repo/key, repo/store   made before the first trajectory
 
-`repo/key.py` judges the repository's key, `repo/format/index.py` the index, `secrets/key.py` the vault's key.
+`repo/key.py` judges the key where a part of the repository is left, `repo/format/index.py` the index, `secrets/key.py`
+the vault's key.
 """
 
 from __future__ import annotations
@@ -35,6 +37,18 @@ def check_catalog(state_dir: Path) -> None:
         raise DataLoss(
             f"the catalog {state_dir / CATALOG} is missing although {found} is there: restore it from a backup, or make it "
             f"again from the repository with `snapshotd daemon --rebuild-catalog --state-dir {state_dir}`"
+        )
+
+
+def check_repository(state_dir: Path, *, has_trajectories: Callable[[], bool], packs_here: bool) -> None:
+    """DataLoss when the repository is missing although there are trajectories, which are made after it. `packs_here`: the
+    packs lie in the state directory, and not in another store."""
+    needed = [state_dir / "repo" / "key", *([state_dir / "repo" / "store"] if packs_here else [])]
+    missing = next((path for path in needed if not path.exists()), None)
+    if missing is not None and has_trajectories():
+        raise DataLoss(
+            f"{missing} of the repository is missing although the catalog has trajectories: mount or restore {state_dir / 'repo'}; "
+            "what is stored is there alone"
         )
 
 

@@ -126,7 +126,11 @@ def open_engine(config: Config) -> Engine:
             ),
         }
         spool = FileSpool(state_dir / "repo")
-        places = StatePlaces(state_dir, store.root, store.kind, _store_url(config, catalog))
+        url = _store_url(config, catalog)
+        state_files.check_repository(
+            state_dir, has_trajectories=lambda: bool(catalog.trajectories()), packs_here=url == _local_url(state_dir)
+        )
+        places = StatePlaces(state_dir, store.root, store.kind, url)
         context = Context(
             config=config,
             state_dir=state_dir,

@@ -19,7 +19,7 @@ from tests.leftovers import nothing_left
 pytestmark = pytest.mark.runc
 
 HARMLESS = {
-    "lock", "snapshotd.sock", "reserve", "layers.failed", "repo/index.db.reserve", "repo/index.db.lock", "repo/tmp",
+    "lock", "snapshotd.sock", "reserve", "layers.state", "abilities.json", "repo/index.db.reserve", "repo/index.db.lock", "repo/tmp",
     "repo/store/@tmp", "catalog.db-shm", "secrets.db-shm", "repo/index.db-shm", "repo/index.db-journal",
 }  # fmt: skip
 """Made again, or not needed: everything is there without them. The daemon's log and the streams of finished commands tell
@@ -106,6 +106,17 @@ def test_each_missing_file_is_said(kept: Kept) -> None:
         if not kept.works():
             faults[name] = f"brought back, and yet something is lost: {said}"
     assert not faults, "\n\n".join(f"{name}: {fault}" for name, fault in faults.items())
+
+
+@pytest.mark.parametrize("name", ["repo", "repo/store"])
+def test_a_repository_that_is_missing_as_a_whole_is_said(kept: Kept, name: str) -> None:
+    kept.bring_back()
+    shutil.rmtree(kept.snap.state_dir / name)
+    told = kept.snap("ls", code=20).stderr
+    assert "of the repository is missing although the catalog has trajectories" in told
+    assert str(kept.snap.state_dir / "repo") in told
+    kept.bring_back()
+    assert kept.works()
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,10 @@ from snapshotd.client.apply.host_tree import DIR_FLAGS, Stamp
 from snapshotd.config import passed_on
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, OutOfSpace, SnapshotdError, UsageError
 
-STAGING = b".snapshotd-apply-"
-"""Names in the folder that begin with this are of an apply, and are never brought."""
+KEPT_NAMES = b".snapshotd-apply"
+"""Names that begin with this are never brought: an apply uses them, or has used them."""
+STAGING = KEPT_NAMES + b"-"
+"""The staging directory of an apply has a name that begins with this."""
 _TOKEN = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"(?:[no]\d+)?")
 _MAX_BYTES = 1 << 30

@@ -24,7 +24,7 @@ from typing import Literal, Protocol
 
 from snapshotd.client.apply.git import merge_file
 from snapshotd.client.apply.host_tree import HostEntry, InTheWay
-from snapshotd.client.apply.journal import STAGING
+from snapshotd.client.apply.journal import KEPT_NAMES
 from snapshotd.client.results import ChangeInfo, ConflictInfo, EntryInfo
 from snapshotd.errors import LimitExceeded, UsageError
 
@@ -112,7 +112,7 @@ class ApplyPlan:
             )
         if self._staged:
             self.warnings.append(
-                f"{self._staged} changes in {os.fsdecode(STAGING)}* are left out: apply uses these names"
+                f"{self._staged} changes in {os.fsdecode(KEPT_NAMES)}* are left out: apply uses these names"
             )
         self.items.sort(key=lambda item: item.path.split(b"/"))
 
@@ -125,7 +125,7 @@ class ApplyPlan:
         if any(part.lower() == b".git" for part in parts):
             self._left_out += 1
             return
-        if any(part.lower().startswith(STAGING) for part in parts):
+        if any(part.lower().startswith(KEPT_NAMES) for part in parts):
             self._staged += 1
             return
         if any(_is_below(path, conflict.path) for conflict in self.conflicts[-1:]):

@@ -79,7 +79,7 @@ class FolderScan:
     deleted: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     revealed: set[str] = field(default_factory=set)
-    """Changed paths of which nothing is known: what is there was ignored, could not be read, or was elsewhere until now."""
+    """Changed paths without a known past: ignored, unreadable or elsewhere until now."""
 
     moved: list[tuple[str, str]] = field(default_factory=list)
     """Pairs of the old and the new path of a file that was renamed."""
@@ -134,7 +134,7 @@ class FolderIndex:
         self._looked_ns = max(self._looked_ns, began_ns)
 
     def blind(self) -> set[str]:
-        """The paths of which a snapshot has something, and that the last scan could not read, or left out."""
+        """Paths with content in a snapshot that the last scan could not read, or left out."""
         return self._blind & self.known.keys()
 
     def compared(self) -> None:

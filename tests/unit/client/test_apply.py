@@ -150,10 +150,10 @@ WARNED: dict[str, tuple[Tree, Tree, Tree, Tree, str]] = {
     "git's own": ({}, {".git/config": b"x", "d/.GIT/hooks/h": b"x"}, {}, {"d": None}, "5 changes in .git"),
     "apply's own names": (
         {},
-        {"pkg/.snapshotd-apply-1/journal": b"x", ".Snapshotd-Apply-2": b"x"},
+        {"pkg/.snapshotd-apply/journal": b"x", ".Snapshotd-Apply-2": b"x"},
         {},
         {"pkg": None},
-        "3 changes in .snapshotd-apply-",
+        "3 changes in .snapshotd-apply",
     ),
     "unknown in a directory that goes": (
         {"d/a": b"x"},
