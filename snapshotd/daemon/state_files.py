@@ -8,7 +8,7 @@ files that are made after it:
     catalog.db-wal         holds the latest commits of a daemon that was killed (`Form.keeps_log`: no end of one removes it)
     secrets.db             made before the first trajectory
     secrets.db-wal         as the catalog's
-    repo/key, repo/store   made before the first trajectory
+    repo/key               made before the first trajectory
 
 `repo/key.py` judges the key where a part of the repository is left, `repo/format/index.py` the index, `secrets/key.py`
 the vault's key.
@@ -40,14 +40,12 @@ def check_catalog(state_dir: Path) -> None:
         )
 
 
-def check_repository(state_dir: Path, *, has_trajectories: Callable[[], bool], packs_here: bool) -> None:
-    """DataLoss when the repository is missing although there are trajectories, which are made after it. `packs_here`: the
-    packs lie in the state directory, and not in another store."""
-    needed = [state_dir / "repo" / "key", *([state_dir / "repo" / "store"] if packs_here else [])]
-    missing = next((path for path in needed if not path.exists()), None)
-    if missing is not None and has_trajectories():
+def check_repository(state_dir: Path, has_trajectories: Callable[[], bool]) -> None:
+    """DataLoss when the repository is missing although there are trajectories, which are made after its key."""
+    key = state_dir / "repo" / "key"
+    if not key.exists() and has_trajectories():
         raise DataLoss(
-            f"{missing} of the repository is missing although the catalog has trajectories: mount or restore {state_dir / 'repo'}; "
+            f"the key {key} of the repository is missing although the catalog has trajectories: mount or restore {state_dir / 'repo'}; "
             "what is stored is there alone"
         )
 

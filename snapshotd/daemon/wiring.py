@@ -107,6 +107,7 @@ def open_engine(config: Config) -> Engine:
     state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
     reserve.adjust(state_dir)
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
+    state_files.check_repository(state_dir, lambda: bool(catalog.trajectories()))
     index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:
@@ -126,11 +127,7 @@ def open_engine(config: Config) -> Engine:
             ),
         }
         spool = FileSpool(state_dir / "repo")
-        url = _store_url(config, catalog)
-        state_files.check_repository(
-            state_dir, has_trajectories=lambda: bool(catalog.trajectories()), packs_here=url == _local_url(state_dir)
-        )
-        places = StatePlaces(state_dir, store.root, store.kind, url)
+        places = StatePlaces(state_dir, store.root, store.kind, _store_url(config, catalog))
         context = Context(
             config=config,
             state_dir=state_dir,

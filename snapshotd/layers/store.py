@@ -32,11 +32,12 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.kernel import abilities, files, loop, mounts, namespaces, quota
+from snapshotd.kernel import abilities, files, loop, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities
 from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
+from snapshotd.layers.mounting import LayerMounts
 from snapshotd.layers.proof import Proof
 from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.witness import Witness
@@ -77,10 +78,9 @@ class LayerStore:
         system lies in, whose blocks are allocated ahead and given back (ballast.py). `witness`: the store's own from now
         on; None for a store that only a child process opens. `missing`: the reason why the layers cannot be reached;
         `root` is an empty directory then."""
-        self.root = root
-        self._host = host
         self.kind = kind
         self._fd = os.open(root, files.DIR_FLAGS)
+        self._mounts = LayerMounts(root, self._fd, host)
         self.proof = Proof(root, self._fd, image, witness, missing)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 
@@ -96,7 +96,6 @@ class LayerStore:
         self._lock = threading.Lock()
         self._limits = DiskLimits(self._fd)
         self._ballast = Ballast(self._fd, image) if image is not None else None
-        self._mapped: dict[IdMap, int] = {}
 
     def close(self) -> None:
         """Remove the layers made ahead and release the descriptor. Idempotent."""
@@ -104,10 +103,7 @@ class LayerStore:
             for layer in self._ready:
                 files.remove_tree(self._fd, layer)
             self._ready.clear()
-            for id_map, fd in self._mapped.items():
-                mounts.detach(os.fsencode(self._mapped_place(id_map)))
-                os.close(fd)
-            self._mapped.clear()
+            self._mounts.close()
             if self._ballast is not None:
                 self._ballast.close()
             self.proof.close()
@@ -148,16 +144,19 @@ class LayerStore:
         return layer
 
     @property
+    def root(self) -> Path:
+        """The layer directory."""
+        return self._mounts.root
+
+    @property
     def host(self) -> Abilities:
         """The abilities with which layers are mounted here."""
-        if self._host is None:
-            self._host = abilities.probe(self.root)
-        return self._host
+        return self._mounts.host
 
     def open_layer(self, layer: LayerID, id_map: IdMap | None = None) -> int:
         """O_PATH descriptor of the layer's directory (holding upper and work). `id_map`: through a mount that shifts the
         ids of what is below. NotFound."""
-        return self._open(layer, base=self._base(id_map))
+        return self._open(layer, base=self._mounts.base(id_map))
 
     def open_upper(self, layer: LayerID, id_map: IdMap | None = None) -> int:
         """O_PATH descriptor of the layer's content, as `open_layer`; a lazy layer is served with its ids as they are
@@ -165,43 +164,11 @@ class LayerStore:
         lazy = self._lazy.get(layer)
         if lazy is not None:
             return lazy(id_map.base if id_map else 0)
-        return self._open(f"{layer}/upper", base=self._base(id_map))
+        return self._open(f"{layer}/upper", base=self._mounts.base(id_map))
 
     def open_image(self, image: ImageID, id_map: IdMap | None = None) -> int:
         """O_PATH descriptor of an image's root, as `open_layer`. NotFound."""
-        return self._open(f"images/{image}/root", base=self._base(id_map))
-
-    def _base(self, id_map: IdMap | None) -> int:
-        """The descriptor of the layer directory: itself, or its mount with these ids, which is made at its first use.
-
-        One mount for all layers, attached beside the directory: before Linux 6.15 overlayfs takes no layer of a mount
-        that is attached nowhere. It is seen in this process's mount namespace, and ends with it.
-        """
-        if id_map is None:
-            return self._fd
-        with self._lock:
-            if id_map not in self._mapped:
-                place = self._mapped_place(id_map)
-                place.mkdir(mode=0o700, exist_ok=True)
-                userns = namespaces.user_namespace(id_map)
-                try:
-                    fd = mounts.id_mapped_clone(self._fd, userns)
-                finally:
-                    os.close(userns)
-                try:
-                    spot = os.open(place, PATH_FLAGS)
-                    try:
-                        mounts.attach(fd, spot)
-                    finally:
-                        os.close(spot)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                self._mapped[id_map] = fd
-            return self._mapped[id_map]
-
-    def _mapped_place(self, id_map: IdMap) -> Path:
-        return self.root.with_name(f"{self.root.name}.as-{id_map.base}")
+        return self._open(f"images/{image}/root", base=self._mounts.base(id_map))
 
     def read_upper(self, layer: LayerID) -> int:
         """Descriptor for listing the layer's content. NotFound."""

@@ -181,8 +181,8 @@ class History:
         if session is None and len(counts) > 1:
             told = " and ".join(f"{one} ({count} paths)" for one, count in sorted(counts.items()))
             raise Conflict(
-                f"{len(counts)} sessions have changed files since {short(to.id)}: {told}; `--session ID` takes back the "
-                f"changes of one, `--session {ALL}` those of all"
+                f"{len(counts)} sessions have changed files since {short(to.id)}: {told}; name the session whose "
+                f"changes go back, or {ALL} for those of all"
             )
         return everybody
 

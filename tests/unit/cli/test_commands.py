@@ -362,7 +362,7 @@ def test_version_and_daemon_status(cli: Cli) -> None:
 
 def test_doctor_names_every_piece(cli: Cli) -> None:
     checks = cli("doctor", "--json").json
-    assert {"kernel", "runc", "reflink", "cgroups"} <= {check["name"] for check in checks}
+    assert {"mode", "runc", "reflink", "cgroups"} <= {check["name"] for check in checks}
     assert all(check["fix"] for check in checks if check["ok"] is False)
     assert "runc" in cli("doctor").out
 
