@@ -13,6 +13,7 @@ import apsw
 import pytest
 
 from snapshotd.client import Snapshotd
+from snapshotd.repo.key import load_key
 from snapshotd.types import new_id
 from tests.e2e.support import Snap
 from tests.golden import make_catalog
@@ -42,6 +43,8 @@ def snap(tmp_path: Path, version: int) -> Iterator[Snap]:
         "UPDATE meta SET value = ? WHERE key = 'instance'", (new_id()[:12],)
     )  # two of them may be served at once
     connection.close()
+    (state / "repo").mkdir(mode=0o700)
+    load_key(state / "repo")  # a catalog with trajectories and no repository is refused
     snap = Snap(state)
     yield snap
     snap.stop_daemon()
