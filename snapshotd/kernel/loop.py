@@ -39,6 +39,18 @@ def device_of(image: Path) -> str | None:
     return None
 
 
+def is_mounted_from(directory: Path, image: Path) -> bool:
+    """True if the file system that is mounted at a directory lies on a loop device whose file is `image`. Raises OSError.
+
+    A device that was seen to hold a file may be detached, and given to another file, before it is mounted; a mounted one
+    stays what it is.
+    """
+    st, number = os.stat(image), os.stat(directory).st_dev
+    name = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}"))
+    ensure_node(name)
+    return _file_behind(name) == (_encoded(st.st_dev), st.st_ino)
+
+
 def ensure_free_node() -> None:
     """Make sure that the node of the device which is attached next is there. Raises OSError.
 

@@ -567,9 +567,11 @@ def _mount_image(image: Path, directory: Path) -> None:
             options = f"{quotas}{'' if device else 'loop,'}noatime,nodev,nosuid"
             command = ["mount", "-t", "xfs", "-o", options, device or str(image), str(directory)]
             result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-            if result.returncode == 0:
+            if result.returncode == 0 and loop.is_mounted_from(directory, image):
                 return
-            reason = result.stderr.strip()
+            if result.returncode == 0:
+                sc.call("umount2", os.fsencode(directory), 0)  # the device has become another file's meanwhile
+            reason = result.stderr.strip() or "its loop device was taken by another file"
     raise Unsupported(
         f"cannot mount the layer image {image} ({reason}): stored snapshots can be read, exported and removed; nothing can "
         "be started, and captured snapshots wait in the image. It needs root, XFS, a free loop device (`snapshotd doctor`) "

@@ -10,7 +10,10 @@ from typing import Any
 
 import pytest
 
+from snapshotd.kernel import loop
+from snapshotd.layers import store as layer_store
 from tests.capabilities import require
+from tests.storage_rig import in_own_mount_namespace
 
 _BARE_DEV = """
 set -e
@@ -76,3 +79,24 @@ def test_a_device_that_still_holds_the_image_is_used_again(state: Path) -> None:
     seen = prepare_in_bare_dev(state, "twice")
     assert seen["again"] == seen["device"]
     assert seen["after"] is None
+
+
+@in_own_mount_namespace
+def test_a_device_that_became_another_files_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at a device and its mount it may be detached, and attached to the image of another daemon."""
+    require("root", "xfs")
+    for name in ("own", "other"):
+        (tmp_path / name).mkdir()
+        layer_store._make_image(tmp_path / name / "layers.img")
+    other = layer_store.prepare(tmp_path / "other")
+    try:
+        look, answers = loop.device_of, [loop.device_of(tmp_path / "other" / "layers.img")]
+        monkeypatch.setattr(loop, "device_of", lambda image: answers.pop() if answers else look(image))
+        own = layer_store.prepare(tmp_path / "own")
+        try:
+            assert not answers
+            assert loop.is_mounted_from(own.root, tmp_path / "own" / "layers.img")
+        finally:
+            layer_store.release(own)
+    finally:
+        layer_store.release(other)
