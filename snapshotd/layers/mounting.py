@@ -15,7 +15,7 @@ from snapshotd.kernel import abilities, mounts, namespaces
 from snapshotd.kernel.abilities import Abilities
 from snapshotd.types import IdMap
 
-_PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LayerMounts:
@@ -65,7 +65,7 @@ class LayerMounts:
         finally:
             os.close(userns)
         try:
-            spot = os.open(place, _PATH_FLAGS)
+            spot = os.open(place, PATH_FLAGS)
             try:
                 mounts.attach(fd, spot)
             finally:

@@ -37,7 +37,7 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities
 from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
-from snapshotd.layers.mounting import LayerMounts
+from snapshotd.layers.mounting import PATH_FLAGS, LayerMounts
 from snapshotd.layers.proof import Proof
 from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.witness import Witness
@@ -58,7 +58,6 @@ _TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
 """Opens a lazy layer's content for overlayfs: the host id that container id 0 is shown as, to an O_PATH descriptor."""
 _log = logging.getLogger(__name__)
-PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LayerStore:
