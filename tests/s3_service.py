@@ -12,14 +12,20 @@ import boto3
 import pytest
 
 _CODE = """
-import sys
-from moto.server import ThreadedMotoServer
+import sys, threading
+from moto.server import DomainDispatcherApplication, ThreadedMotoServer
+answer, one = DomainDispatcherApplication.__call__, threading.Lock()
+def answer_alone(*request):
+    with one:
+        return answer(*request)
+DomainDispatcherApplication.__call__ = answer_alone
 server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
 server.start()
 print(server.get_host_and_port()[1], flush=True)
 sys.stdin.read()
 """
-"""Picks a free port and says which; ends with its standard input."""
+"""Picks a free port and says which; ends with its standard input. One request at a time: moto looks and then writes, and
+a conditional put of S3 is atomic."""
 
 
 @contextmanager

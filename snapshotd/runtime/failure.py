@@ -21,6 +21,8 @@ _TOO_LONG = "argument list too long"
 """E2BIG of execve(2): one string is longer than MAX_ARG_STRLEN (32 pages), or all of them take more than a quarter of
 the stack's limit."""
 _MISSING = ("no such file or directory", "not a directory", "file name too long")
+_SERVER_GONE = ("software caused connection abort", "transport endpoint is not connected")
+"""ECONNABORTED and ENOTCONN of a FUSE mount: the process that served it has died."""
 _NOT_RUNNABLE = (
     "permission denied",
     "is a directory",
@@ -65,6 +67,10 @@ def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
     """
     text = reason.strip()
     program, cwd = shorten(program, _MAX_NAME_CHARS) or "''", shorten(cwd, _MAX_NAME_CHARS)
+    if text.lower().endswith(_SERVER_GONE):
+        return SandboxFailed(
+            f"{program} could not be started in the sandbox: the process that serves its files has just died; try again, another one serves them then"
+        )
     if _CHDIR.search(text):
         if text.endswith(("no such file or directory", "not a directory")):
             return CommandNotFound(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -86,7 +87,10 @@ def test_the_lazy_process_may_die(small: Snap) -> None:
     wait_until_cold(small)
     (fork,) = small.json("fork", snapshot)["trajectories"]
     for pid in _children(small.daemon_pid(), "lazy"):
+        process = os.pidfd_open(pid)
         os.kill(pid, signal.SIGKILL)
+        select.select([process], [], [])  # a command that meets its last moments gets an error
+        os.close(process)
     assert small.sh(fork, "tail -1 numbers")["stdout"] == "1000\n"
     (other,) = small.json("fork", snapshot)["trajectories"]
     assert small.sh(other, "tail -1 numbers")["stdout"] == "1000\n"

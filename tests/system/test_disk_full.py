@@ -255,7 +255,8 @@ def test_a_small_disk_that_was_filled_is_not_the_end(kind: str, small_root: Path
                     assert lock_holder(daemon.state_dir) == client.version().pid
                     client.remove(greedy, force=True)
                     client.prune(grace_s=0)
-                    wait_until(lambda: disk.free_bytes() > 70_000_000, "the spaces of layer and pack are back")
+                    # 80 MB come back, and half of what is free is kept ahead for the layers
+                    wait_until(lambda: disk.free_bytes() > 55_000_000, "the spaces of layer and pack are back")
                     client.create(image="small", runtime="runc")
                 daemon.stop()
         finally:

@@ -23,6 +23,11 @@ PREFIX = "exec failed: unable to start container process: "
         (PREFIX + 'chdir to cwd ("/no") set in config.json failed: no such file or directory', "true", CommandNotFound),
         (PREFIX + 'chdir to cwd ("/t/file") set in config.json failed: not a directory', "true", CommandNotFound),
         (PREFIX + 'chdir to cwd ("/root") set in config.json failed: permission denied', "true", CommandNotRunnable),
+        (
+            PREFIX + 'chdir to cwd ("/t") set in config.json failed: software caused connection abort',
+            "true",
+            SandboxFailed,
+        ),
         (PREFIX + 'exec: "/t/file": permission denied', "/t/file", CommandNotRunnable),
         (PREFIX + 'exec: "/t/loop": stat /t/loop: too many levels of symbolic links', "/t/loop", CommandNotRunnable),
         ("exec /t/script: no such file or directory", "/t/script", CommandNotRunnable),
