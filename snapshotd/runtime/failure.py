@@ -69,7 +69,7 @@ def command_failure(reason: str, program: str, cwd: str) -> SnapshotdError:
     program, cwd = shorten(program, _MAX_NAME_CHARS) or "''", shorten(cwd, _MAX_NAME_CHARS)
     if text.lower().endswith(_SERVER_GONE):
         return SandboxFailed(
-            f"{program} could not be started in the sandbox: the process that serves its files has just died; try again, another one serves them then"
+            f"{program} could not be started in the sandbox: the process that serves its files has died; try again, another one serves them"
         )
     if _CHDIR.search(text):
         if text.endswith(("no such file or directory", "not a directory")):
