@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 import shlex
@@ -31,6 +32,7 @@ from typing import Any
 
 from snapshotd.engine.base import RetentionPolicy, RewindMode, RewindPreview
 from snapshotd.engine.context import Context
+from snapshotd.engine.folders import capture as capturing
 from snapshotd.engine.folders import databases, transcripts
 from snapshotd.engine.folders.calls import OpenCall, Part, end_of, parts_of, session_of
 from snapshotd.engine.folders.capture import Capture
@@ -42,7 +44,8 @@ from snapshotd.engine.folders.places import FolderPlace, KnownFolders, open_fold
 from snapshotd.engine.folders.plan import KEY, FolderChanges, History, RewindPlan, changes_of, plan, told
 from snapshotd.engine.folders.putting_back import Facts, PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
-from snapshotd.engine.folders.scan import FolderIndex, FolderScan
+from snapshotd.engine.folders.refusal import Refusal
+from snapshotd.engine.folders.scan import LONGEST_S, FolderIndex, FolderScan
 from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import Process, Touches, Writers, agent_of
 from snapshotd.engine.sandbox.root import Captured
@@ -111,6 +114,11 @@ class _Folder:
     """The agent of each session."""
     cut_off: CutOff | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
+    held_at: float = 0.0
+    """When the lock was taken the last time (by the monotonic clock)."""
+    taken: Touches = field(default_factory=Touches)
+    """The touches whose changes are being recorded."""
+    refusal: Refusal = field(default_factory=Refusal)
 
 
 class Folders:
@@ -138,25 +146,30 @@ class Folders:
         and no call has ended. `hook`: the process that told of it, which is a child of the agent. LimitExceeded,
         NotPermitted, OutOfSpace."""
         agent = None if hook is None else agent_of(hook)
-        with self._held(user, root) as folder, _before_others(root):
-            self._end_lost(folder, root)
-            self._watch(folder, root, event, agent)
-            try:
-                if event.stage == "before":
-                    return self._begun(folder, root, event, agent)
-                if event.stage == "after":
-                    return self._ended(folder, root, end_of(folder.calls, event), event)
-                return self._between(folder, root, event)
-            finally:
-                if folder.writers is not None:
-                    folder.writers.listen(bool(folder.calls))
+        with self._held(user, root, longest_s=LONGEST_S) as folder, _before_others(root):
+            folder.refusal.check(root)
+            with folder.refusal.noted(root):
+                self._end_lost(folder, root)
+                self._watch(folder, root, event, agent)
+                try:
+                    if event.stage == "before":
+                        return self._begun(folder, root, event, agent)
+                    if event.stage == "after":
+                        return self._ended(folder, root, end_of(folder.calls, event), event)
+                    return self._between(folder, root, event)
+                finally:
+                    if folder.writers is not None:
+                        folder.writers.listen(bool(folder.calls))
 
     def _begun(self, folder: _Folder, root: int, event: HookEvent, agent: Process | None) -> Snapshot | None:
         """A call begins: the changes until now are not its own. Calls of one session that run side by side are not told
-        apart, and their changes wait for the end of one."""
+        apart, and their changes wait for the end of one. Where recording them takes so long that the agent has gone on,
+        the begin counts as not told."""
         found = None
         if not folder.calls or {one.session for one in folder.calls} != {session_of(event)}:
             found = self._settle(folder, root)
+        if time.monotonic() - folder.held_at > LONGEST_S:
+            return found
         del folder.calls[: max(len(folder.calls) - _MOST_OPEN + 1, 0)]
         bounded = replace(event, arguments=_bounded(event.arguments, _MOST_OPEN_CHARS), result=None, error=None)
         folder.calls.append(OpenCall(bounded, agent))
@@ -517,7 +530,8 @@ class Folders:
         if event is not None:
             follows, session, messages = self._conversation(folder, head, event)
         scan.warnings.extend(databases.without_log(scan.changed, folder.index.passed()))
-        capture = Capture(root, folder.user, scan)
+        is_rewind = not entries and call.name in _UNDOABLE  # half of it is no state that anything could go on from
+        capture = Capture(root, folder.user, scan, math.inf if is_rewind else capturing.LONGEST_S)
         below, own = self._cold.take(head) if scan else head.stack, int(bool(scan))
         try:
             stack = below.push(amend(self._context.store, below, capture.write)) if own else below
@@ -644,6 +658,7 @@ class Folders:
         if writers is None:
             return self._scan(folder, root), Touches()
         before = writers.peek() if keep else writers.take()
+        folder.taken |= Touches(knows=True) if keep else before
         scan = self._scan(folder, root)
         writers.follow([path for path, mark in scan.changed.items() if stat.S_ISDIR(mark[0])])
         return scan, before | writers.peek()
@@ -674,8 +689,9 @@ class Folders:
     # -- folders -------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _held(self, user: HostUser, root: int) -> Iterator[_Folder]:
-        """The folder, which no other thread has meanwhile. It begins here if it is new."""
+    def _held(self, user: HostUser, root: int, *, longest_s: float = math.inf) -> Iterator[_Folder]:
+        """The folder, which no other thread has meanwhile. It begins here if it is new. LimitExceeded: another thread has
+        it, and has had it for `longest_s`."""
         place = place_of(root, user)
         with self._lock:
             known = self._places.find(user, place)
@@ -687,11 +703,19 @@ class Folders:
                 self._folders[user.uid, place.identity] = folder
             self._folders[user.uid, place.identity] = self._folders.pop((user.uid, place.identity))  # the last one used
             self._places.moved(place, known)
-        if not folder.lock.acquire(timeout=_BUSY_S):
-            raise LimitExceeded(f"{place.path} is busy: its file system does not answer; try again later")
+        waits_s = min(_BUSY_S, max(0.0, longest_s - (time.monotonic() - folder.held_at)))
+        if not folder.lock.acquire(timeout=waits_s):
+            raise LimitExceeded(
+                f"{place.path} is still being recorded, or its file system does not answer; no snapshot is taken of it "
+                "until then. Name what needs none, such as builds and data, in a .snapshotdignore at its top"
+            )
         try:
-            folder.user = user
+            folder.user, folder.held_at, folder.taken = user, time.monotonic(), Touches(knows=True)
             yield folder
+        except BaseException:
+            if folder.writers is not None:
+                folder.writers.give_back(folder.taken)
+            raise
         finally:
             folder.lock.release()
         self._bound(user)
