@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from snapshotd.engine.folders import ignore
+from snapshotd.engine.folders.scan import LONGEST_S as LONGEST_LOOK_S
 from snapshotd.engine.folders.scan import FolderScan, Mark, mark_of, open_file, settled
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
@@ -22,6 +24,8 @@ TOP = b"workspace"
 """Where a folder lies in its snapshots: where a fork of one has its workspace, too."""
 LONGEST_S = 300.0
 """The longest that one snapshot copies files of a folder."""
+AGAIN_S = 600.0
+"""So long after a refusal a folder is tried again, and at once after a change of the rules at its top."""
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO, errno.EXDEV)
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _Taken = tuple[Mark | None, bytes | None]
@@ -182,3 +186,42 @@ def _copy(read: int, before: os.stat_result, target: int, name: str) -> _Taken:
         return settled(read, before)
     finally:
         os.close(write)
+
+
+class Refusal:
+    """The last refusal of one folder that took too long. It is not tried at every hook: an agent would wait each time, and
+    for nothing. The caller has the folder's lock."""
+
+    def __init__(self) -> None:
+        self._sentence = ""
+        self._until = 0.0
+        self._rules: tuple[Mark | None, ...] = ()
+
+    def check(self, root: int) -> None:
+        """LimitExceeded: it was refused a short while ago, and its rules are those of then."""
+        if self._sentence and time.monotonic() < self._until and self._rules == _rules(root):
+            raise LimitExceeded(self._sentence)
+        self._sentence = ""
+
+    @contextlib.contextmanager
+    def noted(self, root: int) -> Iterator[None]:
+        """Note a refusal inside that came after a long time."""
+        began, rules = time.monotonic(), _rules(root)
+        try:
+            yield
+        except LimitExceeded as exc:
+            ended = time.monotonic()
+            if ended - began >= LONGEST_LOOK_S / 2:
+                self._sentence, self._until, self._rules = exc.message, ended + AGAIN_S, rules
+            raise
+
+
+def _rules(root: int) -> tuple[Mark | None, ...]:
+    """The marks of the files with rules at the top, as they lie there."""
+    found: list[Mark | None] = []
+    for name in ignore.RULES:
+        try:
+            found.append(mark_of(os.stat(name, dir_fd=root, follow_symlinks=False)))
+        except OSError:
+            found.append(None)
+    return tuple(found)

@@ -37,7 +37,15 @@ from snapshotd.engine.folders.places import FolderPlace, KnownFolders, open_fold
 from snapshotd.engine.folders.plan import FolderChanges, History, RewindPlan, changes_of, plan, told
 from snapshotd.engine.folders.putting_back import Facts, PuttingBack
 from snapshotd.engine.folders.quiet import Watches
-from snapshotd.engine.folders.recording import MOST_SESSIONS, UNDOABLE, Folder, Recorder, bounded, paths_of, rewind_key
+from snapshotd.engine.folders.recording import (
+    MOST_SESSIONS,
+    UNDOABLE,
+    FolderRecorder,
+    OpenFolder,
+    bounded,
+    paths_of,
+    rewind_key,
+)
 from snapshotd.engine.folders.scan import LONGEST_S, FolderIndex, FolderScan
 from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import Process, Touches, Writers, agent_of
@@ -86,9 +94,9 @@ class Folders:
     def __init__(self, context: Context, cold: Cold, listener: StepListener) -> None:
         self._context, self._catalog = context, context.catalog
         self._places = KnownFolders(self._catalog)
-        self._folders: dict[tuple[int, str], Folder] = {}
+        self._folders: dict[tuple[int, str], OpenFolder] = {}
         self._watches, self._writers, self._user_files = Watches(), Watches(MOST_WRITERS), UserFiles()
-        self._recorder = Recorder(context, cold, listener, self._watches, self._user_files)
+        self._recorder = FolderRecorder(context, cold, listener, self._watches, self._user_files)
         self._ending = ThreadPoolExecutor(1, "folder-calls")
         self._lock = threading.Lock()
 
@@ -121,7 +129,7 @@ class Folders:
                     if folder.writers is not None:
                         folder.writers.listen(bool(folder.calls))
 
-    def _begun(self, folder: Folder, root: int, event: HookEvent, agent: Process | None) -> Snapshot | None:
+    def _begun(self, folder: OpenFolder, root: int, event: HookEvent, agent: Process | None) -> Snapshot | None:
         """A call begins: the changes until now are not its own. Calls of one session that run side by side are not told
         apart, and their changes wait for the end of one. Where recording them takes so long that the agent has gone on,
         the begin counts as not told."""
@@ -135,7 +143,7 @@ class Folders:
         folder.calls.append(OpenCall(begun, agent))
         return found
 
-    def _ended(self, folder: Folder, root: int, call: OpenCall | None, event: HookEvent) -> Snapshot:
+    def _ended(self, folder: OpenFolder, root: int, call: OpenCall | None, event: HookEvent) -> Snapshot:
         """A call has ended. If its begin was not told, its changes count as somebody else's too."""
         mine = Part(call)
         for part in self._recorder.parts(folder, root, call):
@@ -150,7 +158,7 @@ class Folders:
             folder.calls.remove(call)
         return self._recorder.call(folder, root, mine, event)
 
-    def _between(self, folder: Folder, root: int, event: HookEvent) -> Snapshot | None:
+    def _between(self, folder: OpenFolder, root: int, event: HookEvent) -> Snapshot | None:
         """A person's turn: a call that has not ended by now was interrupted."""
         cut_off = [one for one in folder.calls if one.session == session_of(event)]
         parts = self._recorder.parts(folder, root, cut_off[-1] if cut_off else None)
@@ -164,7 +172,7 @@ class Folders:
             return self._recorder.commit(folder, root, FolderScan(), marker("prompt", event.arguments), event=event)
         return saved[-1] if saved else None
 
-    def _watch(self, folder: Folder, root: int, event: HookEvent, agent: Process | None) -> None:
+    def _watch(self, folder: OpenFolder, root: int, event: HookEvent, agent: Process | None) -> None:
         """Have the kernel tell who changes the folder, from the first hook on."""
         if agent is None:
             return
@@ -199,7 +207,7 @@ class Folders:
                 "an interrupted call in the folder of %s is recorded at the next hook: %s", short(trajectory), exc
             )
 
-    def _end_lost(self, folder: Folder, root: int) -> None:
+    def _end_lost(self, folder: OpenFolder, root: int) -> None:
         """Record the calls whose agents have ended."""
         lost = [one for one in folder.calls if one.has_lost_its_agent()]
         if lost:
@@ -304,7 +312,7 @@ class Folders:
 
     def _go(
         self,
-        folder: Folder,
+        folder: OpenFolder,
         root: int,
         name: str,
         facts: dict[str, Any],
@@ -352,12 +360,14 @@ class Folders:
         self._catalog.set_meta(rewind_key(folder), "")
         return snapshot
 
-    def _planned(self, folder: Folder, head: Snapshot, to: Snapshot, history: History, chosen: set[str]) -> RewindPlan:
+    def _planned(
+        self, folder: OpenFolder, head: Snapshot, to: Snapshot, history: History, chosen: set[str]
+    ) -> RewindPlan:
         before, after = look.open_pair(self._context, head, to)
         with before, after:
             return plan(before, after, history, chosen, folder.index.passed())
 
-    def _needed(self, folder: Folder, root: int, to: Snapshot) -> dict[bytes, str]:
+    def _needed(self, folder: OpenFolder, root: int, to: Snapshot) -> dict[bytes, str]:
         """Files that no snapshot has as they are: those that are too large or cannot be read, and ignored ones that the
         state of then may need and that have changed since."""
         found = dict.fromkeys(
@@ -379,7 +389,7 @@ class Folders:
                         )
         return found
 
-    def _cut(self, folder: Folder, to: Snapshot) -> dict[str, Any]:
+    def _cut(self, folder: OpenFolder, to: Snapshot) -> dict[str, Any]:
         """The session with the history up to a snapshot, as a new one of the agent."""
         session = self._recorder.session(to)
         if not session.get("transcript"):
@@ -420,7 +430,7 @@ class Folders:
     # -- folders -------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _held(self, user: HostUser, root: int, *, longest_s: float = math.inf) -> Iterator[Folder]:
+    def _held(self, user: HostUser, root: int, *, longest_s: float = math.inf) -> Iterator[OpenFolder]:
         """The folder, which no other thread has meanwhile. It begins here if it is new. LimitExceeded: another thread has
         it, and has had it for `longest_s`."""
         place = place_of(root, user)
@@ -430,7 +440,7 @@ class Folders:
             if folder is None or known != folder.trajectory:
                 if known is None:
                     known = self._begin(user, place)
-                folder = Folder(user, known, self._catalog.draw_fence(known))
+                folder = OpenFolder(user, known, self._catalog.draw_fence(known))
                 self._folders[user.uid, place.identity] = folder
             self._folders[user.uid, place.identity] = self._folders.pop((user.uid, place.identity))  # the last one used
             self._places.moved(place, known)
@@ -466,7 +476,7 @@ class Folders:
                 folder.lock.release()
 
     @contextlib.contextmanager
-    def _reopened(self, trajectory: Trajectory) -> Iterator[tuple[Folder, int]]:
+    def _reopened(self, trajectory: Trajectory) -> Iterator[tuple[OpenFolder, int]]:
         """The folder of a trajectory, and its descriptor."""
         facts = self._catalog.snapshots(trajectory.id)[0].call.arguments
         path = self._places.path_of(trajectory.id) or facts["folder"]

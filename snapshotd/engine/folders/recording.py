@@ -21,7 +21,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.folders import capture as capturing
 from snapshotd.engine.folders import databases, transcripts
 from snapshotd.engine.folders.calls import OpenCall, Part, parts_of
-from snapshotd.engine.folders.capture import Capture
+from snapshotd.engine.folders.capture import Capture, Refusal
 from snapshotd.engine.folders.comparing import compare, listing
 from snapshotd.engine.folders.cut_off import CutOff
 from snapshotd.engine.folders.events import HookEvent
@@ -29,7 +29,6 @@ from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.plan import KEY, FolderChanges, told
 from snapshotd.engine.folders.putting_back import PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
-from snapshotd.engine.folders.refusal import Refusal
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
 from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import Process, Touches, Writers
@@ -65,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Folder:
+class OpenFolder:
     """One folder of one user. Calls in `calls` have begun and not ended; `cut_off` is a rewind that was not recorded, whose
     changes the next scan may find."""
 
@@ -88,7 +87,7 @@ class Folder:
     refusal: Refusal = field(default_factory=Refusal)
 
 
-class Recorder:
+class FolderRecorder:
     """Takes the snapshots of folders. The caller has the folder's lock. `listener`: told of every snapshot."""
 
     def __init__(
@@ -97,12 +96,12 @@ class Recorder:
         self._context, self._catalog, self._cold, self._listener = context, context.catalog, cold, listener
         self._watches, self._user_files = watches, user_files
 
-    def settle(self, folder: Folder, root: int) -> Snapshot | None:
+    def settle(self, folder: OpenFolder, root: int) -> Snapshot | None:
         """Record what changed since the head, so that nothing of it can be lost."""
         saved = [self.save(folder, root, part) for part in self.parts(folder, root, None)]
         return saved[-1] if saved else None
 
-    def parts(self, folder: Folder, root: int, closing: OpenCall | None) -> list[Part]:
+    def parts(self, folder: OpenFolder, root: int, closing: OpenCall | None) -> list[Part]:
         """The changes since the head, and whose they are. `closing`: a call that ends."""
         scan, touches = self.seen(folder, root)
         parts = parts_of(scan, touches, folder.calls, closing, folder.agents)
@@ -111,7 +110,7 @@ class Recorder:
                 folder.cut_off.claim(parts, PuttingBack(root, folder.user, after, after, folder.cut_off.place))
         return parts
 
-    def save(self, folder: Folder, root: int, part: Part, *, ended: bool = False) -> Snapshot:
+    def save(self, folder: OpenFolder, root: int, part: Part, *, ended: bool = False) -> Snapshot:
         """Record changes while the call that they belong to runs (`ended`: it was interrupted), or those of no call."""
         if part.call is None:
             return self.commit(folder, root, part.scan, marker("edits", {}), part.changes)
@@ -119,7 +118,7 @@ class Recorder:
         return self.call(folder, root, part, part.call.event, status=status)
 
     def call(
-        self, folder: Folder, root: int, part: Part, event: HookEvent, *, status: CallStatus | None = None
+        self, folder: OpenFolder, root: int, part: Part, event: HookEvent, *, status: CallStatus | None = None
     ) -> Snapshot:
         """The snapshot of a call that has ended, with its part of the changes."""
         conceal = self._context.secrecy.of(self._catalog.get_trajectory(folder.trajectory)).conceal
@@ -151,7 +150,7 @@ class Recorder:
 
     def commit(
         self,
-        folder: Folder,
+        folder: OpenFolder,
         root: int,
         scan: FolderScan,
         call: ToolCall,
@@ -233,7 +232,7 @@ class Recorder:
         self._listener(snapshot, taken)
 
     def _conversation(
-        self, folder: Folder, head: Snapshot, event: HookEvent
+        self, folder: OpenFolder, head: Snapshot, event: HookEvent
     ) -> tuple[Snapshot | None, dict[str, Any], list[Message]]:
         """The snapshot that the event's session continues (None: the head), the session, and its new messages."""
         last = self._last_of(folder, head, event.session)
@@ -259,7 +258,7 @@ class Recorder:
             return self._catalog.snapshots(folder.trajectory)[0], session, concealed
         return (None if last.id == head.id else last), session, concealed
 
-    def _last_of(self, folder: Folder, head: Snapshot, session: str) -> Snapshot | None:
+    def _last_of(self, folder: OpenFolder, head: Snapshot, session: str) -> Snapshot | None:
         """The last snapshot of a session; None for a new one."""
         if self.session(head).get("session") == session:
             return head
@@ -272,10 +271,10 @@ class Recorder:
         found = self._catalog.state(snapshot.id).get("values", {})
         return dict(found)
 
-    def head(self, folder: Folder) -> Snapshot:
+    def head(self, folder: OpenFolder) -> Snapshot:
         return self._catalog.get_snapshot(self._catalog.get_trajectory(folder.trajectory).head)
 
-    def scan(self, folder: Folder, root: int) -> FolderScan:
+    def scan(self, folder: OpenFolder, root: int) -> FolderScan:
         self._watches.use(folder.watch, folder.user.uid)
         if not folder.index.knows_nothing():
             return folder.watch.scan(root, folder.user, folder.index)
@@ -291,7 +290,7 @@ class Recorder:
             folder.index.looked(scan.began_ns)
         return scan
 
-    def seen(self, folder: Folder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:
+    def seen(self, folder: OpenFolder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:
         """The changes since the head, and the processes that were seen to make changes since the last time. `keep`: the
         next time tells them again."""
         self._recover(folder, root)
@@ -304,7 +303,7 @@ class Recorder:
         writers.follow([path for path, mark in scan.changed.items() if stat.S_ISDIR(mark[0])])
         return scan, before | writers.peek()
 
-    def _recover(self, folder: Folder, root: int) -> None:
+    def _recover(self, folder: OpenFolder, root: int) -> None:
         """Settle a rewind that was cut off, before anything is looked at."""
         text = self._catalog.get_meta(rewind_key(folder))
         if not text or not text.startswith("{"):
@@ -328,7 +327,7 @@ class Recorder:
         self._catalog.set_meta(rewind_key(folder), "")
 
 
-def rewind_key(folder: Folder) -> str:
+def rewind_key(folder: OpenFolder) -> str:
     """Names the rewind that has begun to put files back, and is not recorded."""
     return f"folder-rewind/{folder.trajectory}"
 

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine.folders import refusal
-from snapshotd.engine.folders.capture import TOP, Capture
-from snapshotd.engine.folders.refusal import Refusal
+from snapshotd.engine.folders import capture
+from snapshotd.engine.folders.capture import TOP, Capture, Refusal
 from snapshotd.engine.folders.scan import FolderIndex
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel.identity import HostUser
@@ -30,12 +29,12 @@ class Captured:
 
     def capture(self, longest_s: float = 60.0) -> Capture:
         found = self.index.scan(self.root)
-        capture = Capture(self.root, HostUser(os.getuid(), os.getgid()), found, longest_s)
-        capture.write(self.layer)
-        for path, mark, digest in capture.took:
+        copied = Capture(self.root, HostUser(os.getuid(), os.getgid()), found, longest_s)
+        copied.write(self.layer)
+        for path, mark, digest in copied.took:
             self.index.took(path, mark, digest)
         self.index.looked(found.began_ns)
-        return capture
+        return copied
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def test_a_capture_that_takes_too_long_names_the_folder_and_what_to_do(captured:
 def test_a_folder_that_took_too_long_is_not_tried_again_until_its_rules_change(
     captured: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(refusal, "LONGEST_S", 0.0)
+    monkeypatch.setattr(capture, "LONGEST_LOOK_S", 0.0)
     found, tried = Refusal(), []
 
     def hook() -> None:
@@ -103,7 +102,7 @@ def test_a_folder_that_took_too_long_is_not_tried_again_until_its_rules_change(
     with pytest.raises(LimitExceeded):
         hook()
     assert len(tried) == 2
-    monkeypatch.setattr(refusal, "LONGEST_S", 60.0)
+    monkeypatch.setattr(capture, "LONGEST_LOOK_S", 60.0)
     (captured.folder / ".snapshotdignore").write_text("data/\nmore/\n")
     for _ in range(2):
         with pytest.raises(LimitExceeded):
