@@ -33,9 +33,7 @@ class Disk:
         )
         self.mount_point.mkdir()
         self.scratch.mkdir()
-        with self.image.open("wb") as file:
-            file.truncate(size_bytes)
-        _run(*_MAKE[kind], *options, str(self.image))
+        make_image(self.image, kind, size_bytes, options)
         self.mount()
 
     def mount(self) -> None:
@@ -79,6 +77,13 @@ class Disk:
     def free_bytes(self) -> int:
         st = os.statvfs(self.mount_point)
         return st.f_bavail * st.f_frsize
+
+
+def make_image(path: Path, kind: str, size_bytes: int, options: tuple[str, ...] = ()) -> None:
+    """A file system in a file."""
+    with path.open("wb") as file:
+        file.truncate(size_bytes)
+    _run(*_MAKE[kind], *options, str(path))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ sends: all work on files is done with that user's rights, and a verb reaches tha
     hook AGENT | checkpoint NAME | rewind [--files|--conversation|--both] [--dry-run] [--session=ID|--session=all] [ID] | undo | log
 
 Concurrency: one thread for each connection (`HookPlaces`); few of them work at once (`HookTurns`). A peer has `_REQUEST_S` for
-its whole request, however it comes.
+its whole request, however it comes. A hook is answered after `_LATE_S`, and done in any case (`LateAnswers`).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from snapshotd.daemon.hook_lateness import LateAnswers
 from snapshotd.daemon.hook_places import HookPlaces, HookTurns
 from snapshotd.engine.base import Engine, RewindMode
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
@@ -38,6 +39,8 @@ _LINE_BYTES, _PAYLOAD_BYTES = 8192, 16 << 20
 _MOST_TRIES = 30
 """Times that a payload which may be whole is read: an agent may send it in pieces."""
 _REQUEST_S, _ANSWER_S = 20.0, 10.0
+_LATE_S = 20.0
+"""An agent waits for so long at its hook, and no longer (`hooks/send.py` gives up after 30 s without a reason)."""
 _CLOSE_S = 30.0
 """The longest that the end waits for requests, which a file system of a user's may hold for ever."""
 _LISTED = 15
@@ -66,6 +69,7 @@ class HookServer:
         self._listener.bind(str(path))
         os.chmod(path, 0o666)
         self._listener.listen(_BACKLOG)
+        self._late = LateAnswers(_LATE_S)
         self._thread = threading.Thread(target=self._accept, name="hooks")
         self._thread.start()
 
@@ -88,6 +92,7 @@ class HookServer:
             thread.join(max(ends - time.monotonic(), 0))
             if thread.is_alive():
                 _log.warning("a request of a hook is left, which a file system of its user holds")
+        self._late.close()
 
     def _accept(self) -> None:
         while True:
@@ -137,7 +142,8 @@ class HookServer:
                 raise UsageError("a request of a hook is one line with one descriptor, that of the folder")
             if words[0] == "hook":
                 agent, payload = words[1] if len(words) > 1 else "", _payload(connection, rest, ends)
-                with self._turns.turn(user.uid):
+                late = self._late.answered(connection, LimitExceeded.exit_code, _late(fds[0]))
+                with late, self._turns.turn(user.uid):
                     self._engine.folder_hook(user, fds[0], agent, payload, peer(connection)[0])
                 return 0, ""
             with self._turns.turn(user.uid):
@@ -212,6 +218,15 @@ def _payload(connection: socket.socket, first: bytes, ends: float) -> dict[str, 
         data += piece
         if len(data) > _PAYLOAD_BYTES:
             raise LimitExceeded(f"a hook's input has more than {_PAYLOAD_BYTES} bytes")
+
+
+def _late(folder: int) -> str:
+    """The answer to a hook whose work goes on."""
+    return (
+        f"snapshotd: {os.readlink(f'/proc/self/fd/{folder}')} is still being recorded after {_LATE_S:g} s; that goes on, and "
+        "calls until then have no snapshot of their own. Name what needs none, such as builds and data, in a "
+        ".snapshotdignore at its top\n"
+    )
 
 
 def _done(snapshot: Snapshot) -> str:

@@ -41,8 +41,8 @@ from snapshotd.engine.command_verbs import LocalCommandVerbs
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import completed
 from snapshotd.engine.file_verbs import LocalFileVerbs
+from snapshotd.engine.folder_expiry import FolderExpiry
 from snapshotd.engine.folder_verbs import FolderVerbs
-from snapshotd.engine.folders.expiry import FolderExpiry
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import provider_env

@@ -292,6 +292,64 @@ def test_a_person_who_changed_a_file_in_between_keeps_it_and_is_told(agent: Agen
     assert "notes stays" in preview.stdout
 
 
+# -- files with several names ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def linked(agent: Agent) -> Agent:
+    """In the folder is a file of a person's with three names, one of them ignored, and one with two."""
+    (agent.folder / "d").mkdir()
+    os.link(agent.folder / "notes", agent.folder / "d" / "same")
+    os.link(agent.folder / "notes", agent.folder / "same.log")
+    (agent.folder / "a").write_text("as it was\n")
+    os.link(agent.folder / "a", agent.folder / "d" / "b")
+    agent.hook("UserPromptSubmit", prompt="x")
+    return agent
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_all_names_of_a_file_that_the_agent_changed_go_back(linked: Agent, restarted: bool) -> None:
+    agent, target = linked, head(linked)
+    before = agent.files()
+    agent.do("echo agent >> d/b; ln a made")
+    changed = agent.files()
+    assert changed["a"] == changed["d/b"] == changed["made"] == "as it was\nagent\n"
+    if restarted:
+        agent.snap.stop_daemon()
+        agent.snap("ls")
+    facts = agent.rewind(target)
+    assert agent.files() == before, facts
+    assert (agent.folder / "a").samefile(agent.folder / "d" / "b")
+    assert (agent.folder / "a").stat().st_nlink == 2
+    agent.snap("undo", agent.trajectory)
+    assert agent.files() == changed
+    assert (agent.folder / "a").stat().st_nlink == 3
+
+
+def test_names_of_a_file_are_names_of_one_in_the_snapshot(linked: Agent, tmp_path: Path) -> None:
+    linked.do("mkdir many; for n in $(seq 300); do ln a many/$n; done; echo more >> many/7")
+    linked.snap("restore", head(linked), "--to", tmp_path / "restored")
+    restored = tmp_path / "restored" / "workspace"
+    assert (restored / "notes").samefile(restored / "d" / "same")
+    assert (restored / "a").read_text() == "as it was\nmore\n"
+    assert (restored / "a").stat().st_nlink == 302
+
+
+@pytest.mark.parametrize("through", ["notes", "d/same", "same.log"])
+def test_a_person_who_changes_a_file_by_any_name_during_a_call_keeps_it(linked: Agent, through: str) -> None:
+    agent, target = linked, head(linked)
+    agent.before("long")
+    with (agent.folder / through).open("a") as file:
+        file.write("a person's\n")
+    agent.run(["bash", "-c", "echo made > made"])
+    agent.after("long")
+    facts = agent.rewind(target)
+    names = ("notes", "d/same", "same.log")
+    assert {agent.files()[name] for name in names} == {"mine\na person's\n"}, facts
+    assert "made" not in agent.files()
+    assert (agent.folder / "notes").stat().st_nlink == 3
+
+
 # -- databases and secrets -------------------------------------------------------------------------------------------------
 
 

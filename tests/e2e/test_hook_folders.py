@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.http.wire import hook_socket_of
+from snapshotd.kernel.mounts import born_at
+from tests.capabilities import require
 from tests.e2e.support import Snap
 from tests.leftovers import nothing_left
+from tests.loop_disk import make_image
 from tests.stranger import Stranger
 
 
@@ -142,3 +147,72 @@ def test_a_folder_that_an_older_version_knew_by_its_path(snap: Snap, agent: Stra
     folder.rename(tmp_path / "away")
     begin(agent, folder)
     assert list(lines(snap)) == ["project", "project-2"]
+
+
+def without_file_system(snap: Snap, trajectory: str) -> None:
+    """Have the catalog know a folder as an older version did."""
+    snap.stop_daemon()
+    catalog = SqliteCatalog(snap.state_dir / "catalog.db")
+    with catalog._db.transaction():
+        # folder-identity/UID/INODE.TIME.SYSTEM
+        assert catalog._db.write(
+            "UPDATE OR REPLACE meta SET key = rtrim(rtrim(key, '0123456789abcdef'), '.') "
+            "WHERE key LIKE 'folder-identity/%.%.%' AND value = ?",
+            (trajectory,),
+        )
+    catalog.close()
+    snap("ls")
+
+
+@contextmanager
+def mounted(image: Path, at: Path) -> Iterator[int]:
+    """A descriptor of an image's root."""
+    subprocess.run(["mount", "-o", "loop", str(image), str(at)], check=True)
+    try:
+        root = os.open(at, os.O_RDONLY)
+        try:
+            yield root
+        finally:
+            os.close(root)
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
+def test_another_disk_at_the_path_is_another_folder(
+    snap: Snap, agent: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_older: bool
+) -> None:
+    """Two file systems that were made in one second, so that inode and time of their roots are equal. One that comes
+    back on another device is known. `is_older`: the first one was known without its file system."""
+    require("root")
+    monkeypatch.setenv("E2FSPROGS_FAKE_TIME", "1700000000")
+    one, other = tmp_path / "one", tmp_path / "other"
+    for image in (one, other):
+        make_image(image, kind, (320 if kind == "xfs" else 120) << 20)
+    folder, born, begun = tmp_path / "mnt", set(), ""
+    folder.mkdir()
+    for image in (one, other, one):
+        with mounted(image, folder) as root, ExitStack() as held:
+            snap("ls")
+            held.callback(snap.stop_daemon)  # it has the folder open
+            born.add((os.fstat(root).st_ino, born_at(root)))
+            if image is other:
+                (folder / "file").write_text("on another disk\n")
+                assert agent.ask(folder, "rewind", "--files", begun)[0] == 4
+                assert "another folder by now" in snap("rewind", "--files", "mnt", begun, code=6).stderr
+                assert (folder / "file").read_text() == "on another disk\n"
+            elif not (folder / "file").exists():
+                (folder / "file").write_text("old\n")
+                assert agent.hook(folder, "SessionStart") == (0, "")
+                call(agent, folder, "by the agent\n")
+                begun = snap.json("log", "--all", "mnt")[1]["id"]
+                if is_older:
+                    without_file_system(snap, snap.json("ls")[0]["id"])
+                    assert agent.hook(folder, "SessionStart") == (0, "")
+                    assert list(lines(snap)) == ["mnt"]
+            else:
+                assert agent.ask(folder, "rewind", "--files", begun)[0] == 0
+                assert (folder / "file").read_text() == "old\n"
+    assert len(born) == 1 or kind != "ext4"
+    snap("ls")

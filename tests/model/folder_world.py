@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,10 @@ for line in sys.stdin:
 """
 State = dict[str, tuple[int, bytes]]
 """Path to mode, and content or target."""
+Groups = set[frozenset[str]]
+"""Paths that are names of one file."""
+Target = tuple[str, int, State, Groups]
+"""A snapshot, its time, and the folder then."""
 
 
 def state_of(folder: Path) -> State:
@@ -79,6 +84,16 @@ def state_of(folder: Path) -> State:
             content = Path(path).read_bytes() if stat.S_ISREG(st.st_mode) else b""
             found[os.path.relpath(path, folder)] = (st.st_mode, content)
     return found
+
+
+def groups_of(folder: Path) -> Groups:
+    """The files in the folder that have several names there."""
+    found: dict[int, set[str]] = {}
+    for base, _, files in os.walk(folder):
+        for name in files:
+            path = os.path.join(base, name)
+            found.setdefault(os.lstat(path).st_ino, set()).add(os.path.relpath(path, folder))
+    return {frozenset(names) for names in found.values() if len(names) > 1}
 
 
 @dataclass
@@ -118,8 +133,7 @@ class World:
     agents: list[Agent] = field(default_factory=list)
     client: Any = None
     trajectory: str = ""
-    targets: list[tuple[str, int, State]] = field(default_factory=list)
-    """A snapshot, its time, and the folder then."""
+    targets: list[Target] = field(default_factory=list)
     touched: dict[str, int] = field(default_factory=dict)
     """Path to the last time at which the person touched it."""
     made: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
@@ -128,6 +142,8 @@ class World:
     """Contents that a rewind brought back after an agent had taken them: another one may take them again."""
     ruled: set[str] = field(default_factory=set)
     """Names that a rule has ignored at some time: a file so named may be in no snapshot."""
+    happened: Counter[str] = field(default_factory=Counter)
+    """The things that must happen in a long run, or it proves nothing."""
     now: int = 0
     sessions: int = 0
 
@@ -136,6 +152,10 @@ class World:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / ".gitignore").write_text("*.log\n")
         self.client = Snapshotd(state_dir=self.snap.state_dir, autostart=False)
+        for first, *others in (("a", "d/a", "d/e/a"), ("b", "d/b")):
+            (self.folder / first).write_text("p0 ")
+            for other in others:
+                os.link(self.folder / first, self.folder / other)
         for _ in range(2):
             self.person_writes()
         self.agents = [self.new_agent(), self.new_agent()]
@@ -162,14 +182,16 @@ class World:
         """The newest snapshot is a target of rewinds, unless a call runs: it would hold a part of it."""
         if not any(agent.call for agent in self.agents):
             head = self.client.log(self.trajectory, last=1)[-1]
-            self.targets.append((head.id, self.now, state_of(self.folder)))
+            self.targets.append((head.id, self.now, state_of(self.folder), groups_of(self.folder)))
 
     # -- writing -------------------------------------------------------------------------------------------------------
 
     def statement(self, token: str) -> tuple[str, list[str]]:
         """A change in Python, and the paths that it touches."""
         path, other = self.rng.choice(NAMES), self.rng.choice(NAMES)
-        kind = self.rng.choice(("write", "write", "append", "replace", "remove", "move", "mode", "rules", "directory"))
+        kind = self.rng.choice(
+            ("write", "write", "append", "replace", "remove", "move", "link", "mode", "rules", "directory")
+        )
         if kind == "rules":
             text = self.rng.choice(("*.log\n", "", "x.log\n", "a\n*.log\n", "d/\n", "*.log\n!x.log\n"))
             self.ruled |= {"a"} if text.startswith("a") else {"d"} if text == "d/\n" else set()
@@ -182,6 +204,8 @@ class World:
             return f"os.unlink({path!r})", [path]
         if kind == "move":
             return f"os.rename({path!r}, {other!r})", [path, other]
+        if kind == "link":
+            return f"os.link({path!r}, {other!r})", [other]
         if kind == "mode":
             return f"os.chmod({path!r}, 0o{self.rng.choice((600, 640, 700))})", [path]
         if kind == "directory":
@@ -211,6 +235,7 @@ class World:
         for path in before.keys() | after.keys():
             if before.get(path) != after.get(path):
                 self.touched[path] = self.now
+                self._count("person", path, statement)
 
     def agent_writes(self, agent: Agent) -> None:
         self.now += 1
@@ -221,6 +246,14 @@ class World:
         for path in before.keys() | after.keys():
             if before.get(path) != after.get(path):
                 self.made.setdefault(path, []).append((self.now, agent.session if agent.is_told else ""))
+                self._count("agent", path, statement)
+
+    def _count(self, who: str, path: str, statement: str) -> None:
+        """Count a change of rules or of a file with several names, and a new name of a file."""
+        self.happened[f"{who}: rules"] += path == ".gitignore"
+        self.happened[f"{who}: link"] += "os.link" in statement
+        if any(path in group for group in groups_of(self.folder)) and "os.link" not in statement:
+            self.happened[f"{who}: linked file"] += 1
 
     # -- calls ---------------------------------------------------------------------------------------------------------
 
@@ -241,6 +274,7 @@ class World:
         self.note()
 
     def kill_agent(self, agent: Agent) -> None:
+        self.happened["agent killed in a call"] += agent.call is not None
         agent.process.send_signal(signal.SIGKILL)
         agent.process.communicate()
         if agent.call is not None and not agent.is_told:
@@ -249,6 +283,7 @@ class World:
 
     def kill_daemon(self, env: dict[str, str] | None = None) -> None:
         self.snap.kill_daemon()
+        self.happened["daemon killed in a call"] += any(agent.call is not None for agent in self.agents)
         for agent in self.agents:
             if agent.call is not None:
                 self._forget(agent)
@@ -262,7 +297,7 @@ class World:
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
-    def rewind(self, target: tuple[str, int, State], session: str | None) -> None:
+    def rewind(self, target: Target, session: str | None) -> None:
         before = state_of(self.folder)
         try:
             done = self.client.rewind(self.trajectory, target[0], mode="files", session=session or "all")
@@ -270,11 +305,16 @@ class World:
             if "has changed nothing" not in str(exc):
                 raise
             return
+        left = done.tool.arguments.get("left", [])
         self.check_kept(before, target)
-        self.check_named(target, session, done.tool.arguments.get("left", []))
+        self.check_named(target, session, left)
+        self.check_linked(before, target)
+        self.happened["rewind in a call"] += any(agent.call is not None for agent in self.agents)
+        self.happened["rewind that changed something"] += before != state_of(self.folder)
+        self.happened["rewind that left something"] += bool(left)
         self.note()
 
-    def rewind_cut_off(self, target: tuple[str, int, State], point: str) -> None:
+    def rewind_cut_off(self, target: Target, point: str) -> None:
         """The daemon dies within a rewind, at its point; the next one settles it."""
         self.kill_daemon({"SNAPSHOTD_FAILPOINT": point})
         before = state_of(self.folder)
@@ -282,6 +322,7 @@ class World:
             self.client.rewind(self.trajectory, target[0], mode="files", session="all")
         except SnapshotdError:
             self.snap("ls")
+            self.happened["rewind cut off"] += 1
         else:
             self.kill_daemon()
         self.agents[0].hook("SessionStart")
@@ -297,9 +338,10 @@ class World:
                 raise
             return
         self.check_kept(before, None)
+        self.happened["undo that changed something"] += before != state_of(self.folder)
         self.note()
 
-    def check_kept(self, before: State, target: tuple[str, int, State] | None) -> None:
+    def check_kept(self, before: State, target: Target | None) -> None:
         """No byte that only the person wrote is gone, and what the person has touched since the target is as it was."""
         after = state_of(self.folder)
         there = [content for _, content in after.values()]
@@ -315,7 +357,7 @@ class World:
                     assert after.get(path) == before.get(path), (path, before.get(path), after.get(path))
         assert not [path for path in after if path.startswith(".snapshotd-")]
 
-    def check_named(self, target: tuple[str, int, State], session: str | None, left: list[str]) -> None:
+    def check_named(self, target: Target, session: str | None, left: list[str]) -> None:
         """A path that the session's calls have changed since is as it was, or named."""
         after = state_of(self.folder)
         for path, times in self.made.items():
@@ -324,6 +366,16 @@ class World:
                 if path in after and stat.S_ISDIR(after[path][0]) and path in target[2]:
                     continue
                 assert any(one.startswith(path + " ") for one in left), (path, times, target, left, after.get(path))
+
+    def check_linked(self, before: State, target: Target) -> None:
+        """The names that went back, and were names of one file, are again."""
+        after = state_of(self.folder)
+        for group in target[3]:
+            back = [path for path in group if before.get(path) != after.get(path) == target[2][path]]
+            back = [path for path in back if not self._may_be_ignored(path)]
+            if len(back) > 1:
+                self.happened["names of one file went back"] += 1
+                assert len({(self.folder / path).stat().st_ino for path in back}) == 1, (back, target)
 
     def _may_be_ignored(self, path: str) -> bool:
         return path.endswith(".log") or bool(self.ruled & set(path.split("/")))

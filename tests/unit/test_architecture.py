@@ -51,7 +51,7 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("command_verbs", "engine", "file_verbs", "folder_verbs", "mind_verbs", "share"),
+        ("command_verbs", "engine", "file_verbs", "folder_expiry", "folder_verbs", "mind_verbs", "share"),
         ("past",),
         ("runs", "host", "folders"),
         ("transfer", "mind"),

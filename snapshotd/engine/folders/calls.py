@@ -41,16 +41,16 @@ def end_of(calls: Sequence[OpenCall], event: HookEvent) -> OpenCall | None:
     return next((one for one in calls if (one.session, one.event.call_id or one.event.tool) == key), None)
 
 
-def owners_of(path: bytes, sessions: set[str], touches: Touches, *, revealed: bool) -> set[str]:
-    """The owners of a change while calls of these sessions run. More than one: it may be any's. `revealed`: the file was
-    ignored so far, so it may have been there all along."""
-    who = touches.of(path)
-    if revealed and touches.knows and not who:
+def owners_of(who: set[str], sessions: set[str], *, knows: bool, revealed: bool, elsewhere: bool) -> set[str]:
+    """The owners of a change while calls of these sessions run. More than one: it may be any's. `who`, `knows`: see
+    `Touches`. `revealed`: the file was ignored so far, so it may have been there all along. `elsewhere`: it has names that
+    are not looked at."""
+    if revealed and knows and not who:
         return {PERSON}
-    is_certain = touches.knows and who and UNKNOWN not in who
+    is_certain = knows and who and UNKNOWN not in who
     owners = who & sessions if is_certain else set(sessions)
     # a process of a session without a call counts as somebody else, as everything between calls does
-    if not sessions or revealed or who - sessions - {UNKNOWN}:
+    if not sessions or revealed or who - sessions - {UNKNOWN} or (elsewhere and knows and not who):
         owners.add(PERSON)
     return owners
 
@@ -77,8 +77,20 @@ def parts_of(
     sessions = {one.session for one in calls}
     touches = _with_peers(touches, calls, agents)
     found: dict[int, Part] = {}
+    decided: dict[int, set[str]] = {}
     for path in (*scan.changed, *scan.deleted):
-        owners = owners_of(os.fsencode(path), sessions, touches, revealed=path in scan.revealed)
+        names = scan.names.get(path, [path])
+        owners = decided.get(id(names))
+        if owners is None:
+            owners = owners_of(
+                set().union(*(touches.of(os.fsencode(name)) for name in names)),
+                sessions,
+                knows=touches.knows,
+                revealed=not scan.revealed.isdisjoint(names),
+                elsewhere=path in scan.elsewhere,
+            )
+            if len(names) > 1:
+                decided[id(names)] = owners
         call = None
         if PERSON not in owners:
             call = closing if closing is not None and closing.session in owners else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from dataclasses import replace
 
 from snapshotd.engine.folders.capture import TOP
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan, Mark, open_file, settled
@@ -29,15 +30,21 @@ def compare(
 ) -> FolderScan:
     """The scan of an index that knew nothing, less what is as `view` has it. The index learns that. `there`: the
     view's `listing`."""
+    same = {
+        path: _same(view, root, user, path, mark, there[path]) if path in there else None
+        for path, mark in scan.changed.items()
+    }
+    # a name that came makes the others of its file change: the snapshot has them as one file
+    torn = {id(names) for path, names in scan.names.items() if same[path] is None}
     changed: dict[str, Mark] = {}
     for path, mark in scan.changed.items():
-        same = _same(view, root, user, path, mark, there[path]) if path in there else None
-        if same is None:
+        found = same[path]
+        if found is None or id(scan.names.get(path)) in torn:
             changed[path] = mark
         else:
-            index.took(path, *same)
+            index.took(path, *found)
     gone = [path for path in there if path not in scan.changed and not index.ignored(path)]
-    return FolderScan(changed, sorted(gone), scan.warnings, scan.revealed, scan.moved, scan.began_ns)
+    return replace(scan, changed=changed, deleted=sorted(gone))
 
 
 def _same(

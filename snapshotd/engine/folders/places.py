@@ -1,8 +1,13 @@
 """The folder that a trajectory belongs to: where it is, and that it is the same one still.
 
-A folder is known by its inode and the time at which that was made. So it stays itself after `mv`; another one that takes
-its path (a new clone, an unpacked copy) begins a trajectory of its own, and no rewind of the old one reaches it. Where the
-file system does not tell when an inode was made, device and path count as well, and a folder that was moved is a new one.
+A folder is known by its inode, the time at which that was made, and its file system. So it stays itself after `mv`;
+another one that takes its path (a new clone, an unpacked copy, another disk) begins a trajectory of its own, and no rewind
+of the old one reaches it. Two kinds of file systems tell less:
+
+  - one without an identifier that outlives a remount (an overlay, a network's; `file_system_id`) does not count, since
+    a folder would lose its history with it: inode and time are told apart alone. A copy of a disk, block by block, has
+    the identifier of the disk
+  - where it is not told when an inode was made, device and path count as well, and a folder that was moved is a new one
 
 Names are a user's own: what a user who is not root names is NAME@UID for everyone else.
 """
@@ -19,7 +24,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.errors import NotFound, NotPermitted, UsageError
 from snapshotd.kernel import files
 from snapshotd.kernel.identity import HostUser, acting_as
-from snapshotd.kernel.mounts import born_at, holds_no_files
+from snapshotd.kernel.mounts import born_at, file_system_id, holds_no_files
 from snapshotd.types import ID_FORM, NAME_PATTERN, TrajectoryID
 
 _DELETED = " (deleted)"
@@ -33,6 +38,8 @@ class FolderPlace:
 
     path: str
     identity: str
+    older: str
+    """The name that an older version knew it by, without its file system."""
 
 
 def place_of(root: int, user: HostUser) -> FolderPlace:
@@ -40,8 +47,11 @@ def place_of(root: int, user: HostUser) -> FolderPlace:
     path = os.readlink(f"/proc/self/fd/{root}")
     _refuse(root, path, user)
     st, born = os.fstat(root), born_at(root)
-    identity = f"{st.st_ino}.{born}" if born is not None else f"{st.st_ino}.{st.st_dev}.{path}"
-    return FolderPlace(path, identity)
+    if born is None:
+        identity = f"{st.st_ino}.{st.st_dev}.{path}"
+        return FolderPlace(path, identity, identity)
+    older, system = f"{st.st_ino}.{born}", file_system_id(root)
+    return FolderPlace(path, older if system is None else f"{older}.{system}", older)
 
 
 def open_folder(path: str, user: HostUser) -> int:
@@ -84,11 +94,18 @@ class KnownFolders:
 
     def find(self, user: HostUser, place: FolderPlace) -> TrajectoryID | None:
         """The trajectory of a folder. None: it has none."""
-        found = self._alive(_key(user, place)) or self._alive(_old_key(user, place))
-        if found is None or self._catalog.get_meta(_key(user, place)) == found:
+        found = self._alive(_key(user, place.identity))
+        if found is not None:
             return found
-        # an older version knew a folder by its path alone: the first folder that is there is taken for it
-        if self._catalog.get_meta(_path_key(found)) is not None:
+        # an older version did not know a folder's file system: the first one that fits is taken for it, and no other
+        found = self._alive(_key(user, place.older))
+        if found is not None:
+            self.remember(user, place, found)
+            self._catalog.set_meta(_key(user, place.older), "")
+            return found
+        # a still older one knew it by its path alone
+        found = self._alive(_old_key(user, place))
+        if found is None or self._catalog.get_meta(_path_key(found)) is not None:
             return None
         self.remember(user, place, found)
         return found
@@ -96,7 +113,7 @@ class KnownFolders:
     def remember(self, user: HostUser, place: FolderPlace, trajectory: TrajectoryID) -> None:
         """Note that a folder is this trajectory's, and where it is."""
         self.moved(place, trajectory)
-        self._catalog.set_meta(_key(user, place), trajectory)
+        self._catalog.set_meta(_key(user, place.identity), trajectory)
 
     def moved(self, place: FolderPlace, trajectory: TrajectoryID) -> None:
         """Note where a trajectory's folder is."""
@@ -135,8 +152,8 @@ def own_name(user: HostUser, name: str) -> str:
     return name if user.uid == 0 else f"{name}@{user.uid}"
 
 
-def _key(user: HostUser, place: FolderPlace) -> str:
-    return f"folder-identity/{user.uid}/{_text(place.identity)}"
+def _key(user: HostUser, identity: str) -> str:
+    return f"folder-identity/{user.uid}/{_text(identity)}"
 
 
 def _old_key(user: HostUser, place: FolderPlace) -> str:

@@ -8,7 +8,8 @@ still had one open may have written to it, and a file with a writer is never tak
 under a name that is told.
 
 The old files lie in one directory of the folder (`place`), numbered as the changes are. A rewind that was cut off is
-settled from there (`recover`).
+settled from there (`recover`). Names of one file come out one after the other, each with a change of its status that is
+ours, so the time of the last one counts for all. Names that are one file in the snapshot are one again.
 
 Everything is done as the folder's user, by descriptors from the folder down: nothing outside of it and nothing that the
 user may not touch is reached, and what is made belongs to the user; if that is root, a file belongs to its owner again.
@@ -43,6 +44,8 @@ _PIECE_BYTES = 1 << 20
 _CHANGED = "it was changed while the rewind ran"
 _NO_SUCH_RENAME = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 """File systems of networks know no exchange, and no renaming without replacing."""
+_NO_SUCH_LINK = (errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
+"""A file system has no hard links, or not so many of one file."""
 
 Facts = tuple[int, ...]
 """Mode, size, modification time and number of a file: it is the same one, and was not written to."""
@@ -90,6 +93,10 @@ class PuttingBack:
     _out: list[_Out] = field(default_factory=list)
     _unused: set[int] = field(default_factory=set)
     """New files that have got no name yet."""
+    _new: dict[tuple[int, int], tuple[bytes, Facts]] = field(default_factory=dict)
+    """Inode of a file with several names in `to`, to another name in the place of the one that was made for it."""
+    _seen_ns: dict[int, int] = field(default_factory=dict)
+    """Inode of a file that came out, to the time of its last change of status, which was ours."""
     _place: int = -1
 
     def run(self, changes: Sequence[Change]) -> None:
@@ -110,8 +117,13 @@ class PuttingBack:
                 hit("engine.folders.put")
                 if change.after is not None and relative(change) not in self.left:
                     self._try(relative(change), partial(self._put, number, change, change.after))
-            while self._out:
-                self._finish(self._out.pop(0))
+            for ours in (False, True):  # the user's first: what cannot go takes the place of one of ours
+                groups: dict[int, list[_Out]] = {}
+                for one in self._out:
+                    if one.ours is ours:
+                        groups.setdefault(one.st.st_ino, []).append(one)
+                for group in groups.values():
+                    self._finish(group)
 
     def recover(self, paths: Sequence[bytes]) -> None:
         """Settle a rewind of these paths that was cut off: files that came out are deleted if head or target have them;
@@ -175,6 +187,7 @@ class PuttingBack:
                 self._give(parent, name, number)
                 self._unused.discard(number)
                 self.done[path] = facts
+                self._note_linked(parent, name, after, facts)
                 return
             try:
                 with acting_as(self.user):
@@ -187,7 +200,13 @@ class PuttingBack:
             self._unused.discard(number)
             hit("engine.folders.exchanged")
             self.done[path] = facts
+            self._note_linked(parent, name, after, facts)
             self._check(number, path, facts)
+
+    def _note_linked(self, parent: int, name: bytes, after: Entry, facts: Facts) -> None:
+        if after.nlink > 1:
+            with contextlib.suppress(OSError):
+                self._note(os.stat(name, dir_fd=parent, follow_symlinks=False), facts)
 
     def _put_in_two_steps(self, number: int, path: bytes, parent: int, name: bytes, facts: Facts) -> None:
         """Where the file system knows no exchange: for an instant nothing is there."""
@@ -206,6 +225,7 @@ class PuttingBack:
         reason = self._difference(_out(number), path, self.head)
         if reason is None:
             st = os.stat(_out(number), dir_fd=self._place, follow_symlinks=False)
+            self._seen_ns[st.st_ino] = st.st_ctime_ns
             self._out.append(_Out(number, path, st, replaced))
         else:
             self._return(number, path, replaced, reason)
@@ -231,6 +251,7 @@ class PuttingBack:
             return False
         st = os.stat(_out(number), dir_fd=self._place, follow_symlinks=False)
         if facts_of(st) == replaced:
+            self._seen_ns[st.st_ino] = st.st_ctime_ns
             self._out.append(_Out(number, path, st, None, ours=True))
             return True
         with acting_as(self.user):
@@ -270,30 +291,45 @@ class PuttingBack:
                 return
         self.left[path] = f"{_CHANGED}, and what was there is {name_of(self.place + b'/' + _out(number))} now"
 
-    def _finish(self, one: _Out) -> None:
-        """Delete what came out, if nobody has written to it since."""
-        try:
-            if self._is_untouched(_out(one.number), one.st):
-                with acting_as(self.user):
-                    os.unlink(_out(one.number), dir_fd=self._place)
-            elif one.ours:
-                self._keep(one.number, one.path)
-            else:
-                self._return(one.number, one.path, one.replaced, _CHANGED)
-        except OSError as exc:
-            self.left[one.path] = (
-                f"{exc.strerror}; what was there is {name_of(self.place + b'/' + _out(one.number))} now"
-            )
+    def _finish(self, group: Sequence[_Out]) -> None:
+        """Delete a file that came out, by all of these names, if nobody has written to it since."""
+        for one, rest in zip(group, (*group[1:], None), strict=True):
+            try:
+                is_last_of_many = rest is None and len(group) > 1
+                if self._is_untouched(one) and not (is_last_of_many and self._differs_now(one)):
+                    with acting_as(self.user):
+                        os.unlink(_out(one.number), dir_fd=self._place)
+                    if rest is not None:
+                        st = os.stat(_out(rest.number), dir_fd=self._place, follow_symlinks=False)
+                        self._note(st, facts_of(one.st))
+                elif one.ours:
+                    self._keep(one.number, one.path)
+                else:
+                    self._return(one.number, one.path, one.replaced, _CHANGED)
+            except OSError as exc:
+                self.left[one.path] = (
+                    f"{exc.strerror}; what was there is {name_of(self.place + b'/' + _out(one.number))} now"
+                )
 
-    def _is_untouched(self, name: bytes, before: os.stat_result) -> bool:
+    def _note(self, st: os.stat_result, facts: Facts) -> None:
+        """We have changed the names of a file. `facts`: those that it must have."""
+        if st.st_ino in self._seen_ns and facts_of(st) == facts:
+            self._seen_ns[st.st_ino] = st.st_ctime_ns
+
+    def _differs_now(self, one: _Out) -> bool:
+        """True if a file is another one than head (or target) has: between two looks its names have changed by us."""
+        return self._difference(_out(one.number), one.path, self.to if one.ours else self.head) is not None
+
+    def _is_untouched(self, one: _Out) -> bool:
         try:
+            name, seen_ns = _out(one.number), self._seen_ns[one.st.st_ino]
             st = os.stat(name, dir_fd=self._place, follow_symlinks=False)
-            if (facts_of(st), st.st_ctime_ns) != (facts_of(before), before.st_ctime_ns):
+            if (facts_of(st), st.st_ctime_ns) != (facts_of(one.st), seen_ns):
                 return False
             if not stat.S_ISREG(st.st_mode):
                 return True
             with self._reading(name, self._place) as fd:
-                return not _is_written(fd) and os.fstat(fd).st_ctime_ns == before.st_ctime_ns
+                return not _is_written(fd) and os.fstat(fd).st_ctime_ns == seen_ns
         except OSError:
             return False
 
@@ -359,6 +395,18 @@ class PuttingBack:
     def _write(self, number: int, path: bytes, entry: Entry) -> Facts:
         """Make the new file in the place, whole under its number."""
         half = b"w%d" % number
+        if entry.inode in self._new:
+            first, facts = self._new[entry.inode]
+            try:
+                with acting_as(self.user):
+                    os.link(first, half, src_dir_fd=self._place, dst_dir_fd=self._place, follow_symlinks=False)
+                    os.rename(half, _out(number), src_dir_fd=self._place, dst_dir_fd=self._place)
+            except OSError as exc:
+                if exc.errno not in _NO_SUCH_LINK:
+                    raise
+            else:
+                self._unused.add(number)
+                return facts
         if entry.kind is Kind.SYMLINK:
             target = self.to.readlink(TOP + b"/" + path)
             with acting_as(self.user):
@@ -376,7 +424,22 @@ class PuttingBack:
         with acting_as(self.user):
             os.rename(half, _out(number), src_dir_fd=self._place, dst_dir_fd=self._place)
         self._unused.add(number)
-        return facts_of(os.stat(_out(number), dir_fd=self._place, follow_symlinks=False))
+        facts = facts_of(os.stat(_out(number), dir_fd=self._place, follow_symlinks=False))
+        if entry.kind is Kind.FILE and entry.nlink > 1:
+            self._keep_for_links(number, entry, facts)
+        return facts
+
+    def _keep_for_links(self, number: int, entry: Entry, facts: Facts) -> None:
+        """Give a new file another name in the place, which its further names are made from."""
+        other = b"w-%d" % number
+        try:
+            with acting_as(self.user):
+                os.link(_out(number), other, src_dir_fd=self._place, dst_dir_fd=self._place, follow_symlinks=False)
+        except OSError as exc:
+            if exc.errno not in _NO_SUCH_LINK:
+                raise
+        else:
+            self._new[entry.inode] = other, facts
 
     def _give_to_owner(self, name: bytes, entry: Entry) -> None:
         """Give a new file in the place the owner and group that it had, as far as the user may."""

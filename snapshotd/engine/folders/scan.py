@@ -86,6 +86,13 @@ class FolderScan:
 
     began_ns: int = 0
 
+    names: dict[str, list[str]] = field(default_factory=dict)
+    """Changed path of a file with several names to all of them, also those that went: a change through one is a change
+    of all."""
+
+    elsewhere: set[str] = field(default_factory=set)
+    """Changed paths of files with more names than these: what is done through them is not seen."""
+
     def part(self, paths: set[str]) -> FolderScan:
         """The difference at some paths."""
         changed = {path: mark for path, mark in self.changed.items() if path in paths}
@@ -166,7 +173,7 @@ class FolderIndex:
     def scan(self, root: int) -> FolderScan:
         """Compare the folder of the descriptor with the index, which stays as it is until `took`. LimitExceeded."""
         found = FolderScan(began_ns=time.time_ns())
-        walk = _Walk(self, found, os.fstat(root).st_dev)
+        walk = _Walk(self, found, root)
         walk.top(root)
         self._blind = walk.blind
         missing = self.known.keys() - walk.seen
@@ -179,8 +186,32 @@ class FolderIndex:
             numbers = {mark[4] for mark in self.known.values() if len(mark) > 1}
             self._revealed.update(path for path in older if found.changed[path][4] not in numbers)
         found.revealed = self._revealed & found.changed.keys()
+        self._find_names(found, walk.links)
         found.moved = self._moved(found, older)
         return found
+
+    def _find_names(self, found: FolderScan, links: dict[int, int]) -> None:
+        """`links`: number of a changed file to how many names it has, where it is more than one."""
+        now: dict[int, list[str]] = {}
+        for path, mark in found.changed.items():
+            if len(mark) > 1:
+                now.setdefault(mark[4], []).append(path)
+        then: dict[int, list[str]] = {}
+        for path in (*found.changed, *found.deleted):
+            was = self.known.get(path, ())
+            if len(was) > 1:
+                then.setdefault(was[4], []).append(path)
+        for number, paths in now.items():
+            if links.get(number, 1) > len(paths):
+                found.elsewhere.update(paths)
+            before = then.get(number, [])
+            both = paths
+            if not set(before).isdisjoint(paths):  # another file may have the number of one that went
+                both = list(dict.fromkeys((*paths, *before)))
+            if len(both) > 1:
+                for path in both:
+                    found.names.setdefault(path, both)
+                found.names.update(dict.fromkeys(paths, both))
 
     def _older(self, root: int, found: FolderScan) -> set[str]:
         """The paths at which another file is than before, which was made before the last look: it was renamed, or moved
@@ -257,11 +288,13 @@ def _born(root: int, path: str) -> int | None:
 class _Walk:
     """One walk over a folder."""
 
-    def __init__(self, index: FolderIndex, found: FolderScan, device: int) -> None:
-        self._index, self._found, self._device = index, found, device
+    def __init__(self, index: FolderIndex, found: FolderScan, root: int) -> None:
+        self._index, self._found = index, found
+        self._device, self._place = os.fstat(root).st_dev, os.readlink(files.fd_path(root))
         self._ends = time.monotonic() + LONGEST_S
         self.seen: set[str] = set()
         self.blind: set[str] = set()
+        self.links: dict[int, int] = {}
 
     def top(self, root: int) -> None:
         fd = os.open(".", files.DIR_FLAGS, dir_fd=root)
@@ -337,7 +370,7 @@ class _Walk:
         for entry in listed:
             if time.monotonic() > self._ends:
                 raise LimitExceeded(
-                    f"the folder cannot be looked at within {LONGEST_S:g} s, up to {prefix or '.'}; name what needs no snapshot in a "
+                    f"{self._place} cannot be looked at within {LONGEST_S:g} s, up to {prefix or '.'}; name what needs no snapshot in a "
                     ".snapshotdignore at its top"
                 )
             name = entry.name
@@ -374,11 +407,16 @@ class _Walk:
                 continue
             else:
                 found[path] = mark
+            self._note_links(path, st)
             seen.add(path)
         if len(seen) > MOST_FILES:
             raise LimitExceeded(
-                f"the folder has more than {MOST_FILES} files; name those that need no snapshot in a .snapshotdignore at its top"
+                f"{self._place} has more than {MOST_FILES} files; name those that need no snapshot in a .snapshotdignore at its top"
             )
+
+    def _note_links(self, path: str, st: os.stat_result) -> None:
+        if st.st_nlink > 1 and path in self._found.changed:
+            self.links[st.st_ino] = st.st_nlink
 
     def _enter(self, fd: int, name: str, path: str, rules: Rules, again: bool, depth: int, *, revealed: bool) -> None:
         try:

@@ -177,6 +177,11 @@ class Writers:
             self._verdicts.clear()  # a number is soon that of another process
             return taken
 
+    def give_back(self, touches: Touches) -> None:
+        """Have the next `take` tell these again: what they touched is in no snapshot yet."""
+        with self._lock:
+            self._now = touches | self._now
+
     def peek(self) -> Touches:
         """All that was touched since the last `take`; the next one tells it again."""
         with self._lock:

@@ -103,6 +103,91 @@ def test_a_name_that_somebody_took_is_not_replaced(folder: Folder) -> None:
     assert (folder.path / "gone").read_text() == "a person's"
 
 
+def linked(folder: Folder, head: str, to: str, names: tuple[str, ...] = ("a", "b", "d/c")) -> None:
+    """One file with several names, in the folder and in both trees."""
+    folder.write({names[0]: head, "d/x": "x"}, {names[0]: to, "d/x": "x"})
+    for top in (folder.path, *(tree / os.fsdecode(TOP) for tree in folder.trees)):
+        for name in names[1:]:
+            os.link(top / names[0], top / name)
+
+
+def test_all_names_of_a_file_go_back_and_stay_one(folder: Folder) -> None:
+    linked(folder, "2", "1")
+    done = folder.rewind()
+    assert done.left == {}
+    assert folder.files() == {"a": "1", "b": "1", "d/c": "1", "d/x": "x"}
+    assert len({(folder.path / name).stat().st_ino for name in ("a", "b", "d/c")}) == 1
+    st = (folder.path / "a").stat()
+    assert st.st_nlink == 3
+    assert set(done.done.values()) == {putting_back.facts_of(st)}
+
+
+def test_all_names_of_a_file_go(folder: Folder) -> None:
+    folder.write({"a": "2", "x": "x"}, {"x": "x"})
+    for top in (folder.path, folder.trees[0] / os.fsdecode(TOP)):
+        os.link(top / "a", top / "b")
+    assert folder.rewind().left == {}
+    assert folder.files() == {"x": "x"}
+
+
+def test_names_that_were_files_of_their_own_are_again(folder: Folder) -> None:
+    folder.write({"a": "2"}, {"a": "1", "b": "1"})
+    for top in (folder.path, folder.trees[0] / os.fsdecode(TOP)):
+        os.link(top / "a", top / "b")
+    assert folder.rewind().left == {}
+    assert folder.files() == {"a": "1", "b": "1"}
+    assert (folder.path / "a").stat().st_nlink == 1
+
+
+@pytest.mark.parametrize("through", ["a", "b", "d/c"])
+def test_no_name_of_a_file_that_a_person_changed_goes_back(folder: Folder, through: str) -> None:
+    linked(folder, "2", "1")
+    (folder.path / through).write_text("a person's")
+    assert sorted(folder.rewind().left) == [b"a", b"b", b"d/c"]
+    assert folder.files() == {"a": "a person's", "b": "a person's", "d/c": "a person's", "d/x": "x"}
+    assert (folder.path / "a").stat().st_nlink == 3
+
+
+@pytest.mark.parametrize("at", range(3))
+@pytest.mark.parametrize("how", ["later name", "held"])
+def test_an_edit_while_the_names_of_a_file_go_back(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, at: int, how: str
+) -> None:
+    """Through the last name, which is there until its turn, or by a program that had the file open. No byte of it goes,
+    and all names that came out have it again."""
+    linked(folder, "2", "1")
+    old = os.open(folder.path / "a", os.O_RDONLY)
+    points = iter(range(100))
+
+    def hit(point: str) -> None:
+        if point == "engine.folders.exchanged" and next(points) == at:
+            where = folder.path / "d/c" if how == "later name" and at < 2 else f"/proc/self/fd/{old}"
+            fd = os.open(where, os.O_WRONLY | os.O_APPEND)
+            os.write(fd, b" late")
+            os.close(fd)
+
+    monkeypatch.setattr(putting_back, "hit", hit)
+    done = folder.rewind()
+    os.close(old)
+    assert sorted(done.left) == [b"a", b"b", b"d/c"]
+    assert folder.files() == {"a": "2 late", "b": "2 late", "d/c": "2 late", "d/x": "x"}
+
+
+def test_an_edit_of_the_new_file_is_no_change_of_the_rewinds(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    linked(folder, "2", "1")
+    points = iter(range(100))
+
+    def hit(point: str) -> None:
+        if point == "engine.folders.exchanged" and next(points) == 0:
+            (folder.path / "a").write_text("a person's")
+
+    monkeypatch.setattr(putting_back, "hit", hit)
+    done = folder.rewind()
+    assert folder.files() == {"a": "a person's", "b": "a person's", "d/c": "a person's", "d/x": "x"}
+    there = putting_back.facts_of((folder.path / "a").stat())
+    assert there not in done.done.values()
+
+
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_file_with_a_writer_stays(folder: Folder, mapped: bool) -> None:
     folder.write({"a": "2"}, {"a": "1"})
