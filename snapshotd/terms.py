@@ -19,6 +19,8 @@ it."""
 ID_FORM = re.compile(r"[0-9a-f]{4,32}")
 """An id, or the beginning of one that may stand for it. It is no name."""
 
+_WHOLE_ID = re.compile(r"[0-9a-f]{32}")
+
 SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 """Seconds in a unit of time, as durations are written: 90s, 12h, 7d."""
 SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
@@ -39,6 +41,15 @@ PRUNE_GRACE_S = 600.0
 def short(any_id: str) -> str:
     """The form of an id that tables show; any unique prefix is accepted back."""
     return any_id[:SHORT_ID_CHARS]
+
+
+def number_of(count: int, noun: str) -> str:
+    """`1 file`, `2 files`, `0 directories`. Only the last word of `noun`, as it is for one, is changed."""
+    if count == 1:
+        return f"1 {noun}"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{count} {noun[:-1]}ies"
+    return f"{count} {noun}{'es' if noun.endswith(('s', 'x', 'ch', 'sh')) else 's'}"
 
 
 def duration(seconds: float) -> str:
@@ -66,7 +77,7 @@ def main_argument(arguments: Any) -> str:
 
 def _as_text(value: Any) -> str | None:
     if isinstance(value, str):
-        return value
+        return short(value) if _WHOLE_ID.fullmatch(value) else value
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         return None
     return str(value[-1]) if value[:-1] in _SCRIPTS else shlex.join(value)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import core, settings
@@ -21,6 +22,9 @@ from tests import dockerd, long, root_tree
 from tests.both_clients import asynchronous
 from tests.capabilities import require
 from tests.unit.daemon import process
+
+if TYPE_CHECKING:
+    from tests.e2e.support import Snap
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -157,6 +161,19 @@ def docker_daemon() -> Iterator[dockerd.Engine]:
 def docker_engine(docker_daemon: dockerd.Engine) -> str:
     """The value for DOCKER_HOST."""
     return docker_daemon.host
+
+
+@pytest.fixture(scope="module")
+def empty_snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """A daemon of the module's own, without an image: hooks need none."""
+    from tests.e2e.support import Snap  # most tests have no daemon
+    from tests.leftovers import nothing_left
+
+    found = Snap(tmp_path_factory.mktemp("h") / "state")
+    found("ls")
+    yield found
+    found.stop_daemon()
+    nothing_left(found.state_dir, running=False)
 
 
 @pytest.fixture(scope="session")

@@ -394,7 +394,7 @@ class World:
         """What the snapshot has below /workspace."""
         target = self._scratch / "restored"
         shutil.rmtree(target, ignore_errors=True)
-        self.client.restore(snapshot, target, path="workspace")
+        self.client.restore(snapshot, target, path="/workspace")
         found = content_of(target)
         shutil.rmtree(target)
         return found

@@ -12,6 +12,7 @@ from snapshotd.catalog.lines import add_line, position_of, save_state
 from snapshotd.catalog.lookup import no, snapshot_numbers
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.sqlite import Database
+from snapshotd.terms import number_of
 from snapshotd.types import Ended, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, short
 
 _WRITER_SELECT = """
@@ -57,7 +58,9 @@ def _begin_with(db: Database, trajectory: int, snapshot: Snapshot, origin: int |
     continued = None if snapshot.continues is None else position_of(db, snapshot.continues)
     messages = 0 if continued is None else continued.messages
     if snapshot.messages != messages and (snapshot.follows is None or snapshot.messages > messages):
-        raise InternalError(f"snapshot {snapshot.id} does not continue {snapshot.continues} ({messages} messages)")
+        raise InternalError(
+            f"snapshot {snapshot.id} does not continue {snapshot.continues} ({number_of(messages, 'message')})"
+        )
     line = add_line(db, trajectory, None if continued is None else continued.number, snapshot.messages)
     follows = None if continued is None or snapshot.follows is None else continued.number
     place = rows.Place(
@@ -136,7 +139,7 @@ def _place(
         line = add_line(db, own.trajectory, follows, kept)
     if not fits:
         raise InternalError(
-            f"snapshot {snapshot.id} does not continue {snapshot.continues} ({position} messages) after {own.head}"
+            f"snapshot {snapshot.id} does not continue {snapshot.continues} ({number_of(position, 'message')}) after {own.head}"
         )
     saved = save_state(db, None if state is None else rows.encode_json(state), saved)
     return rows.Place(own.trajectory, line, head, stack, follows, saved), kept

@@ -13,6 +13,7 @@ from snapshotd.catalog.lines import Position, add_line, position_of, save_state
 from snapshotd.catalog.lookup import snapshot_numbers, trajectory_number
 from snapshotd.errors import Conflict, InternalError
 from snapshotd.sqlite import Database
+from snapshotd.terms import number_of
 from snapshotd.types import Image, Snapshot, SnapshotID, Stack, Trajectory, TrajectoryID
 
 
@@ -87,7 +88,9 @@ class _Snapshots:
         that."""
         position = 0 if continued is None else continued.messages
         if kept != position and (snapshot.follows is None or not 0 <= kept <= position):
-            raise InternalError(f"snapshot {snapshot.id} does not continue {snapshot.continues} ({position} messages)")
+            raise InternalError(
+                f"snapshot {snapshot.id} does not continue {snapshot.continues} ({number_of(position, 'message')})"
+            )
         if snapshot.follows is None and continued is not None:
             found = self._db.read_one("SELECT pk FROM lines WHERE pk = ? AND trajectory = ?", (continued.line, owner))
             if found is not None:

@@ -11,7 +11,7 @@ import re
 import stat
 import sys
 import termios
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TextIO, TypeVar
 
 import click
@@ -108,6 +108,31 @@ def system_error(exc: OSError) -> SnapshotdError:
     return kind(f"{path} cannot be used: {exc.strerror}; name another path, or change that one")
 
 
+class CliFormatter(click.HelpFormatter):
+    """Breaks no line at the hyphen in a word, which may be the name of an option or a command."""
+
+    _HYPHEN = "\N{NON-BREAKING HYPHEN}"
+
+    def write_text(self, text: str) -> None:
+        super().write_text(text.replace("-", self._HYPHEN))
+
+    def write_dl(self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2) -> None:
+        super().write_dl([(name, text.replace("-", self._HYPHEN)) for name, text in rows], col_max, col_spacing)
+
+    def write(self, string: str) -> None:
+        super().write(string.replace(self._HYPHEN, "-"))
+
+
+class CliContext(click.Context):
+    formatter_class = CliFormatter
+
+
+class CliGroup(click.Group):
+    """A group of commands."""
+
+    context_class = CliContext
+
+
 class CliCommand(click.Command):
     """A command of ours.
 
@@ -115,6 +140,8 @@ class CliCommand(click.Command):
     for every failure of ours, 126 and 127 for programs that cannot be run. `splits`: arguments after the first `--` are
     kept apart (`after_dashes`).
     """
+
+    context_class = CliContext
 
     def __init__(
         self,

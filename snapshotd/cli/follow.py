@@ -24,7 +24,7 @@ from snapshotd.cli.waiting import Wait, settled
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import FileCounts
 from snapshotd.errors import BY_CODE, DaemonUnavailable, SandboxFailed, SnapshotdError, UsageError
-from snapshotd.terms import short
+from snapshotd.terms import number_of, short
 
 INTERRUPTED = 128 + signal.SIGINT
 _CLEAR = "\x1b[K"
@@ -221,14 +221,14 @@ class ReplayLine:
         if event["event"] == "replayed":
             self._count += 1
             if sys.stderr.isatty():
-                click.echo(f"\r{_CLEAR}↻ {self._count} calls replayed", err=True, nl=False)
+                click.echo(f"\r{_CLEAR}↻ {number_of(self._count, 'call')} replayed", err=True, nl=False)
                 self._shown = True
             return None
         self.clear()
         count, self._count = (event["replayed"] if event["event"] == "live" else self._count), 0
         if event["event"] == "live":
-            return f"↻ {count} calls replayed; live from {short(event['snapshot'])}"
-        return f"↻ {count} calls replayed" if count else None
+            return f"↻ {number_of(count, 'call')} replayed; live from {short(event['snapshot'])}"
+        return f"↻ {number_of(count, 'call')} replayed" if count else None
 
     def clear(self) -> None:
         """Make room on the terminal for something else."""
@@ -322,7 +322,8 @@ def _line(event: dict[str, Any]) -> str | None:
         how = event.get("status", "finished") if code is None else f"exit code {code}"
         state = f", {event['state']}" if "state" in event else ""
         reused = _reused(event["reuse"]) if "reuse" in event else ""
-        return f"■ {how}, {event['snapshot_count']} snapshots{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
+        taken = number_of(event["snapshot_count"], "snapshot")
+        return f"■ {how}, {taken}{reused}{state}; `snapshotd log {short(event['trajectory'])}` lists them"
     return None
 
 

@@ -8,6 +8,7 @@ import click
 
 from snapshotd.cli.text import print_json
 from snapshotd.errors import SnapshotdError, Unsupported, UsageError
+from snapshotd.terms import number_of
 
 WORD = "langgraph"
 
@@ -30,5 +31,5 @@ def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> 
     if as_json:
         print_json({"from": source, "to": target, "checkpoints": count})
     else:
-        click.echo(f"{count} checkpoints", err=True)
+        click.echo(number_of(count, "checkpoint"), err=True)
     return 0

@@ -17,6 +17,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from snapshotd.cli.command import (
     CONTEXT_SETTINGS,
+    CliGroup,
     Failure,
     ReaderGone,
     drop_output,
@@ -115,7 +116,7 @@ COMMANDS: dict[str, dict[str, str]] = {
 FOLDERS: dict[str, str] = {name: folder for folder, commands in COMMANDS.items() for name in commands}
 
 
-class LazyGroup(click.Group):
+class LazyGroup(CliGroup):
     """Lists commands without importing them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, TextIO
 
 import click
 
-from snapshotd.terms import SECONDS, short
+from snapshotd.terms import SECONDS, number_of, short
 
 _REST_CHARS, _REST_LEAST_CHARS = 60, 10
 """How much of a call is shown where there is no terminal, and on one of any width."""
@@ -77,7 +77,7 @@ def ago(iso: str) -> str:
         length = SECONDS[unit[0]]
         if seconds >= 2 * length:
             return f"{seconds // length} {unit}s ago"
-    return f"{max(seconds, 0)} seconds ago"
+    return f"{number_of(max(seconds, 0), 'second')} ago"
 
 
 def file_counts(files: Any) -> str:

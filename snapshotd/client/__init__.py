@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.feeding import Terminal
+from snapshotd.client.following import StillRunning
 from snapshotd.client.mind import RECORDED
 from snapshotd.client.ports import Port
 from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
@@ -51,6 +52,7 @@ __all__ = [
     "Snapshot",
     "Snapshotd",
     "SnapshotdError",
+    "StillRunning",
     "Terminal",
     "WriteInfo",
 ]

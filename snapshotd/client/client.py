@@ -18,6 +18,16 @@ from snapshotd.client.experiments import Experiments
 from snapshotd.client.feeding import Feeder, Readable, Terminal
 from snapshotd.client.files import FileVerbs
 from snapshotd.client.following import Following
+from snapshotd.client.local.arguments import (
+    absolute,
+    argv_of,
+    check_count,
+    check_seconds,
+    local_path,
+    sandbox_path,
+    texts_of,
+    words_of,
+)
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.mind import Mind
 from snapshotd.client.ports import Ports
@@ -45,19 +55,7 @@ from snapshotd.client.results import (
 from snapshotd.client.sharing import Sharing
 from snapshotd.client.transport import Transport
 from snapshotd.client.values import Values
-from snapshotd.client.verbs import (
-    ForkPlace,
-    Progress,
-    Wait,
-    absolute,
-    b64,
-    check_timeout,
-    check_wait,
-    local_path,
-    on_this_machine,
-    ref_segment,
-    result_of,
-)
+from snapshotd.client.verbs import ForkPlace, Progress, Wait, b64, check_wait, on_this_machine, ref_segment, result_of
 from snapshotd.config import CLIENT, read
 from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
@@ -134,6 +132,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         """A sandbox without an agent, running, and its first snapshot. It ends with a last one after `idle_timeout`
         seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
+        check_seconds("idle_timeout", idle_timeout, zero=True)
         body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
         answer = self._transport.request("POST", "/sandboxes", body=body, once=True)
         return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
@@ -162,9 +161,9 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         check_wait(wait)
         body = {
             **sandbox_fields(**sandbox),
-            "agent": absolute(agent),
-            "args": list(args),
-            "command": list(command),
+            "agent": absolute(agent, "agent"),
+            "args": words_of("args", args),
+            "command": words_of("command", command),
             "user": user,
             "detach": detach,
             "reuse": reuse,
@@ -186,18 +185,27 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
         did not outlive its daemon has a `finished` whose status is `interrupted`.
         """
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
         if not follow:
+            path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
             return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
-        return Following(self._transport, path, what=ref, patience_s=self._reconnect_s, on_lost=on_lost).events()
+        return self._followed(ref, ref, on_lost, None)
 
-    def wait(self, ref: str, *, on_output: OutputSink | None = None) -> TrajectoryInfo:
+    def _followed(
+        self, ref: str, what: str, on_lost: Callable[[], object] | None, timeout: float | None
+    ) -> Iterator[dict[str, Any]]:
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
+        return Following(
+            self._transport, path, what=what, patience_s=self._reconnect_s, on_lost=on_lost, timeout=timeout
+        ).events()
+
+    def wait(self, ref: str, *, on_output: OutputSink | None = None, timeout: float | None = None) -> TrajectoryInfo:
         """Wait until the run of a trajectory, or of a fork's program, has ended, as `events` follows it; the trajectory
         then has its `status` and `exit_code`. All output from the beginning goes to `on_output`. UsageError: no program
-        ever ran in it."""
+        ever ran in it. StillRunning (a TimeoutError): it has not ended after `timeout` seconds, and runs on."""
+        check_seconds("timeout", timeout)
         identity, ended = self.trajectory(ref).id, False
         shown = ShownOutput(on_output)
-        for event in self.events(identity):
+        for event in self._followed(identity, ref, None, timeout):
             if event["event"] == "output":
                 shown.show(event)
             ended = event["event"] == "finished"
@@ -308,7 +316,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         from snapshotd.client.branching.reports import exec_reported
 
         options: dict[str, Any] = {"cwd": cwd, "user": user, "stdin": stdin, "timeout": timeout}
-        return exec_reported(self, ref, argv, report, on_output=on_output, env=dict(env or {}), **options)
+        return exec_reported(self, ref, argv, report, on_output=on_output, env=texts_of("env", env), **options)
 
     def _exec(
         self,
@@ -325,10 +333,10 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         recorded: bool,
         **more: Any,
     ) -> ExecInfo:
-        if not argv:
-            raise UsageError("there is no command to execute: the list of its words is empty")
-        check_timeout(timeout)
-        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
+        check_seconds("timeout", timeout)
+        check_seconds("idle_timeout", more.get("idle_timeout_s"), zero=True)
+        words, variables = argv_of(argv), texts_of("env", env)
+        body = {"argv": words, "cwd": cwd, "env": variables, "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
         shown, key = ShownOutput(on_output), new_key() if recorded else None
@@ -396,9 +404,13 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
         anything starts."""
         check_wait(wait)
-        if not 1 <= n <= FORK_MAX:
-            raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
-        body: dict[str, Any] = {"args": None if args is None else list(args), "name": name, "resume": resume}
+        check_count("n", n, 1, FORK_MAX)
+        check_seconds("idle_timeout", idle_timeout, zero=True)
+        body: dict[str, Any] = {
+            "args": None if args is None else words_of("args", args),
+            "name": name,
+            "resume": resume,
+        }
         body["idle_timeout_s"] = idle_timeout
         body["part"] = None if part is None else dataclasses.asdict(part)
         if variants is None:
@@ -465,12 +477,13 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         body = {"name": name, "if_changed": if_changed}
         return self._step(f"/trajectories/{ref_segment(ref, 'trajectory')}/snapshot", body, wait)
 
-    def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
-        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
+    def stop(self, ref: str, *, discard: bool = False, wait: Wait = "captured") -> TrajectoryInfo:
+        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running. With
+        `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
+        snapshot; the sandbox goes on."""
         check_wait(wait)
-        stopped = TrajectoryInfo.of(
-            self._transport.request("POST", f"/trajectories/{ref_segment(ref, 'trajectory')}/stop")
-        )
+        path, query = f"/trajectories/{ref_segment(ref, 'trajectory')}/stop", {"discard": "true" if discard else None}
+        stopped = TrajectoryInfo.of(self._transport.request("POST", path, query=query))
         if wait == "stored":
             self.flush(stopped.id)
         return stopped
@@ -522,11 +535,11 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         raise DaemonUnavailable("the daemon ended the list of changes early; repeat the command")
 
     def patch(
-        self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = b"workspace"
+        self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = "/workspace"
     ) -> int:
         """Write the changes below `root` as a patch that `git apply` and `patch -p1` take. Returns how many changes lie
         elsewhere."""
-        query = {**_pair(a, b), "root_b64": b64(root)}
+        query = {**_pair(a, b), "root_b64": b64(sandbox_path(root))}
         for event in self._transport.lines("GET", "/patch", query=query):
             if event["event"] == "end":
                 return int(event["outside"])
@@ -610,17 +623,19 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
 
     def cat(self, ref: str, path: str | bytes) -> Iterator[bytes]:
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""
-        return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(path)})
+        return self._transport.pieces(
+            "GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(sandbox_path(path))}
+        )
 
     def lstat(self, ref: str, path: str | bytes) -> FileStatus:
         """The entry at a path of a snapshot, links not followed. NotFound."""
         where = f"/snapshots/{ref_segment(ref)}/status"
-        return FileStatus.of(self._transport.request("GET", where, query={"path_b64": b64(path)}))
+        return FileStatus.of(self._transport.request("GET", where, query={"path_b64": b64(sandbox_path(path))}))
 
     def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
         """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be
         empty."""
-        body = {"to": absolute(to), "path": path}
+        body = {"to": absolute(to, "to"), "path": os.fsdecode(sandbox_path(path)) if path else ""}
         return RestoreInfo.of(self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body))
 
     @on_this_machine
@@ -649,9 +664,9 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
 
         info = self.snapshot(snapshot)
         start = apply.first_of(self, info) if base is None else self.snapshot(base).id
-        source = apply.SnapshotReader(self, start, info.id, apply.WORKSPACE if path is None else os.fsencode(path))
+        source = apply.SnapshotReader(self, start, info.id, apply.WORKSPACE if path is None else sandbox_path(path))
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
-        done = apply.apply(source, local_path(to), dry_run=dry_run, message=message, hooks=hooks)
+        done = apply.apply(source, local_path(to, "to"), dry_run=dry_run, message=message, hooks=hooks)
         return dataclasses.replace(done, base=start, snapshot=info.id)
 
     @on_this_machine
@@ -831,16 +846,16 @@ def sandbox_fields(
     return {
         "image": image,
         "runtime": runtime,
-        "workspace": absolute(workspace),
-        "env": dict(env or {}),
+        "workspace": absolute(workspace, "workspace"),
+        "env": texts_of("env", env),
         "network": network,
         "name": name,
-        "secrets": dict(secrets or {}),
+        "secrets": texts_of("secrets", secrets),
         "providers": [dataclasses.asdict(item) for item in providers],
         "capture_tokens": capture_tokens,
         "tenant": tenant,
-        "requirements": absolute(requirements),
-        "program": absolute(program),
+        "requirements": absolute(requirements, "requirements"),
+        "program": absolute(program, "program"),
         "limits": limit_fields(memory, cpus, pids, disk),
     }
 

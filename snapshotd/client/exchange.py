@@ -33,6 +33,7 @@ from snapshotd.errors import (
     LimitExceeded,
     NotPermitted,
     SnapshotdError,
+    UsageError,
     VersionMismatch,
 )
 
@@ -140,8 +141,13 @@ def chunk_bytes(data: bytes) -> bytes:
 
 
 def line_bytes(body: Any) -> bytes:
-    """A JSON body. LimitExceeded: no daemon takes it."""
-    data = json.dumps(body).encode()
+    """A JSON body. LimitExceeded: no daemon takes it. UsageError: an argument is nothing that JSON has."""
+    try:
+        data = json.dumps(body).encode()
+    except (TypeError, ValueError) as exc:
+        raise UsageError(
+            f"an argument cannot be sent to the daemon: {exc}; give texts, numbers, lists and maps"
+        ) from None
     if len(data) > BODY_MAX_BYTES:
         raise LimitExceeded(
             f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files"

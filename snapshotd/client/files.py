@@ -11,9 +11,10 @@ from typing import BinaryIO
 
 from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import Readable
+from snapshotd.client.local.arguments import bytes_of, local_path, sandbox_path, wrong
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import UploadSource
-from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, local_path, on_this_machine, ref_segment
+from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, on_this_machine, ref_segment
 from snapshotd.daemon.http.wire import FILES_PATH
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
@@ -89,6 +90,8 @@ class FileVerbs(Verbs):
 
         content = data.encode() if isinstance(data, str) else data
         whole = isinstance(content, bytes)
+        if not whole and not hasattr(content, "read"):
+            raise wrong("data", data, "bytes, text, or a file that is open for bytes")
         reader = Reader(
             iter((content,)) if isinstance(content, bytes) else read_pieces(content), moved, in_memory=whole
         )
@@ -108,9 +111,7 @@ class FileVerbs(Verbs):
         from snapshotd.client.local.tree import Reader, pack_bytes
 
         pairs = files.items() if isinstance(files, Mapping) else files
-        whole = [
-            (sandbox_path(path).lstrip(b"/"), data.encode() if isinstance(data, str) else data) for path, data in pairs
-        ]
+        whole = [(sandbox_path(path).lstrip(b"/"), bytes_of(f"files[{path!r}]", data)) for path, data in pairs]
         if not whole:
             raise UsageError("there are no files to write; give at least one path with its content")
         query = {**_path("/"), "user": user, "attributes": "false"}
@@ -305,14 +306,6 @@ class SandboxFiles(SnapshotFiles):
     ) -> WriteInfo:
         """Copy a local file, or a local folder with all that is in it, into the sandbox. As `Snapshotd.upload`."""
         return self._client.upload(self._ref, source, path, user=user, wait=wait, moved=moved)
-
-
-def sandbox_path(path: SandboxPath) -> bytes:
-    """The bytes of a path, from the root. UsageError for what no path of a sandbox can be."""
-    raw = path.encode(errors="surrogateescape") if isinstance(path, str) else path
-    if b"\0" in raw or b".." in raw.split(b"/"):
-        raise UsageError(f"{os.fsdecode(raw)!r} has a zero byte or `..` in it; write the path from the sandbox's root")
-    return raw if raw.startswith(b"/") else b"/workspace/" + raw
 
 
 def _path(path: SandboxPath) -> dict[str, str | None]:

@@ -21,6 +21,10 @@ _HELD_S = 10.0
 request."""
 
 
+class StillRunning(Conflict, TimeoutError):  # noqa: N818 - like every error of ours, it is named by what is the case
+    """A run or a command has not ended within the `timeout` of a wait for it. It runs on."""
+
+
 class Following:
     """One follower of one run."""
 
@@ -32,11 +36,13 @@ class Following:
         what: str,
         patience_s: float,
         on_lost: Callable[[], object] | None,
+        timeout: float | None = None,
     ) -> None:
         """`trajectory` is its path in the API, and `what` its name in errors. Errors other than that no daemon is there
-        end the following."""
+        end the following, and so does StillRunning, `timeout` seconds from now."""
         self._transport, self._trajectory, self._what, self._on_lost = transport, trajectory, what, on_lost
-        self._patience_s = patience_s
+        self._patience_s, self._timeout = patience_s, timeout
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._count = 0
         from hashlib import blake2b  # only then: it loads OpenSSL
 
@@ -49,7 +55,10 @@ class Following:
     def events(self) -> Iterator[dict[str, Any]]:
         """All events until `finished`, or until no more come although the trajectory does not run. The request is sent
         at once."""
-        return self._events(self._lines())
+        try:
+            return self._events(self._lines())
+        except TimeoutError:
+            raise self._still_running() from None
 
     def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
         while True:
@@ -66,13 +75,22 @@ class Following:
                 )
             except DaemonAway as exc:
                 lost = exc
+            except TimeoutError:
+                raise self._still_running() from None
             lines = self._again(lost)
 
     def _lines(self) -> Iterator[bytes]:
         self._held_since = None
-        lines = self._transport.raw_lines("GET", f"{self._trajectory}/events", query={"follow": "true"})
+        lines = self._transport.raw_lines(
+            "GET", f"{self._trajectory}/events", query={"follow": "true"}, deadline=self._deadline
+        )
         self._held_since = time.monotonic()
         return lines
+
+    def _still_running(self) -> StillRunning:
+        return StillRunning(
+            f"{self._what} has not ended within {self._timeout:g} s, and runs on: wait for it again, or end it"
+        )
 
     def _runs(self) -> bool:
         return bool(self._transport.request("GET", self._trajectory)["status"] == "running")
@@ -111,6 +129,8 @@ class Following:
                 return self._lines()
             except DaemonAway as exc:
                 lost = exc
+            except TimeoutError:
+                raise self._still_running() from None
 
     def _wait(self, lost: DaemonAway) -> None:
         """Before the next request: at once after getting somewhere, then with growing pauses (nothing tells when a
@@ -123,5 +143,7 @@ class Following:
                 self._on_lost()
         if now - self._lost_at >= self._patience_s:
             raise lost
+        if self._deadline is not None and now >= self._deadline:
+            raise self._still_running()
         time.sleep(self._pause_s)
         self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)

@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
+from snapshotd.client.local.arguments import bytes_of, sandbox_path
 from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
 from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, ref_segment
@@ -141,7 +142,7 @@ class Mind(Verbs):
     ) -> TrajectoryInfo:
         """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
 
-        `files`: path to content (text as UTF-8; None removes it); relative paths start at the root. Messages are pairs
+        `files`: path to content (text as UTF-8; None removes it); relative paths start at /workspace. Messages are pairs
         of role and content: `messages` in place of the conversation, or `drop_messages` at its end and `add_messages`
         after that. `result`: of the snapshot's tool call. `state`: keys to set (None removes one). UsageError: an edit
         that cannot be made.
@@ -200,8 +201,8 @@ def edit_fields(
 
 
 def _file(path: str | bytes, content: str | bytes | None) -> Json:
-    raw = content.encode() if isinstance(content, str) else content
-    return {"path_b64": b64(path), "content_b64": None if raw is None else base64.b64encode(raw).decode()}
+    raw = None if content is None else bytes_of(f"files[{path!r}]", content)
+    return {"path_b64": b64(sandbox_path(path)), "content_b64": None if raw is None else base64.b64encode(raw).decode()}
 
 
 def _messages(messages: Sequence[tuple[str, Any]]) -> list[Json]:

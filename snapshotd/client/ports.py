@@ -12,8 +12,9 @@ from pathlib import Path
 from types import TracebackType
 
 from snapshotd.client.exchange import segment
+from snapshotd.client.local.arguments import local_path
 from snapshotd.client.transport import Conversation, Transport
-from snapshotd.client.verbs import Verbs, local_path, ref_segment
+from snapshotd.client.verbs import Verbs, ref_segment
 from snapshotd.daemon.http.wire import PORT_CONNECTIONS_MAX, PORTS, check_socket_path
 from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError
 

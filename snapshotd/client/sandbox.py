@@ -16,6 +16,7 @@ from typing import Any, Literal, overload
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.commands import Stream, TextLines
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
+from snapshotd.client.local.arguments import argv_of, bytes_of, check_function
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure, Port
 from snapshotd.client.results import (
@@ -99,11 +100,13 @@ class Command:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         check: bool = False,
+        timeout: float | None = None,
     ) -> ExecResult:
         """Wait until it has ended, beyond a restart of the daemon. Its whole output comes to `on_stdout` and `on_stderr`,
-        from its beginning. The exit code is -1 when it is not known. With `check`, ExecFailed for any but 0."""
+        from its beginning. The exit code is -1 when it is not known. With `check`, ExecFailed for any but 0. After
+        `timeout` seconds StillRunning (a TimeoutError): it runs on."""
         kept = _Kept(on_stdout, on_stderr)
-        for event in self._client.command_events(self._sandbox, self.id):
+        for event in self._client.command_events(self._sandbox, self.id, timeout=timeout):
             if event["event"] == "output":
                 kept.take(event["stream"], base64.b64decode(event["data_b64"]))
         info = self.info
@@ -133,7 +136,7 @@ class Command:
     def write(self, data: str | bytes, *, end: bool = False) -> None:
         """Write to its standard input, and with `end` close it behind that. For a command that was started with
         `stdin=True`. As `Snapshotd.write_command`."""
-        self._client.write_command(self._sandbox, self.id, data.encode() if isinstance(data, str) else data, end=end)
+        self._client.write_command(self._sandbox, self.id, bytes_of("data", data), end=end)
 
     def signal(self, number: int) -> None:
         """Send a signal to its process group, as a terminal does. Conflict: it has ended."""
@@ -604,12 +607,13 @@ class Sandbox:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         check: bool = False,
+        timeout: float | None = None,
     ) -> RunResult:
         """Wait until the run of its agent, or of a fork's program, has ended, beyond a restart of the daemon. All that it
         prints comes to `on_stdout` and `on_stderr`, from its beginning. With `check`, ExecFailed for an exit code other
-        than 0. UsageError: no program ever ran in it."""
+        than 0. After `timeout` seconds StillRunning (a TimeoutError): it runs on. UsageError: no program ever ran in it."""
         kept = _Kept(on_stdout, on_stderr)
-        ended = self._client.wait(self.id, on_output=kept.take)
+        ended = self._client.wait(self.id, on_output=kept.take, timeout=timeout)
         code = -1 if ended.exit_code is None else ended.exit_code
         result = RunResult(code, *kept.output(), ended.head, trajectory=ended.id, status=ended.status)
         if check and code != 0:
@@ -630,9 +634,10 @@ class Sandbox:
         """Run the compensations of those calls (all, if none is named), each at most once."""
         return self._client.compensate(self.id, calls)
 
-    def stop(self, *, wait: Wait = "captured") -> None:
-        """Take a last snapshot if anything changed and end the container. `exec` starts it again."""
-        self._client.stop(self.id, wait=wait)
+    def stop(self, *, discard: bool = False, wait: Wait = "captured") -> None:
+        """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts it
+        again."""
+        self._client.stop(self.id, discard=discard, wait=wait)
 
     def remove(self, *, force: bool = False) -> None:
         """Forget the trajectory with all its snapshots."""
@@ -656,6 +661,8 @@ class _Kept:
     def __init__(
         self, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
     ) -> None:
+        check_function("on_stdout", on_stdout)
+        check_function("on_stderr", on_stderr)
         self._told = {"stdout": on_stdout, "stderr": on_stderr}
         self._pieces: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 
@@ -688,11 +695,11 @@ def _failed(command: str, result: ExecResult, error: str | None) -> ExecFailed:
 
 
 def _argv(command: str | Sequence[str]) -> list[str]:
-    return ["/bin/sh", "-c", command] if isinstance(command, str) else list(command)
+    return ["/bin/sh", "-c", command] if isinstance(command, str) else argv_of(command)
 
 
 def _stdin(data: str | bytes | None) -> io.BytesIO | None:
-    return None if data is None else io.BytesIO(data.encode() if isinstance(data, str) else data)
+    return None if data is None else io.BytesIO(bytes_of("input", data))
 
 
 def _id(snapshot: Snapshot | str) -> str:

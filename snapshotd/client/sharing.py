@@ -10,17 +10,9 @@ from typing import Literal
 
 from snapshotd.client.bundles.sealing import Sealing, unsealed
 from snapshotd.client.feeding import Readable
+from snapshotd.client.local.arguments import local_path
 from snapshotd.client.results import ExportInfo, ImportInfo
-from snapshotd.client.verbs import (
-    Progress,
-    Verbs,
-    Wait,
-    check_wait,
-    local_path,
-    on_this_machine,
-    ref_segment,
-    result_of,
-)
+from snapshotd.client.verbs import Progress, Verbs, Wait, check_wait, on_this_machine, ref_segment, result_of
 from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 

@@ -40,8 +40,9 @@ from snapshotd.client.exchange import (
     too_late,
     unreachable,
 )
-from snapshotd.daemon.http.wire import TIMEOUT_MAX_S, check_socket_path
-from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
+from snapshotd.client.local.arguments import check_seconds
+from snapshotd.daemon.http.wire import check_socket_path
+from snapshotd.errors import DaemonUnavailable, NotFound
 
 _UPLOAD_END_S = 1.0
 
@@ -72,8 +73,7 @@ class Transport:
         may be asked for again, how long to look for a daemon. UsageError when the path is too long for a socket, or for
         a timeout that is none."""
         check_socket_path(socket_path)
-        if timeout_s is not None and not 0 < timeout_s <= TIMEOUT_MAX_S:
-            raise UsageError(f"request_timeout={timeout_s!r} is no number of seconds above 0 and at most a year")
+        check_seconds("request_timeout", timeout_s)
         self.socket_path, self.start, self.timeout_s, self.patience_s = socket_path, start, timeout_s, patience_s
 
     def request(
@@ -122,9 +122,11 @@ class Transport:
         """
         return _closing(reply := self._answer(method, path, body, query), _events(reply))
 
-    def raw_lines(self, method: str, path: str, *, query: Query | None = None) -> Iterator[bytes]:
-        """The same with undecoded lines; `event_of` decodes one."""
-        return _closing(reply := self._answer(method, path, None, query), _lines(reply))
+    def raw_lines(
+        self, method: str, path: str, *, query: Query | None = None, deadline: float | None = None
+    ) -> Iterator[bytes]:
+        """The same with undecoded lines; `event_of` decodes one. TimeoutError at the `deadline` (of time.monotonic)."""
+        return _closing(reply := self._answer(method, path, None, query, deadline), _lines(reply))
 
     def pieces(self, method: str, path: str, *, query: Query | None = None) -> Iterator[bytes]:
         """One request whose answer is raw bytes, in pieces."""

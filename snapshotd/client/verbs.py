@@ -7,13 +7,12 @@ import base64
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from snapshotd.client.exchange import segment
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.client.transport import Transport
-from snapshotd.daemon.http.wire import TIMEOUT_MAX_S, check_ref
+from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
@@ -60,11 +59,6 @@ def check_wait(wait: str) -> None:
         raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
 
 
-def check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not 0 < timeout <= TIMEOUT_MAX_S:
-        raise UsageError(f"timeout={timeout!r} is no number of seconds above 0 and at most a year; None means none")
-
-
 Progress = Callable[[str], object]
 """Receives one line of progress for people."""
 
@@ -82,15 +76,6 @@ class ForkPlace:
 def ref_segment(ref: str, what: str = "snapshot or trajectory") -> str:
     """A ref as one segment of a URL path. NotFound for a text that cannot be a ref."""
     return segment(check_ref(ref, what))
-
-
-def local_path(path: str | Path) -> Path:
-    return Path(os.path.abspath(path))
-
-
-def absolute(path: str | Path | None) -> str | None:
-    """A local path in a form that is valid for the daemon, which has another working directory."""
-    return None if path is None else os.path.abspath(path)
 
 
 def b64(path: str | bytes) -> str:

@@ -33,6 +33,7 @@ from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.formats.foreign_json import parse
 from snapshotd.kernel import passing
 from snapshotd.kernel.identity import HostUser, peer
+from snapshotd.terms import number_of
 from snapshotd.types import Snapshot, Trajectory, short
 
 _LINE_BYTES, _PAYLOAD_BYTES = 8192, 16 << 20
@@ -190,7 +191,7 @@ class HookServer:
         preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100, session=session)
         lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
-        return "\n".join([*lines, *more, *preview.left, f"{len(preview.messages)} messages go", ""])
+        return "\n".join([*lines, *more, *preview.left, f"{number_of(len(preview.messages), 'message')} would go", ""])
 
     def _listed(self, trajectory: Trajectory, user: HostUser) -> str:
         rows = []
@@ -232,7 +233,7 @@ def _late(folder: int) -> str:
 def _done(snapshot: Snapshot) -> str:
     """The result of a rewind, for a person."""
     facts = snapshot.call.arguments
-    lines = [f"{short(snapshot.id)} {snapshot.call.name}: {len(facts.get('files') or ())} paths put back"]
+    lines = [f"{short(snapshot.id)} {snapshot.call.name}: {number_of(len(facts.get('files') or ()), 'path')} put back"]
     lines += facts.get("left", ())
     if "resume" in facts:
         lines.append(f"go on with: {facts['resume']}")

@@ -9,6 +9,7 @@ files that are made after it:
     secrets.db             made before the first trajectory
     secrets.db-wal         as the catalog's
     repo/key               made before the first trajectory
+    repo/store/packs       made before the first snapshot is stored, where the packs lie in the state directory
 
 `repo/key.py` judges the key where a part of the repository is left, `repo/format/index.py` the index, `secrets/key.py`
 the vault's key.
@@ -47,6 +48,18 @@ def check_repository(state_dir: Path, has_trajectories: Callable[[], bool]) -> N
         raise DataLoss(
             f"the key {key} of the repository is missing although the catalog has trajectories: mount or restore {state_dir / 'repo'}; "
             "what is stored is there alone"
+        )
+
+
+def check_packs(state_dir: Path, stored: Callable[[], bool]) -> None:
+    """DataLoss when the packs are missing although snapshots are `stored`. Call it before the store is opened, which
+    makes its folder. The packs lie below the state directory."""
+    packs = state_dir / "repo" / "store" / "packs"
+    if not packs.is_dir() and stored():
+        raise DataLoss(
+            f"the packs {packs} are missing although the catalog has stored snapshots, whose files are there alone: mount or "
+            f"restore {packs.parent}; if they are lost, make that folder with an empty folder packs in it, and `snapshotd repair` "
+            "says what is gone"
         )
 
 

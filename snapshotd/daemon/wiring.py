@@ -108,6 +108,8 @@ def open_engine(config: Config) -> Engine:
     reserve.adjust(state_dir)
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
     state_files.check_repository(state_dir, lambda: bool(catalog.trajectories()))
+    if _store_url(config, catalog) == _local_url(state_dir):
+        state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:

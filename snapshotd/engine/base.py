@@ -689,9 +689,10 @@ class Engine(ABC):
         once."""
 
     @abstractmethod
-    def stop(self, ref: str) -> Trajectory:
+    def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
         """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox.
-        Not an error when it is not running."""
+        Not an error when it is not running. With `discard` there is no last snapshot, and what changed since the head is
+        lost. OutOfSpace: there is no room for the snapshot; the sandbox goes on."""
 
     @abstractmethod
     def remove(self, ref: str, *, force: bool) -> None:

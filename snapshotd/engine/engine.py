@@ -401,9 +401,11 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
         return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
 
-    def stop(self, ref: str) -> Trajectory:
+    def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
         trajectory = self._catalog.resolve_trajectory(ref)
-        self._sessions.stop(trajectory)
+        if discard:
+            reserve.adjust(self._context.state_dir)
+        self._sessions.stop(trajectory, keep=not discard)
         return self._catalog.get_trajectory(trajectory.id)
 
     def remove(self, ref: str, *, force: bool) -> None:

@@ -47,6 +47,12 @@ class Secrecy:
         be found)."""
         for name, value in secrets:
             if len(value.encode(errors="surrogatepass")) < MIN_VALUE_BYTES:
+                if name.startswith(PROVIDER):
+                    kind = name.removeprefix(PROVIDER).partition("_")[0].lower()
+                    raise UsageError(
+                        f"the key for the provider {kind} has {len(value)} characters, and no key is shorter than {MIN_VALUE_BYTES}: look "
+                        "at the variable or argument that it comes from, or leave it out if the provider takes none"
+                    )
                 raise UsageError(
                     f"the secret {name} has less than {MIN_VALUE_BYTES} bytes and would be found everywhere; make it plain environment"
                 )

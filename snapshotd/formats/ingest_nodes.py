@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from snapshotd.errors import NO_ROOM, LimitExceeded, NotPermitted, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.kernel import files
+from snapshotd.terms import number_of
 from snapshotd.trees.base import Warnings
 
 ID_LIMIT = 65536
@@ -52,7 +53,7 @@ class Tally:
             self.warn(f"an entry: {reason}")
 
     def report(self) -> IngestReport:
-        repeated = (f"{n} entries: {reason}" for reason, n in self._repeated.items())
+        repeated = (f"{number_of(n, 'entry')}: {reason}" for reason, n in self._repeated.items())
         return IngestReport(self.files, self.directories, self.bytes, (*self._warnings.all(), *repeated))
 
 

@@ -26,6 +26,7 @@ from snapshotd.images.config import ImageConfig, check_platform, parse_config
 from snapshotd.images.decompress import drain, plain
 from snapshotd.images.hashing import HashingReader
 from snapshotd.kernel import files
+from snapshotd.terms import number_of
 
 MAX_JSON_BYTES = 4 << 20
 MAX_LAYERS = 512
@@ -107,7 +108,7 @@ def open_archive(blobs: Blobs, what: str) -> ImageArchive:
     if not isinstance(manifests, list) or not all(isinstance(m, dict) for m in manifests):
         raise UsageError(f"{what} is malformed: manifest.json is not a list of images")
     if len(manifests) != 1:
-        raise UsageError(f"{what} holds {len(manifests)} images; save one image per archive")
+        raise UsageError(f"{what} holds {number_of(len(manifests), 'image')}; save one image per archive")
     name, layers = manifests[0].get("Config"), manifests[0].get("Layers")
     if not isinstance(name, str) or not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
         raise UsageError(f"{what} is malformed: manifest.json names no configuration or layers")
@@ -155,7 +156,7 @@ def _choose(manifests: object, what: str) -> dict[str, Any]:
             continue
         fitting.append(entry)
     if len({entry.get("digest") for entry in fitting}) != 1:
-        raise UsageError(f"{what} holds {len(fitting)} images for this machine; save exactly one")
+        raise UsageError(f"{what} holds {number_of(len(fitting), 'image')} for this machine; save exactly one")
     return dict(fitting[0])
 
 
@@ -178,9 +179,11 @@ def _archive(
     if not isinstance(diff_ids, list) or not all(isinstance(d, str) and _ANY_DIGEST.fullmatch(d) for d in diff_ids):
         raise UsageError(f"{what} is malformed: its configuration lists no layers")
     if len(diff_ids) != len(layers) or not layers:
-        raise UsageError(f"{what} is malformed: it has {len(layers)} layers, its configuration says {len(diff_ids)}")
+        raise UsageError(
+            f"{what} is malformed: it has {number_of(len(layers), 'layer')}, its configuration says {len(diff_ids)}"
+        )
     if len(layers) > MAX_LAYERS:
-        raise LimitExceeded(f"{what} has {len(layers)} layers; {MAX_LAYERS} is the most that is taken")
+        raise LimitExceeded(f"{what} has {number_of(len(layers), 'layer')}; {MAX_LAYERS} is the most that is taken")
     paired = tuple(_Layer(name, digest, diff_id) for (name, digest), diff_id in zip(layers, diff_ids, strict=True))
     return ImageArchive(what, parse_config(source_id, config.get("config"), what), paired, blobs)
 

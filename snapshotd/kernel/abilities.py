@@ -373,13 +373,18 @@ def fuse() -> str | None:
     return None
 
 
+def shares_extents(directory: Path) -> bool:
+    """True if files in `directory` can share extents (FICLONE). Leaves nothing behind. OSError: it cannot be tried."""
+    with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
+        source.write(b"\0" * 4096)
+        source.flush()
+        return files.reflink(source.fileno(), target.fileno())
+
+
 def reflink(directory: Path) -> str | None:
-    """None if files in `directory` can share extents (FICLONE), else the reason."""
+    """None if files in `directory` can share extents, else the reason."""
     try:
-        with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
-            source.write(b"\0" * 4096)
-            source.flush()
-            return None if files.reflink(source.fileno(), target.fileno()) else "its file system cannot share extents"
+        return None if shares_extents(directory) else "its file system cannot share extents"
     except OSError as exc:
         return reason_of(exc)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from snapshotd.kernel import syscalls as sc
+from snapshotd.terms import number_of
 
 OVERLAY_OPTIONS: tuple[tuple[str, str], ...] = (
     ("redirect_dir", "on"),  # with it off, rename() of a directory made in an earlier step fails with EXDEV
@@ -106,7 +107,7 @@ def _by_options(lower_fds: Sequence[int], upper_fd: int, work_fd: int) -> int:
     named = [f"{key}={value}" for key, value in (("lowerdir", lowers), *upper, *OVERLAY_OPTIONS)]
     options = ",".join((*named, "volatile")).encode()
     if len(options) >= _OPTIONS_BYTES:
-        raise OSError(errno.E2BIG, f"overlay: {len(lower_fds)} layers do not fit into one page of options")
+        raise OSError(errno.E2BIG, f"overlay: {number_of(len(lower_fds), 'layer')} do not fit into one page of options")
     place = tempfile.mkdtemp(prefix="snapshotd-overlay-")
     try:
         sc.call("mount", "overlay", place, "overlay", sc.MS_NODEV | sc.MS_NOATIME, options)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import logging
 import os
 import subprocess
-import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -500,7 +499,7 @@ def prepare(state_dir: Path) -> LayerStore:
 
     try:
         if not image.exists():
-            if can_reflink(directory):
+            if abilities.shares_extents(directory):
                 return opened("reflink")
             if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
                 return opened("plain")
@@ -518,14 +517,6 @@ def prepare(state_dir: Path) -> LayerStore:
 def _is_unused(directory: Path) -> bool:
     """True if there has been no layer: a store that was missing leaves the directory of images, which is empty."""
     return not any(path.name != "images" or any(path.iterdir()) for path in directory.iterdir())
-
-
-def can_reflink(directory: Path) -> bool:
-    """True if FICLONE works in `directory`. Leaves nothing behind."""
-    with tempfile.TemporaryFile(dir=directory) as source, tempfile.TemporaryFile(dir=directory) as target:
-        source.write(b"\0" * 4096)
-        source.flush()
-        return files.reflink(source.fileno(), target.fileno())
 
 
 def _make_image(image: Path) -> bool:
@@ -568,9 +559,11 @@ def _mount_image(image: Path, directory: Path) -> None:
             result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
             if result.returncode == 0 and loop.is_mounted_from(directory, image):
                 return
-            if result.returncode == 0:
-                sc.call("umount2", os.fsencode(directory), 0)  # the device has become another file's meanwhile
-            reason = result.stderr.strip() or "its loop device was taken by another file"
+            if result.returncode == 0:  # the device has become another file's meanwhile
+                sc.call("umount2", os.fsencode(directory), 0)
+                reason = "its loop device was taken by another file"
+                break
+            reason = result.stderr.strip()
     raise Unsupported(
         f"cannot mount the layer image {image} ({reason}): stored snapshots can be read, exported and removed; nothing can "
         "be started, and captured snapshots wait in the image. It needs root, XFS, a free loop device (`snapshotd doctor`) "

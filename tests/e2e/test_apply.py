@@ -88,7 +88,7 @@ def test_a_clean_merge_with_a_commit_and_then_a_conflict(place: Snap, home: Path
     assert sorted(applied.stdout.splitlines()) == listed
     for warning in ("passwd: a link that leads out", "pipe: a fifo", "tool: its set-user-id"):
         assert f"warning: {warning}" in applied.stderr
-    assert "changes in .git directories are left out" in applied.stderr
+    assert "in .git directories, which could run" in applied.stderr
     assert (home / "app.txt").read_text() == TEXT.replace("line 7", "line seven").replace("line 1\n", "line one\n")
     assert (home / "data.bin").read_bytes() == b"\0two"
     assert (os.readlink(home / "lib" / "link"), (home / "lib" / "x").read_text()) == ("../app.txt", "lib\n")
@@ -110,7 +110,7 @@ def test_a_clean_merge_with_a_commit_and_then_a_conflict(place: Snap, home: Path
     before = (home / "app.txt").read_text()
     refused = place("apply", trajectory, "--to", home, "--base", done, code=6)
     assert refused.stdout.splitlines() == ["A lib/y", "C app.txt  (changed on both sides in the same lines)"]
-    assert "1 conflicts: nothing was written" in refused.stderr
+    assert "1 conflict: nothing was written" in refused.stderr
     told = place.json("apply", trajectory, "--to", home, "--base", done, code=6)
     assert (told["applied"], [item["path"] for item in told["conflicts"]]) == (False, ["app.txt"])
     assert ((home / "app.txt").read_text(), (home / "lib" / "y").exists()) == (before, False)
@@ -144,7 +144,7 @@ def test_what_makes_no_sense(place: Snap, home: Path) -> None:
         (("--to", home, "--path", "/nowhere"), 4, "does not exist"),
         (("--to", home, "--path", "/workspace/../etc"), 2, ".."),
         (("--to", home, "--base", "nobody"), 4, "nobody"),
-        (("--to", home, "--commit", "m", "--dry-run"), 2, "exclude each other"),
+        (("--to", home.parent, "--commit", "m", "--dry-run"), 2, "not a git repository"),
         (("--to", home.parent, "--commit"), 2, "not a git repository"),
     ):
         refused = place("apply", trajectory, *args, code=code)

@@ -192,18 +192,18 @@ def test_nobody_decides_in_time_and_the_policy_file(
 ) -> None:
     snap = own_snap
     policy = snap.state_dir / FILE_NAME
-    policy.write_text('[[rule]]\ntool = "send"\naction = "approve"\nexpires = "1s"\n')
+    policy.write_text('[[rule]]\nname = "send"\naction = "approve"\nexpires = "1s"\n')
     snap("run", "--quiet", "--runtime", "runc", "--name", name, tmp_path / "agent.py", name)
     assert "nobody decided" in _said(snap, name)[-1]
     assert [one["status"] for one in snap.json("approvals", "--all")] == ["expired"]
     policy.write_text(
-        '[[rule]]\ntool = "prep*"\narguments = { text = "^a dr" }\naction = "deny"\nreason = "no drafts"\n'
+        '[[rule]]\nname = "prep*"\narguments = { text = "^a dr" }\naction = "deny"\nreason = "no drafts"\n'
     )
     refused = snap(
         "run", "--quiet", "--runtime", "runc", "--name", f"{name}-2", tmp_path / "agent.py", name, code=1
     ).stderr
     assert "no drafts" in refused
-    policy.write_text('[[rule]]\ntool = "send"\nactoin = "deny"\n')
+    policy.write_text('[[rule]]\nname = "send"\nactoin = "deny"\n')
     refused = snap(
         "run", "--quiet", "--runtime", "runc", "--name", f"{name}-3", tmp_path / "agent.py", name, code=1
     ).stderr
@@ -257,7 +257,7 @@ def test_a_webhook_and_a_watcher_are_told(own_snap: Snap, runc_ready: None, name
         assert signature == "sha256=" + hmac.new(b"shared", body, hashlib.sha256).hexdigest()
     bodies = [json.loads(body) for _, body in got]
     assert [one["status"] for one in bodies] == ["pending", "pending", "approved"]
-    assert {(one["id"], one["tool"], one["trajectory"]) for one in bodies} == {
+    assert {(one["id"], one["name"], one["trajectory"]) for one in bodies} == {
         (asked["id"], "send", asked["trajectory"])
     }
 
@@ -290,7 +290,7 @@ def test_what_the_policy_denies_is_in_the_journal_and_denied_again_in_a_replay(
     snap, policy = own_snap, own_snap.state_dir / FILE_NAME
     (tmp_path / "refused.py").write_text(REFUSED)
     policy.write_text(
-        '[[rule]]\ntool = "shell"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n'
+        '[[rule]]\nname = "shell"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n'
     )
     snap("run", "--quiet", "--runtime", runtime, "--name", name, tmp_path / "refused.py", code=9)
     said = ["the policy does not let shell run with these arguments: nothing is removed here"]

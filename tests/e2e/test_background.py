@@ -54,7 +54,7 @@ def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runt
     assert (info.status, info.exit_code, info.snapshot) == ("failed", 3, result.snapshot_id)
     head = sandbox.head()
     assert head.id == result.snapshot_id != beside.snapshot_id
-    assert head.cat("workspace/made") == b"done\n"
+    assert head.cat("/workspace/made") == b"done\n"
     assert head.info.tool.arguments["background"] is True
     assert [one.id for one in sandbox.commands()] == [command.id]
     sandbox.remove(force=True)
@@ -151,7 +151,7 @@ def test_a_foreground_command_whose_client_went_away_is_listed_and_killed(snap: 
     command.kill()
     wait_until(lambda: sandbox.head().info.tool.name == "exec", "its snapshot is taken")
     head = sandbox.head()
-    assert (head.info.tool.exit_code, head.cat("workspace/half")) == (137, b"half\n")
+    assert (head.info.tool.exit_code, head.cat("/workspace/half")) == (137, b"half\n")
     assert not sleeps(sandbox), "it is ended with all that it started"
     assert sandbox.commands() == []
     with pytest.raises(NotFound):
@@ -223,7 +223,7 @@ def test_a_signal_reaches_what_the_command_started(snap: Snap, runtime: str) -> 
     slow = sandbox.exec("echo kept > kept; sleep 1000", background=True, timeout=3)
     result = slow.wait()
     assert (result.exit_code, slow.info.status) == (124, "timed-out")
-    assert sandbox.head().cat("workspace/kept") == b"kept\n"
+    assert sandbox.head().cat("/workspace/kept") == b"kept\n"
     sandbox.remove(force=True)
 
 

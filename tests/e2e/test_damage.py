@@ -285,7 +285,7 @@ def test_a_damaged_output_is_shown_as_damaged(place: Place) -> None:
                 assert word in refused.stderr
         tool = snap.json("show", snapshot)["tool"]
         assert (tool["outputs"], tool["damaged"]) == ([], [{"output": "stdout", "bytes": 7, "hash": blob}])
-        assert f"stdout:\n  damaged: its 7 bytes are gone (hash {blob})\n" in snap("show", snapshot).stdout
+        assert f"stdout:\n  damaged and gone: 7 bytes (hash {blob})\n" in snap("show", snapshot).stdout
         assert snap("show", "--output", "stderr", snapshot).stdout == "", "it printed nothing there"
         assert snap.json("repair")["actions"] == []
         assert snap.json("check", "--read-data")["damages"] == []

@@ -226,7 +226,7 @@ def test_what_the_policy_denied_is_denied_again_in_a_replay(own_snap: Snap, runc
     program.write_text(REFUSED)
     policy = own_snap.state_dir / FILE_NAME
     policy.write_text(
-        '[[rule]]\ntool = "bash"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n'
+        '[[rule]]\nname = "bash"\narguments = { command = "^rm" }\naction = "deny"\nreason = "nothing is removed here"\n'
     )
     agents = Agents(own_snap, "runc")
     with provider(tmp_path, bash("echo kept > kept"), bash("rm kept"), END) as at:

@@ -16,28 +16,18 @@ from snapshotd.daemon.http.wire import hook_socket_of
 from snapshotd.kernel.mounts import born_at
 from tests.capabilities import require
 from tests.e2e.support import Snap
-from tests.leftovers import nothing_left
 from tests.loop_disk import make_image
 from tests.stranger import Stranger
 
 
-@pytest.fixture(scope="module")
-def snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    found = Snap(tmp_path_factory.mktemp("h") / "state")
-    found("ls")
-    yield found
-    found.stop_daemon()
-    nothing_left(found.state_dir, running=False)
-
-
 @pytest.fixture
-def agent(snap: Snap) -> Iterator[Stranger]:
+def agent(empty_snap: Snap) -> Iterator[Stranger]:
     """An agent of root's."""
-    found = Stranger(hook_socket_of(snap.state_dir), 0)
+    found = Stranger(hook_socket_of(empty_snap.state_dir), 0)
     yield found
     found.close()
-    for line in snap.json("ls"):
-        snap("rm", "--force", line["id"])
+    for line in empty_snap.json("ls"):
+        empty_snap("rm", "--force", line["id"])
 
 
 def begin(agent: Stranger, folder: Path, content: str = "old\n") -> None:
@@ -53,76 +43,76 @@ def call(agent: Stranger, folder: Path, content: str) -> None:
     assert agent.hook(folder, "PostToolUse", tool_use_id="t", tool_response={}) == (0, "")
 
 
-def lines(snap: Snap) -> dict[str, list[str]]:
+def lines(empty_snap: Snap) -> dict[str, list[str]]:
     """The names of the trajectories, and each one's calls."""
     return {
-        line["name"]: [step["tool"]["name"] for step in snap.json("log", "--all", line["id"])]
-        for line in snap.json("ls")
+        line["name"]: [step["tool"]["name"] for step in empty_snap.json("log", "--all", line["id"])]
+        for line in empty_snap.json("ls")
     }
 
 
-def test_another_project_at_the_path_is_not_overwritten(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+def test_another_project_at_the_path_is_not_overwritten(empty_snap: Snap, agent: Stranger, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     begin(agent, folder)
     call(agent, folder, "by the agent\n")
-    _, begun, called = snap.json("log", "--all", "project")
+    _, begun, called = empty_snap.json("log", "--all", "project")
     folder.rename(tmp_path / "away")
     folder.mkdir()
     (folder / "file").write_text("another project\n")
     (folder / "more").write_text("another project\n")
     for command in (("rewind", "--files", "project", begun["id"]), ("undo", "project")):
-        assert "another folder by now" in snap(*command, code=6).stderr
+        assert "another folder by now" in empty_snap(*command, code=6).stderr
     assert agent.ask(folder, "rewind", "--files", begun["id"])[0] == 4
     assert agent.ask(folder, "undo")[0] == 4
-    assert lines(snap) == {"project": ["start", "edits", "Bash"]}, "nothing has begun either"
+    assert lines(empty_snap) == {"project": ["start", "edits", "Bash"]}, "nothing has begun either"
     assert agent.hook(folder, "SessionStart") == (0, "")
     call(agent, folder, "more of it\n")
-    assert lines(snap) == {"project": ["start", "edits", "Bash"], "project-2": ["start", "edits", "Bash"]}
+    assert lines(empty_snap) == {"project": ["start", "edits", "Bash"], "project-2": ["start", "edits", "Bash"]}
     assert (folder / "more").read_text() == "another project\n"
-    assert snap("cat", f"{called['id']}:/workspace/file").stdout == "by the agent\n"
+    assert empty_snap("cat", f"{called['id']}:/workspace/file").stdout == "by the agent\n"
 
 
-def test_a_folder_that_was_moved_is_the_same_one(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+def test_a_folder_that_was_moved_is_the_same_one(empty_snap: Snap, agent: Stranger, tmp_path: Path) -> None:
     folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     begin(agent, folder)
     folder.rename(elsewhere)
     call(agent, elsewhere, "new\n")
-    assert lines(snap) == {"project": ["start", "edits", "Bash"]}
-    snap("rewind", "--files", "project", snap.json("log", "--all", "project")[1]["id"])
+    assert lines(empty_snap) == {"project": ["start", "edits", "Bash"]}
+    empty_snap("rewind", "--files", "project", empty_snap.json("log", "--all", "project")[1]["id"])
     assert (elsewhere / "file").read_text() == "old\n"
-    snap.stop_daemon()
-    snap("undo", "project")
+    empty_snap.stop_daemon()
+    empty_snap("undo", "project")
     assert (elsewhere / "file").read_text() == "new\n"
     shutil.copytree(elsewhere, folder)
     assert agent.hook(folder, "SessionStart") == (0, "")
-    assert list(lines(snap)) == ["project", "project-2"], "a copy is another one"
+    assert list(lines(empty_snap)) == ["project", "project-2"], "a copy is another one"
 
 
-def test_a_link_on_the_way_to_a_folder_is_not_followed(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+def test_a_link_on_the_way_to_a_folder_is_not_followed(empty_snap: Snap, agent: Stranger, tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     begin(agent, tmp_path / "a" / "project")
     call(agent, tmp_path / "a" / "project", "new\n")
-    begun = snap.json("log", "--all", "project")[1]["id"]
+    begun = empty_snap.json("log", "--all", "project")[1]["id"]
     (tmp_path / "a").rename(tmp_path / "b")
     (tmp_path / "a").symlink_to(tmp_path / "b")
-    assert "cannot be opened" in snap("rewind", "--files", "project", begun, code=4).stderr
+    assert "cannot be opened" in empty_snap("rewind", "--files", "project", begun, code=4).stderr
     assert (tmp_path / "b" / "project" / "file").read_text() == "new\n"
 
 
 @pytest.mark.parametrize("name", [b"\xff\xfe", b"gone (deleted)", "Ärger".encode()])
-def test_a_folder_of_any_name(snap: Snap, agent: Stranger, tmp_path: Path, name: bytes) -> None:
+def test_a_folder_of_any_name(empty_snap: Snap, agent: Stranger, tmp_path: Path, name: bytes) -> None:
     folder = tmp_path / os.fsdecode(name)
     begin(agent, folder)
     call(agent, folder, "new\n")
-    (trajectory,) = [line["id"] for line in snap.json("ls")]
-    begun = snap.json("log", "--all", trajectory)[1]["id"]
-    snap("rewind", "--files", trajectory, begun)
+    (trajectory,) = [line["id"] for line in empty_snap.json("ls")]
+    begun = empty_snap.json("log", "--all", trajectory)[1]["id"]
+    empty_snap("rewind", "--files", trajectory, begun)
     assert (folder / "file").read_text() == "old\n"
     assert agent.ask(folder, "undo")[0] == 0
     assert (folder / "file").read_text() == "new\n"
 
 
-def test_a_folder_that_is_gone_begins_nothing(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_begins_nothing(empty_snap: Snap, agent: Stranger, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     begin(agent, folder)
     assert agent(f"globals().update(kept=os.open({str(folder)!r}, 0))") is None
@@ -131,22 +121,22 @@ def test_a_folder_that_is_gone_begins_nothing(snap: Snap, agent: Stranger, tmp_p
     assert (code, "does not exist any more" in text) == (4, True)
 
 
-def test_a_folder_that_an_older_version_knew_by_its_path(snap: Snap, agent: Stranger, tmp_path: Path) -> None:
+def test_a_folder_that_an_older_version_knew_by_its_path(empty_snap: Snap, agent: Stranger, tmp_path: Path) -> None:
     folder = tmp_path / "project"
     begin(agent, folder)
-    (line,) = snap.json("ls")
-    snap.stop_daemon()
-    catalog = SqliteCatalog(snap.state_dir / "catalog.db")
+    (line,) = empty_snap.json("ls")
+    empty_snap.stop_daemon()
+    catalog = SqliteCatalog(empty_snap.state_dir / "catalog.db")
     with catalog._db.transaction():
         assert catalog._db.write("DELETE FROM meta WHERE key LIKE 'folder-identity/%' OR key LIKE 'folder-path/%'")
     catalog.set_meta(f"folder/0/{folder}", line["id"])
     catalog.close()
-    snap("ls")
+    empty_snap("ls")
     call(agent, folder, "new\n")
-    assert lines(snap) == {"project": ["start", "edits", "Bash"]}
+    assert lines(empty_snap) == {"project": ["start", "edits", "Bash"]}
     folder.rename(tmp_path / "away")
     begin(agent, folder)
-    assert list(lines(snap)) == ["project", "project-2"]
+    assert list(lines(empty_snap)) == ["project", "project-2"]
 
 
 def without_file_system(snap: Snap, trajectory: str) -> None:
@@ -181,7 +171,7 @@ def mounted(image: Path, at: Path) -> Iterator[int]:
 @pytest.mark.parametrize("is_older", [False, True])
 @pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs"])
 def test_another_disk_at_the_path_is_another_folder(
-    snap: Snap, agent: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_older: bool
+    empty_snap: Snap, agent: Stranger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_older: bool
 ) -> None:
     """Two file systems that were made in one second, so that inode and time of their roots are equal. One that comes
     back on another device is known. `is_older`: the first one was known without its file system."""
@@ -194,25 +184,25 @@ def test_another_disk_at_the_path_is_another_folder(
     folder.mkdir()
     for image in (one, other, one):
         with mounted(image, folder) as root, ExitStack() as held:
-            snap("ls")
-            held.callback(snap.stop_daemon)  # it has the folder open
+            empty_snap("ls")
+            held.callback(empty_snap.stop_daemon)  # it has the folder open
             born.add((os.fstat(root).st_ino, born_at(root)))
             if image is other:
                 (folder / "file").write_text("on another disk\n")
                 assert agent.ask(folder, "rewind", "--files", begun)[0] == 4
-                assert "another folder by now" in snap("rewind", "--files", "mnt", begun, code=6).stderr
+                assert "another folder by now" in empty_snap("rewind", "--files", "mnt", begun, code=6).stderr
                 assert (folder / "file").read_text() == "on another disk\n"
             elif not (folder / "file").exists():
                 (folder / "file").write_text("old\n")
                 assert agent.hook(folder, "SessionStart") == (0, "")
                 call(agent, folder, "by the agent\n")
-                begun = snap.json("log", "--all", "mnt")[1]["id"]
+                begun = empty_snap.json("log", "--all", "mnt")[1]["id"]
                 if is_older:
-                    without_file_system(snap, snap.json("ls")[0]["id"])
+                    without_file_system(empty_snap, empty_snap.json("ls")[0]["id"])
                     assert agent.hook(folder, "SessionStart") == (0, "")
-                    assert list(lines(snap)) == ["mnt"]
+                    assert list(lines(empty_snap)) == ["mnt"]
             else:
                 assert agent.ask(folder, "rewind", "--files", begun)[0] == 0
                 assert (folder / "file").read_text() == "old\n"
     assert len(born) == 1 or kind != "ext4"
-    snap("ls")
+    empty_snap("ls")

@@ -454,8 +454,8 @@ def test_a_call_that_the_policy_gates_is_an_interrupt(
     saver: SnapshotdSaver, sandbox: Sandbox, client: Snapshotd, policy: Path
 ) -> None:
     policy.write_text(
-        '[[rule]]\ntool = "exec"\narguments = { argv = "gated" }\naction = "approve"\nreason = "really?"\n'
-        '[[rule]]\ntool = "exec"\narguments = { argv = "never" }\naction = "deny"\nreason = "it is late"\n'
+        '[[rule]]\nname = "exec"\narguments = { argv = "gated" }\naction = "approve"\nreason = "really?"\n'
+        '[[rule]]\nname = "exec"\narguments = { argv = "never" }\naction = "deny"\nreason = "it is late"\n'
     )
 
     def work(state: Log) -> dict[str, Any]:

@@ -82,6 +82,17 @@ def test_changes_of_both_sides_are_kept_in_one_step(pair: Pair) -> None:
     pair.snap("undo", pair.mine)
 
 
+def test_a_relative_path_begins_at_the_workspace(pair: Pair) -> None:
+    """As in every other command."""
+    pair.change("true", "echo y > dir/one; echo y > both; mkdir /dir; echo z > /dir/top")
+    listed = [pair.merge("--dry-run", "--path", path)["changes"] for path in ("dir", "./dir/", "/workspace/dir")]
+    assert [[change["path"] for change in one] for one in listed] == [["one"]] * 3
+    assert [change["path"] for change in pair.merge("--dry-run", "--path", "/dir")["changes"]] == ["top"]
+    for path in ("../dir", "nowhere"):
+        refused = pair.snap("merge", pair.theirs, pair.mine, "--path", path, code=None)
+        assert (refused.returncode, path in refused.stderr) == ({"../dir": 2, "nowhere": 4}[path], True), refused.stderr
+
+
 def test_undo_takes_a_merge_back_and_the_mind_goes_on(pair: Pair) -> None:
     pair.change("echo mine > a", "echo theirs > b")
     before = pair.snap.manifest(pair.mine)

@@ -3,6 +3,7 @@ Never is there an emptiness that nobody is told of, and never does a prune remov
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -118,6 +119,29 @@ def test_a_repository_that_is_missing_as_a_whole_is_said(kept: Kept) -> None:
     assert kept.works()
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["gone", "an empty mount point"])
+def test_packs_that_are_missing_as_a_whole_are_said_by_every_start(kept: Kept, again: bool) -> None:
+    kept.bring_back()
+    store = kept.snap.state_dir / "repo" / "store"
+    shutil.rmtree(store)
+    if again:
+        store.mkdir()
+    for words in (("ls",), ("log", "one"), ("daemon", "--restart")):
+        told = kept.snap(*words, code=20).stderr
+        assert "the packs" in told
+        assert "are missing although the catalog has stored snapshots" in told
+        assert str(store) in told
+        assert "snapshotd repair" in told
+    kept.bring_back()
+    assert kept.works()
+    kept.bring_back()
+    shutil.rmtree(store)
+    (store / "packs").mkdir(parents=True)  # as the message says
+    assert kept.snapshot in kept.snap("repair", code=20).stdout
+    assert "one" in kept.snap("ls").stdout
+    kept.bring_back()
+
+
 @pytest.mark.parametrize(
     "place", [pytest.param("engine.rebuild.filled", marks=pytest.mark.long), "engine.rebuild.aside"]
 )
@@ -127,7 +151,8 @@ def test_a_rebuild_that_is_cut_off_leaves_no_empty_catalog(kept: Kept, place: st
     env = {**kept.snap.env, "SNAPSHOTD_FAILPOINT": place}
     Snap(kept.snap.state_dir, env)("daemon", "--rebuild-catalog", code=failpoints.EXIT_CODE)
     assert "--rebuild-catalog" in kept.snap("ls", code=20).stderr
-    kept.snap("daemon", "--rebuild-catalog")
+    rebuilt = kept.snap("daemon", "--rebuild-catalog", "--json")
+    assert (json.loads(rebuilt.stdout)["trajectory_count"], rebuilt.stderr) == (1, "")
     kept.snap("prune", "--force", "--grace", "0")
     assert kept.works()
 

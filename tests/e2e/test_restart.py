@@ -123,7 +123,7 @@ def test_a_followed_run_whose_sandbox_is_lost_with_its_daemon(stopped: Snap, age
     quiet = _follow(snap, "attach", "--quiet", name)
     snap.crash()
     *_, ended, last = _ended(ran)
-    assert ended.startswith("■ interrupted, 1 snapshots")
+    assert ended.startswith("■ interrupted, 1 snapshot;")
     assert "went away before its agent ended (interrupted)" in last
     assert "snapshotd resume" in last
     (last,) = _ended(quiet)

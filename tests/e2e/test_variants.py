@@ -212,7 +212,7 @@ def test_a_change_that_cannot_be_made_leaves_no_child(snap: Snap, tmp_path: Path
         (("--variant", "a:network=host"), "network of the variant a is not one of none, bridge"),
         (("--variant", "a:result={"), "result of the variant a cannot be read"),
         (("--variant", "a:files.x=/no/such/file"), "/no/such/file"),
-        (("--variant", "a:drop_messages=1"), "cannot leave out 1 messages"),
+        (("--variant", "a:drop_messages=1"), "cannot leave out 1 message"),
         (("--variant", "a:result=1"), "has no result that could be edited"),
         (("--variant", "a:model=small"), "no gateway"),
         (("--variant", "a:drop_messages=0", "--variant", "a:messages=[]"), "nothing to drop"),

@@ -72,7 +72,7 @@ def test_exactly_one_wins_at_each_step(snap: Snap) -> None:
             won.append(winner)
     assert [one.seq for one in client.log(trajectory)] == list(range(STEPS + 1))
     expected = "".join(f"{step} {winner}\n" for step, winner in enumerate(won))
-    assert b"".join(client.cat(head, b"workspace/log")).decode() == expected, (
+    assert b"".join(client.cat(head, b"/workspace/log")).decode() == expected, (
         "what the losers would have done has not happened"
     )
     client.remove(trajectory, force=True)

@@ -137,7 +137,7 @@ def test_side_by_side_each_call_has_its_own(agent: Agent, pool: ThreadPoolExecut
 
 
 def test_nobody_decides_in_time(agent: Agent, pool: ThreadPoolExecutor) -> None:
-    policy(agent, '[[rule]]\ntool = "ma*"\naction = "approve"\nexpires = "1s"\n')
+    policy(agent, '[[rule]]\nname = "ma*"\naction = "approve"\nexpires = "1s"\n')
     with pytest.raises(Denied, match="in time"):
         pool.submit(agent.begin, "mail", {}).result(WAIT_S)
     agent.tool("other", {})
@@ -194,12 +194,12 @@ def test_the_policy_decides_by_name_arguments_and_side_effect(agent: Agent, pool
         agent,
         """
 [[rule]]
-tool = "shell"
+name = "shell"
 arguments = { "command" = "\\\\brm\\\\b" }
 action = "deny"
 reason = "nothing is removed here"
 [[rule]]
-tool = "shell"
+name = "shell"
 action = "allow"
 [[rule]]
 side_effect = "irreversible"
@@ -217,7 +217,7 @@ action = "approve"
     begun = pool.submit(agent.begin, "mail", {}, side_effect=SideEffect.IRREVERSIBLE)
     agent.engine.approve(pending(agent)[0].id, by="ann")
     begun.result(WAIT_S)
-    policy(agent, "[[rule]]\ntool = \n")
+    policy(agent, "[[rule]]\nname = \n")
     with pytest.raises(UsageError, match="line 2"):
         agent.begin("shell", {"command": "ls"})
 
@@ -237,7 +237,7 @@ def test_a_compensation_can_need_approval(agent: Agent, pool: ThreadPoolExecutor
     start = agent.tool("write", {}, "echo x > x")
     agent.send("mail", "a")
     agent.engine.rewind(agent.id, start.id)
-    policy(agent, '[[rule]]\ntool = "compensate"\naction = "approve"\n')
+    policy(agent, '[[rule]]\nname = "compensate"\naction = "approve"\n')
     running = pool.submit(agent.engine.compensate, agent.id, ())
     (approval,) = pending(agent)
     assert approval.arguments["tool"] == "mail"

@@ -128,7 +128,7 @@ class Round:
     def restored(self, snapshot: str) -> Content:
         target = self.disk.scratch / "restored"
         shutil.rmtree(target, ignore_errors=True)
-        self.client.restore(snapshot, target, path="workspace")
+        self.client.restore(snapshot, target, path="/workspace")
         return _content(target)
 
     def verify(self) -> Counter[str]:

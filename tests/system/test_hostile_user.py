@@ -21,22 +21,13 @@ from snapshotd.daemon.http.wire import hook_socket_of
 from tests import long
 from tests.e2e.hooked import Agent
 from tests.e2e.support import Snap, wait_until
-from tests.leftovers import instance_of, nothing_left
+from tests.leftovers import instance_of
 from tests.stranger import NOBODY, Stranger
 
 
-@pytest.fixture(scope="module")
-def snap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    found = Snap(tmp_path_factory.mktemp("h") / "state")
-    found("ls")
-    yield found
-    found.stop_daemon()
-    nothing_left(found.state_dir, running=False)
-
-
 @pytest.fixture
-def stranger(snap: Snap) -> Iterator[Stranger]:
-    found = Stranger(hook_socket_of(snap.state_dir))
+def stranger(empty_snap: Snap) -> Iterator[Stranger]:
+    found = Stranger(hook_socket_of(empty_snap.state_dir))
     yield found
     found.close()
 
@@ -68,21 +59,21 @@ def theirs(place: Path, stranger: Stranger) -> Path:
 
 
 @pytest.fixture
-def mine(snap: Snap, place: Path) -> Iterator[str]:
+def mine(empty_snap: Snap, place: Path) -> Iterator[str]:
     """The newest snapshot of a folder of root's."""
-    root = Stranger(hook_socket_of(snap.state_dir), 0)
+    root = Stranger(hook_socket_of(empty_snap.state_dir), 0)
     folder = folder_of(place, "mine", 0, "root's\n")
     assert root.hook(folder, "SessionStart") == (0, "")
-    yield newest(snap, folder)
+    yield newest(empty_snap, folder)
     root.close()
 
 
-def newest(snap: Snap, folder: Path) -> str:
+def newest(empty_snap: Snap, folder: Path) -> str:
     """The head of a folder's trajectory."""
     (head,) = [
         line["head"]
-        for line in snap.json("ls")
-        if snap.json("log", "--all", line["id"])[0]["tool"]["arguments"].get("folder") == str(folder)
+        for line in empty_snap.json("ls")
+        if empty_snap.json("log", "--all", line["id"])[0]["tool"]["arguments"].get("folder") == str(folder)
     ]
     return str(head)
 
@@ -101,24 +92,24 @@ def test_an_answer_tells_nothing_of_others_snapshots(mine: str, theirs: Path, st
 
 
 def test_a_name_of_a_user_stands_for_no_snapshot_of_roots(
-    snap: Snap, mine: str, theirs: Path, stranger: Stranger, place: Path
+    empty_snap: Snap, mine: str, theirs: Path, stranger: Stranger, place: Path
 ) -> None:
     for name in (mine, mine[:12], mine[:4]):
         code, text = stranger.ask(theirs, "checkpoint", name)
         assert (code, "taken for an id" in text) == (2, True)
         folder = folder_of(place, name, NOBODY, "theirs")
         assert stranger.hook(folder, "SessionStart") == (0, "")
-    assert snap("cat", f"{mine}:/workspace/file").stdout == "root's\n"
-    assert snap("cat", f"{mine[:12]}:/workspace/file").stdout == "root's\n"
+    assert empty_snap("cat", f"{mine}:/workspace/file").stdout == "root's\n"
+    assert empty_snap("cat", f"{mine[:12]}:/workspace/file").stdout == "root's\n"
 
 
 def test_names_of_a_users_folder_are_the_users_own(
-    snap: Snap, mine: str, theirs: Path, stranger: Stranger, place: Path
+    empty_snap: Snap, mine: str, theirs: Path, stranger: Stranger, place: Path
 ) -> None:
-    other = Stranger(hook_socket_of(snap.state_dir), NOBODY - 1)
+    other = Stranger(hook_socket_of(empty_snap.state_dir), NOBODY - 1)
     theirs_too = folder_of(place, "theirs-too", NOBODY - 1, "other")
     assert other.hook(theirs_too, "SessionStart") == (0, "")
-    snap("tag", mine, "before")
+    empty_snap("tag", mine, "before")
     for one, folder in ((stranger, theirs), (other, theirs_too)):
         code, text = one.ask(folder, "checkpoint", "before")
         assert (code, text.endswith(" is before\n")) == (0, True)
@@ -126,13 +117,13 @@ def test_names_of_a_users_folder_are_the_users_own(
         assert "  before\n" in one.ask(folder, "log")[1]
     other.close()
     contents = [
-        snap("cat", f"{ref}:/workspace/file").stdout for ref in ("before", f"before@{NOBODY}", f"theirs@{NOBODY}")
+        empty_snap("cat", f"{ref}:/workspace/file").stdout for ref in ("before", f"before@{NOBODY}", f"theirs@{NOBODY}")
     ]
     assert contents == ["root's\n", "theirs", "theirs"]
-    snap("tag", mine, f"x@{NOBODY}", code=2)
-    snap("tag", "--delete", f"before@{NOBODY}")
+    empty_snap("tag", mine, f"x@{NOBODY}", code=2)
+    empty_snap("tag", "--delete", f"before@{NOBODY}")
     assert stranger.ask(theirs, "rewind", "--dry-run", "before")[0] == 4
-    snap("tag", "--delete", "before")
+    empty_snap("tag", "--delete", "before")
 
 
 # -- links, mounts and paths below /proc -------------------------------------------------------------------------------
@@ -170,11 +161,11 @@ def test_what_is_mounted_in_a_folder_is_not_entered(place: Path) -> None:
     assert done.stdout.splitlines() == ["True", "['maps', 'real', 'real/file']", "18", "22"]
 
 
-def test_no_path_of_an_event_leads_through_the_daemon(snap: Snap, theirs: Path, stranger: Stranger) -> None:
+def test_no_path_of_an_event_leads_through_the_daemon(empty_snap: Snap, theirs: Path, stranger: Stranger) -> None:
     """Its descriptors lead into root's state and sandboxes, past directories that are closed to others."""
     text = '{"uuid": "u", "message": {"role": "user", "content": "root knows this"}}\n'
-    daemon = Path(f"/proc/{snap.daemon_pid()}/fd")
-    state = [fd for fd in daemon.iterdir() if os.readlink(fd).startswith(str(snap.state_dir))]
+    daemon = Path(f"/proc/{empty_snap.daemon_pid()}/fd")
+    state = [fd for fd in daemon.iterdir() if os.readlink(fd).startswith(str(empty_snap.state_dir))]
     open_ones = [fd for fd in state if stat.S_ISDIR(fd.stat().st_mode) and fd.stat().st_mode & 1]
     assert open_ones, "the daemon holds no directory that others may pass through"
     for fd in open_ones:
@@ -186,20 +177,20 @@ def test_no_path_of_an_event_leads_through_the_daemon(snap: Snap, theirs: Path, 
             for path in (f"/proc/self/fd/{fd.name}", f"/proc/thread-self/fd/{fd.name}", str(theirs / f"link{number}")):
                 event = {"tool_use_id": "t", "tool_response": {}, "transcript_path": f"{path}/secret.jsonl"}
                 assert stranger.hook(theirs, "PostToolUse", **event) == (0, "")
-        (line,) = [one["id"] for one in snap.json("ls") if one["name"] == f"{theirs.name}@{NOBODY}"]
-        assert "root knows this" not in json.dumps(snap.json("show", "--conversation", line))
+        (line,) = [one["id"] for one in empty_snap.json("ls") if one["name"] == f"{theirs.name}@{NOBODY}"]
+        assert "root knows this" not in json.dumps(empty_snap.json("show", "--conversation", line))
     finally:
         for fd in open_ones:
             (fd / "secret.jsonl").unlink(missing_ok=True)
 
 
-def test_a_folder_that_the_kernel_makes_up_is_refused(stranger: Stranger, snap: Snap) -> None:
-    for folder in ("/proc/self", f"/proc/{snap.daemon_pid()}", "/sys/kernel"):
+def test_a_folder_that_the_kernel_makes_up_is_refused(stranger: Stranger, empty_snap: Snap) -> None:
+    for folder in ("/proc/self", f"/proc/{empty_snap.daemon_pid()}", "/sys/kernel"):
         code, text = stranger.hook(Path(folder), "SessionStart")
         assert (code, "the kernel makes up" in text) == (8, True), text
 
 
-def test_nothing_of_the_state_is_open_to_others(snap: Snap, mine: str, stranger: Stranger) -> None:
+def test_nothing_of_the_state_is_open_to_others(empty_snap: Snap, mine: str, stranger: Stranger) -> None:
     """Files, sockets and directories: below the state directory, below /run, and sockets without a path."""
     look = """
 import os, socket
@@ -217,25 +208,27 @@ def connects(path):
             return False
 """
     stranger.runs(look.splitlines())
-    assert stranger(f"looked({str(snap.state_dir)!r})") == []
+    assert stranger(f"looked({str(empty_snap.state_dir)!r})") == []
     assert stranger("looked('/run/snapshotd')") == []
     sockets = [
         path
-        for top in (snap.state_dir, Path("/run/snapshotd") / instance_of(snap.state_dir))
+        for top in (empty_snap.state_dir, Path("/run/snapshotd") / instance_of(empty_snap.state_dir))
         for path in top.rglob("*.sock")
     ]
     assert sockets
     for path in sockets:
         assert not stranger(f"connects({str(path)!r})"), path
     abstract = [line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if " @" in line]
-    assert [name for name in abstract if str(snap.state_dir) in name or instance_of(snap.state_dir) in name] == []
+    assert [
+        name for name in abstract if str(empty_snap.state_dir) in name or instance_of(empty_snap.state_dir) in name
+    ] == []
 
 
 # -- the daemon's life -------------------------------------------------------------------------------------------------
 
 
-def test_sessions_and_long_ids_hold_nothing_of_the_daemon(snap: Snap, theirs: Path, stranger: Stranger) -> None:
-    descriptors = Path(f"/proc/{snap.daemon_pid()}/fd")
+def test_sessions_and_long_ids_hold_nothing_of_the_daemon(empty_snap: Snap, theirs: Path, stranger: Stranger) -> None:
+    descriptors = Path(f"/proc/{empty_snap.daemon_pid()}/fd")
     assert stranger.hook(theirs, "PreToolUse", tool_use_id="t") == (0, "")
     before = len(list(descriptors.iterdir()))
     for number in range(60):
@@ -246,8 +239,10 @@ def test_sessions_and_long_ids_hold_nothing_of_the_daemon(snap: Snap, theirs: Pa
         assert (code != 0, "has an id or path of 100000 characters" in text) == (True, True), name
 
 
-def test_the_folders_of_a_user_do_not_blind_the_daemon_for_others(snap: Snap, place: Path, stranger: Stranger) -> None:
-    agent = Agent(snap, folder_of(place, "watched", 0, "root's\n"))
+def test_the_folders_of_a_user_do_not_blind_the_daemon_for_others(
+    empty_snap: Snap, place: Path, stranger: Stranger
+) -> None:
+    agent = Agent(empty_snap, folder_of(place, "watched", 0, "root's\n"))
     agent.hook("SessionStart")
     target = agent.steps()[-1]["id"]
     agent.before("long")
@@ -261,7 +256,7 @@ def test_the_folders_of_a_user_do_not_blind_the_daemon_for_others(snap: Snap, pl
     agent.close()
 
 
-def test_files_that_could_not_be_read_are_not_the_agents(snap: Snap, place: Path) -> None:
+def test_files_that_could_not_be_read_are_not_the_agents(empty_snap: Snap, place: Path) -> None:
     folder = folder_of(place, "closed", NOBODY, "theirs")
     (folder / "private").mkdir()
     (folder / "private" / "diary").write_text("a person's\n")
@@ -269,10 +264,10 @@ def test_files_that_could_not_be_read_are_not_the_agents(snap: Snap, place: Path
     for path in (folder / "private", folder / "private" / "diary", folder / "secret"):
         os.chown(path, NOBODY, NOBODY)
         os.chmod(path, 0)
-    agent = Stranger(hook_socket_of(snap.state_dir))
+    agent = Stranger(hook_socket_of(empty_snap.state_dir))
     for name in ("SessionStart", "UserPromptSubmit"):
         assert agent.hook(folder, name, prompt="x") == (0, "")
-    target = newest(snap, folder)
+    target = newest(empty_snap, folder)
     agent.hook(folder, "PreToolUse", tool_use_id="t")
     for path in (folder / "private", folder / "private" / "diary", folder / "secret"):
         assert agent(f"os.chmod({str(path)!r}, 0o755)") is None
@@ -286,8 +281,8 @@ def test_files_that_could_not_be_read_are_not_the_agents(snap: Snap, place: Path
 class Answering:
     """Asks the API again and again, and keeps the longest time that an answer took."""
 
-    def __init__(self, snap: Snap) -> None:
-        self._client = Snapshotd(snap.state_dir)
+    def __init__(self, empty_snap: Snap) -> None:
+        self._client = Snapshotd(empty_snap.state_dir)
         self._end = threading.Event()
         self.longest_s, self.answers = 0.0, 0
         self._thread = threading.Thread(target=self._ask)
@@ -341,9 +336,9 @@ for thread in threads:
 
 
 def test_connections_that_send_nothing_take_no_others_place(
-    snap: Snap, theirs: Path, place: Path, stranger: Stranger
+    empty_snap: Snap, theirs: Path, place: Path, stranger: Stranger
 ) -> None:
-    other = Stranger(hook_socket_of(snap.state_dir), NOBODY - 1)
+    other = Stranger(hook_socket_of(empty_snap.state_dir), NOBODY - 1)
     folder = folder_of(place, "others", NOBODY - 1, "other")
     begun = f"connect(['hook', 'claude'], {str(theirs)!r}, b'{{')"
     stranger.runs(["slow = [connect() for _ in range(100)]", f"slow += [{begun} for _ in range(100)]"])
@@ -355,7 +350,7 @@ def test_connections_that_send_nothing_take_no_others_place(
 
 
 @pytest.mark.long
-def test_a_slow_request_has_one_deadline(snap: Snap, theirs: Path, stranger: Stranger) -> None:
+def test_a_slow_request_has_one_deadline(empty_snap: Snap, theirs: Path, stranger: Stranger) -> None:
     """Byte by byte, each of which comes in time."""
     began = time.monotonic()
     statements = [
@@ -372,14 +367,16 @@ def test_a_slow_request_has_one_deadline(snap: Snap, theirs: Path, stranger: Str
     assert b"no snapshot" in eval(stranger("repr(ended)"))
 
 
-def test_the_api_and_other_users_are_answered_meanwhile(snap: Snap, mine: str, place: Path, stranger: Stranger) -> None:
+def test_the_api_and_other_users_are_answered_meanwhile(
+    empty_snap: Snap, mine: str, place: Path, stranger: Stranger
+) -> None:
     """Threads of hostile folders, texts and names. The bound is one for
     a machine with much else to do; what was mended held the daemon for hours."""
-    other = Stranger(hook_socket_of(snap.state_dir), NOBODY - 1)
+    other = Stranger(hook_socket_of(empty_snap.state_dir), NOBODY - 1)
     folder = folder_of(place, "others", NOBODY - 1, "other")
     stranger(f"globals().update(PLACE={str(place)!r}, FILES={long.size(20, 300)}, THREADS={long.size(2, 6)})")
-    before = snap("cat", f"{mine}:/workspace/file").stdout
-    with Answering(snap) as api:
+    before = empty_snap("cat", f"{mine}:/workspace/file").stdout
+    with Answering(empty_snap) as api:
         stranger.runs(ATTACK.splitlines())
         longest_s, rounds = 0.0, 0
         while stranger("any(thread.is_alive() for thread in threads)"):
@@ -389,9 +386,11 @@ def test_the_api_and_other_users_are_answered_meanwhile(snap: Snap, mine: str, p
     assert rounds
     assert api.longest_s < 5
     assert longest_s < 15
-    assert snap("cat", f"{mine}:/workspace/file").stdout == before
+    assert empty_snap("cat", f"{mine}:/workspace/file").stdout == before
     errors = [
-        line for line in (snap.state_dir / "daemon.log").read_text().splitlines() if '"level":"ERROR"' in line.upper()
+        line
+        for line in (empty_snap.state_dir / "daemon.log").read_text().splitlines()
+        if '"level":"ERROR"' in line.upper()
     ]
     assert errors == []
     other.close()

@@ -110,7 +110,7 @@ def test_snapshots_that_nobody_can_vouch_for_are_called_lost(tmp_path: Path, sma
             assert captured.id in daemon.log()
             with pytest.raises(DataLoss, match="was lost"):
                 client.restore(captured.id, tmp_path / "lost")
-            client.restore(stored.id, tmp_path / "restored", path="workspace")
+            client.restore(stored.id, tmp_path / "restored", path="/workspace")
             assert (tmp_path / "restored" / "a").read_bytes() == b"a\n"
             daemon.stop()
     finally:

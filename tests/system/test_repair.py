@@ -14,7 +14,7 @@ from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.storing.archiver import ArchivedTree
 from snapshotd.engine.storing.merging import FAN_IN
 from snapshotd.errors import InternalError
-from snapshotd.types import BlobID, LayerID, SnapshotState, TreeID
+from snapshotd.types import BlobID, LayerID, SnapshotState, TreeID, short
 from tests import mind_rig
 from tests.e2e.support import wait_until
 
@@ -124,3 +124,17 @@ def test_a_damaged_image_is_stored_again_from_its_directory(engine: LocalEngine)
     assert "image default was stored again from its directory" in engine.repair(lambda _: None).actions
     assert not engine.check(read_data=True, progress=lambda _: None).damages
     assert engine.snapshot(taken.id).state is SnapshotState.STORED
+
+
+def test_what_the_layers_still_had_is_not_said_to_be_gone(engine: LocalEngine) -> None:
+    agent = mind_rig.agent(engine)
+    taken = agent.tool("write", {}, "head -c 300000 /dev/urandom > file")
+    engine.flush()
+    for pack in (engine._context.state_dir / "repo" / "store" / "packs").glob("??/*"):
+        data = bytearray(pack.read_bytes())
+        data[len(data) // 2] ^= 0xFF
+        pack.write_bytes(data)
+    report = engine.repair(lambda _: None)
+    assert f"snapshot {short(taken.id)} was stored again from its layers" in report.actions
+    assert report.lost == ()
+    assert [action for action in report.actions if "cannot be brought back" in action] == []

@@ -14,7 +14,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.storing import cold, evict, records
 from snapshotd.errors import OutOfSpace
-from snapshotd.types import Image, Snapshot, SnapshotState
+from snapshotd.types import Image, Snapshot, SnapshotState, TrajectoryStatus
 from tests import mind_rig
 from tests.e2e.support import wait_until
 
@@ -81,6 +81,23 @@ def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
     assert last.method == "copy"
     engine._background.wait()
     assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.root.upper}
+
+
+def test_a_stop_without_room_says_how_to_end_without_a_last_snapshot(engine: LocalEngine) -> None:
+    agent = mind_rig.agent(engine)
+    head = agent.tool("write", {}, SEALED.format(0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
+        with pytest.raises(OutOfSpace):
+            agent.tool("write", {}, SEALED.format(1))
+        with pytest.raises(
+            OutOfSpace, match=r"disk is full; `snapshotd stop --discard .*` ends it .*loses what changed"
+        ):
+            engine.stop(agent.id)
+        assert engine.trajectory(agent.id).status is TrajectoryStatus.RUNNING
+        stopped = engine.stop(agent.id, discard=True)
+    assert (stopped.status, stopped.head) == (TrajectoryStatus.STOPPED, head.id)
+    assert engine._sessions.find(agent.id) is None
 
 
 def test_one_that_is_removed_while_it_is_stored_is_no_failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+import os
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,16 @@ from snapshotd.client.client import Which, _line, _local_or_name, _pair, sandbox
 from snapshotd.client.commands import OutputSink, ShownOutput
 from snapshotd.client.exchange import AGAIN_S, AnswerLost, new_key, segment
 from snapshotd.client.feeding import Readable
+from snapshotd.client.local.arguments import (
+    absolute,
+    argv_of,
+    check_count,
+    check_seconds,
+    local_path,
+    sandbox_path,
+    texts_of,
+    words_of,
+)
 from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
@@ -47,17 +58,7 @@ from snapshotd.client.results import (
     UsageInfo,
     VersionInfo,
 )
-from snapshotd.client.verbs import (
-    ForkPlace,
-    Progress,
-    Wait,
-    absolute,
-    b64,
-    check_timeout,
-    check_wait,
-    local_path,
-    ref_segment,
-)
+from snapshotd.client.verbs import ForkPlace, Progress, Wait, b64, check_wait, ref_segment
 from snapshotd.config import CLIENT, read
 from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
@@ -139,6 +140,7 @@ class AsyncSnapshotd(
         """A sandbox without an agent, running, and its first snapshot. It ends with a last one after `idle_timeout`
         seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
+        check_seconds("idle_timeout", idle_timeout, zero=True)
         body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
         answer = await self._transport.request("POST", "/sandboxes", body=body, once=True)
         return (TrajectoryInfo.of(answer["trajectory"]), await self._settled(SnapshotInfo.of(answer["snapshot"]), wait))
@@ -167,9 +169,9 @@ class AsyncSnapshotd(
         check_wait(wait)
         body = {
             **sandbox_fields(**sandbox),
-            "agent": absolute(agent),
-            "args": list(args),
-            "command": list(command),
+            "agent": absolute(agent, "agent"),
+            "args": words_of("args", args),
+            "command": words_of("command", command),
             "user": user,
             "detach": detach,
             "reuse": reuse,
@@ -191,18 +193,29 @@ class AsyncSnapshotd(
         keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
         did not outlive its daemon has a `finished` whose status is `interrupted`.
         """
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
         if not follow:
+            path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
             return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
-        return AsyncFollowing(self._transport, path, what=ref, patience_s=self._reconnect_s, on_lost=on_lost).events()
+        return self._followed(ref, ref, on_lost, None)
 
-    async def wait(self, ref: str, *, on_output: OutputSink | None = None) -> TrajectoryInfo:
+    def _followed(
+        self, ref: str, what: str, on_lost: Callable[[], object] | None, timeout: float | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
+        return AsyncFollowing(
+            self._transport, path, what=what, patience_s=self._reconnect_s, on_lost=on_lost, timeout=timeout
+        ).events()
+
+    async def wait(
+        self, ref: str, *, on_output: OutputSink | None = None, timeout: float | None = None
+    ) -> TrajectoryInfo:
         """Wait until the run of a trajectory, or of a fork's program, has ended, as `events` follows it; the trajectory
         then has its `status` and `exit_code`. All output from the beginning goes to `on_output`. UsageError: no program
-        ever ran in it."""
+        ever ran in it. StillRunning (a TimeoutError): it has not ended after `timeout` seconds, and runs on."""
+        check_seconds("timeout", timeout)
         identity, ended = ((await self.trajectory(ref)).id, False)
         shown = ShownOutput(on_output)
-        async for event in self.events(identity):
+        async for event in self._followed(identity, ref, None, timeout):
             if event["event"] == "output":
                 shown.show(event)
             ended = event["event"] == "finished"
@@ -342,10 +355,10 @@ class AsyncSnapshotd(
         recorded: bool,
         **more: Any,
     ) -> ExecInfo:
-        if not argv:
-            raise UsageError("there is no command to execute: the list of its words is empty")
-        check_timeout(timeout)
-        body = {"argv": list(argv), "cwd": cwd, "env": dict(env or {}), "user": user, "timeout_s": timeout, **more}
+        check_seconds("timeout", timeout)
+        check_seconds("idle_timeout", more.get("idle_timeout_s"), zero=True)
+        words, variables = (argv_of(argv), texts_of("env", env))
+        body = {"argv": words, "cwd": cwd, "env": variables, "user": user, "timeout_s": timeout, **more}
         if terminal is not None:
             body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
         shown, key = (ShownOutput(on_output), new_key() if recorded else None)
@@ -412,9 +425,13 @@ class AsyncSnapshotd(
         daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
         anything starts."""
         check_wait(wait)
-        if not 1 <= n <= FORK_MAX:
-            raise UsageError(f"{n} forks were asked for, but one fork makes 1 to {FORK_MAX}; nothing was started")
-        body: dict[str, Any] = {"args": None if args is None else list(args), "name": name, "resume": resume}
+        check_count("n", n, 1, FORK_MAX)
+        check_seconds("idle_timeout", idle_timeout, zero=True)
+        body: dict[str, Any] = {
+            "args": None if args is None else words_of("args", args),
+            "name": name,
+            "resume": resume,
+        }
         body["idle_timeout_s"] = idle_timeout
         body["part"] = None if part is None else dataclasses.asdict(part)
         if variants is None:
@@ -480,12 +497,13 @@ class AsyncSnapshotd(
         body = {"name": name, "if_changed": if_changed}
         return await self._step(f"/trajectories/{ref_segment(ref, 'trajectory')}/snapshot", body, wait)
 
-    async def stop(self, ref: str, *, wait: Wait = "captured") -> TrajectoryInfo:
-        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running."""
+    async def stop(self, ref: str, *, discard: bool = False, wait: Wait = "captured") -> TrajectoryInfo:
+        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running. With
+        `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
+        snapshot; the sandbox goes on."""
         check_wait(wait)
-        stopped = TrajectoryInfo.of(
-            await self._transport.request("POST", f"/trajectories/{ref_segment(ref, 'trajectory')}/stop")
-        )
+        path, query = (f"/trajectories/{ref_segment(ref, 'trajectory')}/stop", {"discard": "true" if discard else None})
+        stopped = TrajectoryInfo.of(await self._transport.request("POST", path, query=query))
         if wait == "stored":
             await self.flush(stopped.id)
         return stopped
@@ -537,11 +555,11 @@ class AsyncSnapshotd(
         raise DaemonUnavailable("the daemon ended the list of changes early; repeat the command")
 
     async def patch(
-        self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = b"workspace"
+        self, a: str, b: str | None = None, *, write: Callable[[bytes], object], root: str | bytes = "/workspace"
     ) -> int:
         """Write the changes below `root` as a patch that `git apply` and `patch -p1` take. Returns how many changes lie
         elsewhere."""
-        query = {**_pair(a, b), "root_b64": b64(root)}
+        query = {**_pair(a, b), "root_b64": b64(sandbox_path(root))}
         async for event in self._transport.lines("GET", "/patch", query=query):
             if event["event"] == "end":
                 return int(event["outside"])
@@ -641,17 +659,19 @@ class AsyncSnapshotd(
 
     def cat(self, ref: str, path: str | bytes) -> AsyncIterator[bytes]:
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""
-        return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(path)})
+        return self._transport.pieces(
+            "GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(sandbox_path(path))}
+        )
 
     async def lstat(self, ref: str, path: str | bytes) -> FileStatus:
         """The entry at a path of a snapshot, links not followed. NotFound."""
         where = f"/snapshots/{ref_segment(ref)}/status"
-        return FileStatus.of(await self._transport.request("GET", where, query={"path_b64": b64(path)}))
+        return FileStatus.of(await self._transport.request("GET", where, query={"path_b64": b64(sandbox_path(path))}))
 
     async def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
         """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be
         empty."""
-        body = {"to": absolute(to), "path": path}
+        body = {"to": absolute(to, "to"), "path": os.fsdecode(sandbox_path(path)) if path else ""}
         return RestoreInfo.of(
             await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body)
         )

@@ -10,10 +10,10 @@ from typing import Any
 from snapshotd.client.aio.following import AsyncFollowing
 from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.commands import _path
+from snapshotd.client.local.arguments import argv_of, check_count, check_seconds, texts_of
 from snapshotd.client.results import CommandInfo
-from snapshotd.client.verbs import check_timeout, ref_segment
+from snapshotd.client.verbs import ref_segment
 from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
-from snapshotd.errors import UsageError
 
 
 class AsyncCommandVerbs(AsyncVerbs):
@@ -40,13 +40,12 @@ class AsyncCommandVerbs(AsyncVerbs):
         With `stdin`, its standard input is what `write_command` writes; otherwise it is empty. LimitExceeded: too many
         run in the sandbox. Further keywords: as `exec`.
         """
-        if not argv:
-            raise UsageError("there is no command to execute: the list of its words is empty")
-        check_timeout(timeout)
+        check_seconds("timeout", timeout)
+        check_seconds("idle_timeout", idle_timeout, zero=True)
         body = {
-            "argv": list(argv),
+            "argv": argv_of(argv),
             "cwd": cwd,
-            "env": dict(env or {}),
+            "env": texts_of("env", env),
             "user": user,
             "stdin": stdin,
             "timeout_s": timeout,
@@ -66,11 +65,18 @@ class AsyncCommandVerbs(AsyncVerbs):
         return CommandInfo.of(await self._transport.request("GET", _path(ref, command)))
 
     def command_events(
-        self, ref: str, command: str, *, follow: bool = True, on_lost: Callable[[], object] | None = None
+        self,
+        ref: str,
+        command: str,
+        *,
+        follow: bool = True,
+        on_lost: Callable[[], object] | None = None,
+        timeout: float | None = None,
     ) -> AsyncIterator[dict[str, Any]]:
         """The events of a command from its beginning: `started`, `output` (with `stream` and `data_b64`), and last
         `finished` (with `status`, `exit_code`, `snapshot`). With `follow`, waits for more until `finished`, beyond the
-        end of the daemon: as `events`."""
+        end of the daemon: as `events`; StillRunning (a TimeoutError) after `timeout` seconds."""
+        check_seconds("timeout", timeout)
         if not follow:
             return self._transport.lines("GET", f"{_path(ref, command)}/events", query={"follow": "false"})
         return AsyncFollowing(
@@ -79,13 +85,13 @@ class AsyncCommandVerbs(AsyncVerbs):
             what=f"command {command} of {ref}",
             patience_s=self._reconnect_s,
             on_lost=on_lost,
+            timeout=timeout,
         ).events()
 
     async def signal_command(self, ref: str, command: str, number: int = signal.SIGTERM) -> CommandInfo:
         """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that it started. Returns at
         once. Conflict: it has ended."""
-        if not 1 <= number <= 64:
-            raise UsageError(f"{number} is no signal: it must be from 1 to 64")
+        check_count("number", number, 1, 64)
         return CommandInfo.of(
             await self._transport.request("POST", f"{_path(ref, command)}/signal", body={"signal": int(number)})
         )

@@ -14,10 +14,11 @@ from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import Readable
 from snapshotd.client.files import FileVerbs as FileVerbsOfThreads
-from snapshotd.client.files import Moved, SandboxPath, _at, _path, sandbox_path
+from snapshotd.client.files import Moved, SandboxPath, _at, _path
+from snapshotd.client.local.arguments import bytes_of, local_path, sandbox_path, wrong
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import UploadSource
-from snapshotd.client.verbs import Wait, b64, check_wait, local_path
+from snapshotd.client.verbs import Wait, b64, check_wait
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
 
@@ -80,6 +81,8 @@ class AsyncFileVerbs(AsyncVerbs):
 
         content = data.encode() if isinstance(data, str) else data
         whole = isinstance(content, bytes)
+        if not whole and (not hasattr(content, "read")):
+            raise wrong("data", data, "bytes, text, or a file that is open for bytes")
         reader = Reader(
             iter((content,)) if isinstance(content, bytes) else read_pieces(content), moved, in_memory=whole
         )
@@ -99,9 +102,7 @@ class AsyncFileVerbs(AsyncVerbs):
         from snapshotd.client.local.tree import Reader, pack_bytes
 
         pairs = files.items() if isinstance(files, Mapping) else files
-        whole = [
-            (sandbox_path(path).lstrip(b"/"), data.encode() if isinstance(data, str) else data) for path, data in pairs
-        ]
+        whole = [(sandbox_path(path).lstrip(b"/"), bytes_of(f"files[{path!r}]", data)) for path, data in pairs]
         if not whole:
             raise UsageError("there are no files to write; give at least one path with its content")
         query = {**_path("/"), "user": user, "attributes": "false"}

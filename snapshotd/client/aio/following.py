@@ -9,7 +9,7 @@ from typing import Any
 
 from snapshotd.client.aio.transport import AsyncTransport
 from snapshotd.client.exchange import DaemonAway, event_of
-from snapshotd.client.following import _HELD_S, _PAUSE_MAX_S, _PAUSE_MIN_S
+from snapshotd.client.following import _HELD_S, _PAUSE_MAX_S, _PAUSE_MIN_S, StillRunning
 from snapshotd.errors import Conflict
 
 
@@ -24,11 +24,13 @@ class AsyncFollowing:
         what: str,
         patience_s: float,
         on_lost: Callable[[], object] | None,
+        timeout: float | None = None,
     ) -> None:
         """`trajectory` is its path in the API, and `what` its name in errors. Errors other than that no daemon is there
-        end the following."""
+        end the following, and so does StillRunning, `timeout` seconds from now."""
         self._transport, self._trajectory, self._what, self._on_lost = (transport, trajectory, what, on_lost)
-        self._patience_s = patience_s
+        self._patience_s, self._timeout = (patience_s, timeout)
+        self._deadline = None if timeout is None else time.monotonic() + timeout
         self._count = 0
         from hashlib import blake2b
 
@@ -41,7 +43,10 @@ class AsyncFollowing:
     def events(self) -> AsyncIterator[dict[str, Any]]:
         """All events until `finished`, or until no more come although the trajectory does not run. The request is sent
         at once."""
-        return self._events(self._lines())
+        try:
+            return self._events(self._lines())
+        except TimeoutError:
+            raise self._still_running() from None
 
     async def _events(self, lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
         while True:
@@ -58,13 +63,22 @@ class AsyncFollowing:
                 )
             except DaemonAway as exc:
                 lost = exc
+            except TimeoutError:
+                raise self._still_running() from None
             lines = await self._again(lost)
 
     def _lines(self) -> AsyncIterator[bytes]:
         self._held_since = None
-        lines = self._transport.raw_lines("GET", f"{self._trajectory}/events", query={"follow": "true"})
+        lines = self._transport.raw_lines(
+            "GET", f"{self._trajectory}/events", query={"follow": "true"}, deadline=self._deadline
+        )
         self._held_since = time.monotonic()
         return lines
+
+    def _still_running(self) -> StillRunning:
+        return StillRunning(
+            f"{self._what} has not ended within {self._timeout:g} s, and runs on: wait for it again, or end it"
+        )
 
     async def _runs(self) -> bool:
         return bool((await self._transport.request("GET", self._trajectory))["status"] == "running")
@@ -102,6 +116,8 @@ class AsyncFollowing:
                 return self._lines()
             except DaemonAway as exc:
                 lost = exc
+            except TimeoutError:
+                raise self._still_running() from None
 
     async def _wait(self, lost: DaemonAway) -> None:
         """Before the next request: at once after getting somewhere, then with growing pauses (nothing tells when a
@@ -114,5 +130,7 @@ class AsyncFollowing:
                 self._on_lost()
         if now - self._lost_at >= self._patience_s:
             raise lost
+        if self._deadline is not None and now >= self._deadline:
+            raise self._still_running()
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)

@@ -132,7 +132,7 @@ class AsyncMind(AsyncVerbs):
     ) -> TrajectoryInfo:
         """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
 
-        `files`: path to content (text as UTF-8; None removes it); relative paths start at the root. Messages are pairs
+        `files`: path to content (text as UTF-8; None removes it); relative paths start at /workspace. Messages are pairs
         of role and content: `messages` in place of the conversation, or `drop_messages` at its end and `add_messages`
         after that. `result`: of the snapshot's tool call. `state`: keys to set (None removes one). UsageError: an edit
         that cannot be made.

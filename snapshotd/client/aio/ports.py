@@ -7,8 +7,9 @@ from pathlib import Path
 from snapshotd.client.aio.carrying import AsyncPort
 from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.exchange import segment
+from snapshotd.client.local.arguments import local_path
 from snapshotd.client.ports import OnFailure, _listen, _listen_on_path
-from snapshotd.client.verbs import local_path, ref_segment
+from snapshotd.client.verbs import ref_segment
 from snapshotd.daemon.http.wire import PORTS
 from snapshotd.errors import UsageError
 

@@ -15,6 +15,7 @@ from snapshotd.client.aio.carrying import AsyncPort
 from snapshotd.client.aio.client import AsyncSnapshotd
 from snapshotd.client.aio.files import AsyncSandboxFiles, AsyncSnapshotFiles
 from snapshotd.client.commands import Stream, TextLines
+from snapshotd.client.local.arguments import bytes_of
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure
 from snapshotd.client.results import (
@@ -56,11 +57,13 @@ class AsyncCommand:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         check: bool = False,
+        timeout: float | None = None,
     ) -> ExecResult:
         """Wait until it has ended, beyond a restart of the daemon. Its whole output comes to `on_stdout` and `on_stderr`,
-        from its beginning. The exit code is -1 when it is not known. With `check`, ExecFailed for any but 0."""
+        from its beginning. The exit code is -1 when it is not known. With `check`, ExecFailed for any but 0. After
+        `timeout` seconds StillRunning (a TimeoutError): it runs on."""
         kept = _Kept(on_stdout, on_stderr)
-        async for event in self._client.command_events(self._sandbox, self.id):
+        async for event in self._client.command_events(self._sandbox, self.id, timeout=timeout):
             if event["event"] == "output":
                 kept.take(event["stream"], base64.b64decode(event["data_b64"]))
         info = await self.info
@@ -90,9 +93,7 @@ class AsyncCommand:
     async def write(self, data: str | bytes, *, end: bool = False) -> None:
         """Write to its standard input, and with `end` close it behind that. For a command that was started with
         `stdin=True`. As `AsyncSnapshotd.write_command`."""
-        await self._client.write_command(
-            self._sandbox, self.id, data.encode() if isinstance(data, str) else data, end=end
-        )
+        await self._client.write_command(self._sandbox, self.id, bytes_of("data", data), end=end)
 
     async def signal(self, number: int) -> None:
         """Send a signal to its process group, as a terminal does. Conflict: it has ended."""
@@ -566,12 +567,13 @@ class AsyncSandbox:
         on_stdout: Callable[[bytes], object] | None = None,
         on_stderr: Callable[[bytes], object] | None = None,
         check: bool = False,
+        timeout: float | None = None,
     ) -> RunResult:
         """Wait until the run of its agent, or of a fork's program, has ended, beyond a restart of the daemon. All that it
         prints comes to `on_stdout` and `on_stderr`, from its beginning. With `check`, ExecFailed for an exit code other
-        than 0. UsageError: no program ever ran in it."""
+        than 0. After `timeout` seconds StillRunning (a TimeoutError): it runs on. UsageError: no program ever ran in it."""
         kept = _Kept(on_stdout, on_stderr)
-        ended = await self._client.wait(self.id, on_output=kept.take)
+        ended = await self._client.wait(self.id, on_output=kept.take, timeout=timeout)
         code = -1 if ended.exit_code is None else ended.exit_code
         result = RunResult(code, *kept.output(), ended.head, trajectory=ended.id, status=ended.status)
         if check and code != 0:
@@ -594,9 +596,10 @@ class AsyncSandbox:
         """Run the compensations of those calls (all, if none is named), each at most once."""
         return await self._client.compensate(self.id, calls)
 
-    async def stop(self, *, wait: Wait = "captured") -> None:
-        """Take a last snapshot if anything changed and end the container. `exec` starts it again."""
-        await self._client.stop(self.id, wait=wait)
+    async def stop(self, *, discard: bool = False, wait: Wait = "captured") -> None:
+        """Take a last snapshot if anything changed (with `discard`: none) and end the container. `exec` starts it
+        again."""
+        await self._client.stop(self.id, discard=discard, wait=wait)
 
     async def remove(self, *, force: bool = False) -> None:
         """Forget the trajectory with all its snapshots."""

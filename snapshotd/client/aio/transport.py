@@ -106,9 +106,11 @@ class AsyncTransport:
             async for line in reply.lines():
                 yield event_of(line)
 
-    async def raw_lines(self, method: str, path: str, *, query: Query | None = None) -> AsyncIterator[bytes]:
-        """The same with undecoded lines; `event_of` decodes one."""
-        async with await self._answer(method, path, None, query) as reply:
+    async def raw_lines(
+        self, method: str, path: str, *, query: Query | None = None, deadline: float | None = None
+    ) -> AsyncIterator[bytes]:
+        """The same with undecoded lines; `event_of` decodes one. TimeoutError at the `deadline` (of time.monotonic)."""
+        async with await self._answer(method, path, None, query, deadline=deadline) as reply:
             async for line in reply.lines():
                 yield line
 
@@ -167,19 +169,26 @@ class AsyncTransport:
         return reply
 
     async def _answer(
-        self, method: str, path: str, body: Any, query: Query | None, key: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any,
+        query: Query | None,
+        key: str | None = None,
+        deadline: float | None = None,
     ) -> AsyncDaemonReply:
-        """Send a request, and return its answer when its head is there."""
+        """Send a request, and return its answer when its head is there. TimeoutError at the deadline."""
         data = request_bytes(method, path, query, body, key=key)
         for _ in range(DYING_TRIES if method == "GET" and self.start is not None else 0):
             try:  # nothing was asked to change: ask the successor of a daemon that was dying
-                return await self._exchange(data)
+                return await self._exchange(data, deadline)
             except DaemonAway:
                 continue
-        return await self._exchange(data)
+        return await self._exchange(data, deadline)
 
-    async def _exchange(self, data: bytes) -> AsyncDaemonReply:
+    async def _exchange(self, data: bytes, deadline: float | None = None) -> AsyncDaemonReply:
         reply = await self._connect()
+        reply.deadline = deadline
         try:
             await reply.send(data)
             return await reply.accepted()
@@ -220,6 +229,8 @@ class AsyncDaemonReply:
         self._answer = HttpAnswer()
         self._body = b""
         """Bytes of the body that came with the head."""
+        self.deadline: float | None = None
+        """Receiving raises TimeoutError from then on (time.monotonic, which is the loop's clock)."""
 
     async def send(self, data: bytes) -> bool:
         """Send a part of the request. False when the daemon does not listen any more: its answer says why."""
@@ -271,7 +282,8 @@ class AsyncDaemonReply:
 
     async def _receive(self) -> bytes:
         try:
-            data = await asyncio.get_running_loop().sock_recv(self._connection, READ_BYTES)
+            async with asyncio.timeout_at(self.deadline):
+                data = await asyncio.get_running_loop().sock_recv(self._connection, READ_BYTES)
         except ConnectionError as exc:
             raise lost() from exc
         return self._answer.feed(data)

@@ -26,7 +26,7 @@ from snapshotd.terms import short
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
-WORKSPACE = b"workspace"
+WORKSPACE = b"/workspace"
 
 
 class SnapshotReader:
@@ -47,7 +47,7 @@ class SnapshotReader:
 
     def _kind(self, ref: str) -> str | None:
         try:
-            return self._client.lstat(ref, self._top).kind
+            return self._client.lstat(ref, b"/" + self._top).kind
         except NotFound:
             return None
 
@@ -58,10 +58,10 @@ class SnapshotReader:
                 yield path[len(self._prefix) :], change
 
     def content(self, side: Side, path: bytes) -> Iterator[bytes]:
-        return self._client.cat(self._refs[side], self._prefix + path)
+        return self._client.cat(self._refs[side], b"/" + self._prefix + path)
 
     def target(self, side: Side, path: bytes) -> bytes:
-        return self._client.lstat(self._refs[side], self._prefix + path).target or b""
+        return self._client.lstat(self._refs[side], b"/" + self._prefix + path).target or b""
 
 
 def first_of(client: Snapshotd, snapshot: SnapshotInfo) -> str:
@@ -81,7 +81,8 @@ def commit_message(message: str, snapshot: SnapshotInfo) -> str:
 
 def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = None, hooks: bool = False) -> ApplyInfo:
     """Everything but the ids in the answer. With `message`, a git commit is made of it, and with `hooks` the programs
-    that the repository names run for it. Errors leave the folder as it was."""
+    that the repository names run for it; git is asked before, also for a dry run. Errors leave the folder as it was, but
+    for a hook that refuses the commit."""
     with HostTree(to) as tree:
         left_over = LeftOver(tree)
         if not dry_run:
@@ -97,11 +98,13 @@ def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = 
             raise UsageError(f"{to} cannot be compared with a snapshot: {exc.strerror}; nothing was changed") from exc
         plan.warnings[:0] = left_over.warnings
         changes = tuple(AppliedInfo(item.change, item.path, item.kind, item.merged is not None) for item in plan.items)
+        files = [item.path for item in plan.items if not item.is_directory]
         commit = None
+        if worktree is not None and not plan.conflicts:
+            worktree.check([item.path for item in plan.items if item.change != "deleted" and item.kind != "directory"])
         if plan.items and not plan.conflicts and not dry_run:
             _write(source, tree, plan)
             if worktree is not None and message is not None:
-                files = [item.path for item in plan.items if not item.is_directory]
                 commit = worktree.commit(files, message)
         return ApplyInfo("", "", dry_run, changes, tuple(plan.conflicts), plan.same, tuple(plan.warnings), commit)
 

@@ -79,6 +79,33 @@ class Worktree:
             if os.path.lexists(os.path.join(git_dir, os.fsencode(name))):
                 raise UsageError(f"{folder} is in the middle of a {what}; end it first, or apply without a commit")
 
+    def check(self, paths: Sequence[bytes]) -> None:
+        """UsageError: git would refuse a commit of these files (relative to the folder), by their names or because it
+        cannot sign. Nothing is changed: index and objects of the trial are elsewhere."""
+        full = [os.path.normpath(os.path.join(self._prefix, path)) for path in paths]
+        with tempfile.TemporaryDirectory(prefix="snapshotd-commit-") as directory:
+            trial: dict[str, str] = {
+                "GIT_INDEX_FILE": os.path.join(directory, "index"),
+                "GIT_OBJECT_DIRECTORY": directory,
+            }
+            lines = b"".join(b"100644 %b\t%b\0" % (b"1" * 40, path) for path in full)
+            self._git(["update-index", "-z", "--index-info"], self._top, lines, **trial)  # passes over such names
+            taken = self._git(["ls-files", "-z"], self._top, b"", **trial).stdout.split(b"\0")
+            refused = sorted({*full} - {*taken})
+            if refused:
+                raise UsageError(
+                    f"git takes no file of the name {os.fsdecode(refused[0])!r}, so nothing was changed: apply without a commit, or "
+                    "a part without that file"
+                )
+            if self._git(["config", "--type=bool", "commit.gpgSign"], self._top).stdout.strip() != b"true":
+                return
+            tree = self._git(["mktree"], self._top, b"", **trial).stdout.decode().strip()
+            signed = self._git(["commit-tree", "-S", "-m", "trial", tree], self._top, b"", **trial)
+            if signed.returncode != 0:
+                raise UsageError(
+                    f"git cannot sign a commit ({_said(signed)}), so nothing was changed: mend it, or set commit.gpgSign to false"
+                )
+
     def commit(self, paths: Sequence[bytes], message: str) -> str | None:
         """Commit these files and links (relative to the folder; also those that are gone) as they are now, and nothing
         else: what else is staged stays staged. Ignored files are left out. Returns the commit's id, or None when git
@@ -113,11 +140,13 @@ class Worktree:
             )
         return done.stdout
 
-    def _git(self, args: Sequence[str], cwd: bytes, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    def _git(
+        self, args: Sequence[str], cwd: bytes, data: bytes = b"", **env: str
+    ) -> subprocess.CompletedProcess[bytes]:
         if self._hooks:
-            return _git(args, cwd, data)
+            return _git(args, cwd, data, **env)
         settings = [word for name, value in _WITHOUT_PROGRAMS.items() for word in ("-c", f"{name}={value}")]
-        return _git([*settings, *args], cwd, data, **_NO_FETCH)
+        return _git([*settings, *args], cwd, data, **_NO_FETCH, **env)
 
     def _refuse_programs(self, folder: Path) -> None:
         """UsageError: a commit as the repository wants it takes a program that the repository names."""

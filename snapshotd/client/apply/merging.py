@@ -15,6 +15,7 @@ from snapshotd.client.apply.apply import WORKSPACE, SnapshotReader
 from snapshotd.client.apply.host_tree import HostEntry, InTheWay, Stamp
 from snapshotd.client.apply.plan import ApplyPlan, Item
 from snapshotd.client.branching.lineage import lineage
+from snapshotd.client.local.arguments import sandbox_path
 from snapshotd.client.results import AppliedInfo, MergeInfo, SnapshotInfo
 from snapshotd.client.verbs import b64
 from snapshotd.errors import NotFound, UsageError
@@ -44,7 +45,7 @@ class HeadTree:
             if kind != "directory":
                 raise InTheWay(above, kind)
         try:
-            found = self._client.lstat(self._snapshot, self.whole(path))
+            found = self._client.lstat(self._snapshot, b"/" + self.whole(path))
         except NotFound:
             return None
         permissions = int(found.mode, 8) & 0o777
@@ -57,7 +58,7 @@ class HeadTree:
 
     def read(self, path: bytes) -> Iterator[bytes]:
         """A regular file's content in pieces."""
-        return self._client.cat(self._snapshot, self.whole(path))
+        return self._client.cat(self._snapshot, b"/" + self.whole(path))
 
     def whole(self, path: bytes) -> bytes:
         """The path from the sandbox's root."""
@@ -66,7 +67,7 @@ class HeadTree:
     def _kind(self, path: bytes) -> str | None:
         if path not in self._kinds:
             try:
-                self._kinds[path] = self._client.lstat(self._snapshot, self.whole(path)).kind
+                self._kinds[path] = self._client.lstat(self._snapshot, b"/" + self.whole(path)).kind
             except NotFound:
                 self._kinds[path] = None
         return self._kinds[path]
@@ -79,7 +80,7 @@ def merge(
     line = client.trajectory(into)
     theirs, head = client.snapshot(source), client.snapshot(line.head)
     start = _common(client, theirs, head) if base is None else client.snapshot(base).id
-    where = WORKSPACE if path is None else os.fsencode(path)
+    where = WORKSPACE if path is None else sandbox_path(path)
     tree = HeadTree(client, head.id, where)
     plan = ApplyPlan(SnapshotReader(client, start, theirs.id, where), tree, in_sandbox=True)
     taken: SnapshotInfo | None = None

@@ -27,6 +27,7 @@ from snapshotd.client.apply.host_tree import HostEntry, InTheWay
 from snapshotd.client.apply.journal import KEPT_NAMES
 from snapshotd.client.results import ChangeInfo, ConflictInfo, EntryInfo
 from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.terms import number_of
 
 Side = Literal["base", "snapshot"]
 MAX_CHANGES = 1_000_000
@@ -108,11 +109,11 @@ class ApplyPlan:
         self._empty_directories()
         if self._left_out:
             self.warnings.append(
-                f"{self._left_out} changes in .git directories are left out: they could run programs here"
+                f"left out: {number_of(self._left_out, 'change')} in .git directories, which could run programs here"
             )
         if self._staged:
             self.warnings.append(
-                f"{self._staged} changes in {os.fsdecode(KEPT_NAMES)}* are left out: apply uses these names"
+                f"left out: {number_of(self._staged, 'change')} in {os.fsdecode(KEPT_NAMES)}*: apply uses these names"
             )
         self.items.sort(key=lambda item: item.path.split(b"/"))
 

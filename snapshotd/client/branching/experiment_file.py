@@ -24,7 +24,7 @@ from snapshotd.client.branching.toml_checks import (
 from snapshotd.client.branching.variant_tables import VARIANT
 from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import UsageError
-from snapshotd.terms import NAME_PATTERN
+from snapshotd.terms import NAME_PATTERN, number_of
 
 NAME_CHARS = 64
 SCORE_TIMEOUT_S = 600.0
@@ -162,7 +162,7 @@ class _Reader:
         repeat = top.get("repeat", 1)
         if len(variants) * repeat > QUEUE_MAX:
             raise self._toml.refusal(
-                f"{len(variants) * repeat} branches are more than {QUEUE_MAX}; repeat fewer times", "repeat"
+                f"{number_of(len(variants) * repeat, 'branch')} are more than {QUEUE_MAX}; repeat fewer times", "repeat"
             )
         name = top.get("name", name)
         self._check_names(name, list(variants), repeat)

@@ -26,6 +26,7 @@ from snapshotd.client.branching.variant_tables import keywords
 from snapshotd.client.results import SnapshotInfo, TrajectoryInfo
 from snapshotd.client.verbs import ForkPlace
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, SnapshotdError
+from snapshotd.terms import number_of
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
@@ -265,7 +266,7 @@ class _Driver:
         if experiment.first_pass and (passed := next((one for one in found if one.passed), None)) is not None:
             why = f"{passed.label}.{passed.run} passed"
         elif experiment.best_of is not None and sum(one.state == "scored" for one in found) >= experiment.best_of:
-            why = f"{experiment.best_of} branches are scored"
+            why = f"{number_of(experiment.best_of, 'branch')} scored"
         elif experiment.stop.limited:
             seconds = _since(self._info.began_at)
             calls, tokens = sum(one.calls for one in found), sum(sum(one.tokens) for one in found)

@@ -17,6 +17,7 @@ from snapshotd.client.results import TrajectoryInfo
 from snapshotd.client.verbs import ForkPlace
 from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import SnapshotdError, UsageError
+from snapshotd.terms import number_of
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
@@ -130,7 +131,7 @@ def fork_queue(
         check_variants(variants, QUEUE_MAX)
         n = len(variants)
     if not 1 <= n <= QUEUE_MAX:
-        raise UsageError(f"{n} forks were asked for, but a queue takes 1 to {QUEUE_MAX}; nothing was started")
+        raise UsageError(f"{number_of(n, 'fork')} cannot be made: a queue takes 1 to {QUEUE_MAX}; nothing was started")
     if parallel is not None and parallel < 1:
         raise UsageError("at least one fork runs at a time")
     has_args = options.get("args") is not None or all("args" in keys for keys in (variants or {"": {}}).values())

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from snapshotd.client.branching.junit import REPORT_MAX_BYTES, count_tests
+from snapshotd.client.local.arguments import local_path
 from snapshotd.client.local.part_file import part_file
 from snapshotd.client.results import ExecInfo
-from snapshotd.client.verbs import local_path
 from snapshotd.errors import UsageError
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from typing import Any
 from snapshotd.client.branching import toml_checks as checks
 from snapshotd.client.branching.toml_checks import Check, TomlText
 from snapshotd.client.branching.toml_places import nearest
+from snapshotd.client.local.arguments import sandbox_path
 from snapshotd.config import passed_on
 from snapshotd.errors import UsageError
 
@@ -174,17 +175,12 @@ def _files(label: str, table: dict[str, Any], folder: Path) -> dict[bytes, bytes
     made: dict[bytes, bytes | None] = {}
     for path, source in table.get("files", {}).items():
         try:
-            made[_inside(path)] = (folder / source).read_bytes()
+            made[sandbox_path(path)] = (folder / source).read_bytes()
         except OSError as exc:
             raise UsageError(
                 f"the file {folder / source}, for {path} in the variant {label}, cannot be read: {exc.strerror}"
             ) from exc
     for path in table.get("remove", ()):
-        if made.setdefault(_inside(path), None) is not None:
+        if made.setdefault(sandbox_path(path), None) is not None:
             raise UsageError(f"{path} is written and removed in the variant {label}; leave one of them out")
     return made
-
-
-def _inside(path: str) -> bytes:
-    """A path in the sandbox; one without a leading slash begins at the workspace."""
-    return os.fsencode(path if path.startswith("/") else f"workspace/{path}")

@@ -10,6 +10,7 @@ from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.mind import edit_fields
 from snapshotd.daemon.http.wire import FORK_MAX
 from snapshotd.errors import UsageError
+from snapshotd.terms import number_of
 
 EDITS = ("files", "messages", "drop_messages", "add_messages", "result", "state")
 LIMITS = ("memory", "cpus", "pids", "disk")
@@ -22,7 +23,9 @@ Variants = Mapping[str, Mapping[str, Any]]
 def check_variants(variants: Variants, most: int = FORK_MAX) -> None:
     """UsageError: there are none, too many, or one has a keyword that no variant has."""
     if not 1 <= len(variants) <= most:
-        raise UsageError(f"there are {len(variants)} variants, but one fork makes 1 to {most}; nothing was started")
+        raise UsageError(
+            f"one fork makes 1 to {most} children, not {number_of(len(variants), 'variant')}; nothing was started"
+        )
     for label, given in variants.items():
         for key in given:
             if key not in KEYWORDS:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
-from snapshotd.client.verbs import local_path
+from snapshotd.client.local.arguments import local_path
 from snapshotd.errors import Conflict, DataLoss, NotFound, SnapshotdError, UsageError
 from snapshotd.store.open import open_store
 

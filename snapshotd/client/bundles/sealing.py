@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshotd.client.verbs import local_path
+from snapshotd.client.local.arguments import local_path
 from snapshotd.errors import DataLoss, UsageError
 
 if TYPE_CHECKING:

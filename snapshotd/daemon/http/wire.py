@@ -113,7 +113,7 @@ def check_socket_path(path: Path) -> None:
 
 def check_ref(ref: str, what: str = "snapshot or trajectory") -> str:
     """`ref` if it could be an id, a name or a tag. NotFound for anything else: no such thing can exist."""
-    if not _REF.fullmatch(ref):
+    if not isinstance(ref, str) or not _REF.fullmatch(ref):
         raise NotFound(
             f"there is no {what} {ref!r}: ids, names and tags are letters, digits and ._- ; `snapshotd tree` shows them"
         )

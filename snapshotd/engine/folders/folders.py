@@ -56,6 +56,7 @@ from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, 
 from snapshotd.failpoints import hit
 from snapshotd.kernel import fanotify, files, turns
 from snapshotd.kernel.identity import HostUser, acting_as
+from snapshotd.terms import number_of
 from snapshotd.types import (
     FOLDER,
     MIN_PREFIX_CHARS,
@@ -244,7 +245,9 @@ class Folders:
         if not found and len(ref) >= MIN_PREFIX_CHARS:
             found = [one for one in all_of_it if one.id.startswith(ref)]
         if len(found) != 1:
-            what = f"there is no snapshot {ref[:80]!r}" if not found else f"{ref} fits {len(found)} snapshots"
+            what = (
+                f"there is no snapshot {ref[:80]!r}" if not found else f"{ref} fits {number_of(len(found), 'snapshot')}"
+            )
             raise NotFound(f"{what} of this folder; its log lists them")
         return found[0]
 
@@ -341,7 +344,11 @@ class Folders:
                 facts["continues"] = [session["session"], self._recorder.session(to).get("session")]
         if found.left:
             sentences = told(found.left)
-            more = [f"{len(sentences) - MOST_LEFT} more paths stay"] if len(sentences) > MOST_LEFT else []
+            more = (
+                [f"{number_of(len(sentences) - MOST_LEFT, 'more path')} not changed"]
+                if len(sentences) > MOST_LEFT
+                else []
+            )
             facts["left"] = sentences[:MOST_LEFT] + more
         scan, touches = self._recorder.seen(folder, root)
         changes = FolderChanges()

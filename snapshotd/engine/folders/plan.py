@@ -23,6 +23,7 @@ from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.putting_back import relative
 from snapshotd.engine.storing import look
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
+from snapshotd.terms import number_of
 from snapshotd.trees import diff
 from snapshotd.trees.base import Change
 from snapshotd.trees.view import View
@@ -179,9 +180,9 @@ class History:
                 )
             return {owner for owner in everybody if self.first_of(owner) == wanted}
         if session is None and len(counts) > 1:
-            told = " and ".join(f"{one} ({count} paths)" for one, count in sorted(counts.items()))
+            told = " and ".join(f"{one} ({number_of(count, 'path')})" for one, count in sorted(counts.items()))
             raise Conflict(
-                f"{len(counts)} sessions have changed files since {short(to.id)}: {told}; name the session whose "
+                f"{number_of(len(counts), 'session')} have changed files since {short(to.id)}: {told}; name the session whose "
                 f"changes go back, or {ALL} for those of all"
             )
         return everybody

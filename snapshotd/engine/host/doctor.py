@@ -24,6 +24,7 @@ from snapshotd.engine.mind import policy
 from snapshotd.errors import UsageError
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.terms import number_of
 
 _FREE_BYTES_WANTED = 5 << 30
 _DOCKER_TIMEOUT_S = 0.5
@@ -271,5 +272,7 @@ def _policy(state_dir: Path) -> Check:
     return Check(
         "policy",
         True,
-        f"{path}: {rules} rules" if path.is_file() else f"{path} does not exist: nobody is asked about any call",
+        f"{path}: {number_of(rules, 'rule')}"
+        if path.is_file()
+        else f"{path} does not exist: nobody is asked about any call",
     )

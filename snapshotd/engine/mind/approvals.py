@@ -445,17 +445,27 @@ class Gate:
         return decided
 
     def _announce(self, approval: Approval) -> None:
-        event = {"event": "approval", "id": approval.id, "tool": approval.tool, "status": str(approval.status)}
-        self._context.events.tell(approval.trajectory, event)
+        self._context.events.tell(
+            approval.trajectory,
+            {"event": "approval", "id": approval.id, "tool": approval.tool, "status": str(approval.status)},
+        )
         try:
             webhook = self.policy.read().webhook
         except SnapshotdError:
             return  # every gated call says so, louder
         if webhook is not None:
-            words = {"trajectory": approval.trajectory, "snapshot": approval.snapshot, "question": approval.question}
-            self._webhooks.send(
-                webhook, {**event, **words, "side_effect": str(approval.side_effect), "by": approval.by}
-            )
+            told = {
+                "event": "approval",
+                "id": approval.id,
+                "name": approval.tool,
+                "status": str(approval.status),
+                "trajectory": approval.trajectory,
+                "snapshot": approval.snapshot,
+                "question": approval.question,
+                "side_effect": str(approval.side_effect),
+                "by": approval.by,
+            }
+            self._webhooks.send(webhook, told)
 
 
 def digest(tool: str, arguments: Any) -> str:

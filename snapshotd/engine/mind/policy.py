@@ -30,15 +30,15 @@ MAX_PATTERN_CHARS = 1000
 
 Action = Literal["approve", "allow", "deny"]
 _ACTIONS = ("approve", "allow", "deny")
-_RULE_KEYS = {"tool", "arguments", "side_effect", "action", "expires", "reason"}
+_RULE_KEYS = {"name", "arguments", "side_effect", "action", "expires", "reason"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One `[[rule]]`. `arguments`: dotted path to a pattern that its text must contain."""
+    """One `[[rule]]`. `name`: of the tool, as a pattern. `arguments`: dotted path to a pattern that its text must contain."""
 
     action: Action
-    tool: str = "*"
+    name: str = "*"
     arguments: tuple[tuple[str, re.Pattern[str]], ...] = ()
     side_effect: SideEffect | None = None
     expires_s: float | None = None
@@ -46,7 +46,7 @@ class Rule:
 
     def matches(self, tool: str, arguments: Any, side_effect: SideEffect) -> bool:
         """True if the rule covers this call."""
-        if not fnmatch.fnmatchcase(tool, self.tool) or self.side_effect not in (None, side_effect):
+        if not fnmatch.fnmatchcase(tool, self.name) or self.side_effect not in (None, side_effect):
             return False
         return all(self._contains(pattern, path, arguments) for path, pattern in self.arguments)
 
@@ -175,7 +175,7 @@ def _rule(rule: dict[str, Any], source: str, where: str) -> Rule:
         raise _wrong(source, where, f"has a `side_effect` that is none of {', '.join(SideEffect)}")
     return Rule(
         action,
-        _text(rule, "tool", source, where) or "*",
+        _text(rule, "name", source, where) or "*",
         tuple((path, _pattern(p, source, where)) for path, p in patterns.items()),
         None if effect is None else SideEffect(effect),
         _duration(rule.get("expires"), source, where),

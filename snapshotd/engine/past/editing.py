@@ -31,6 +31,7 @@ from snapshotd.errors import LimitExceeded, NotFound, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.amend import amend
+from snapshotd.terms import number_of
 from snapshotd.types import (
     CallID,
     CallStatus,
@@ -186,7 +187,7 @@ class Editing:
         """Number of messages of `follows` that stay, and the messages that come after them."""
         if not 0 <= request.drop_messages <= source.messages:
             raise UsageError(
-                f"cannot leave out {request.drop_messages} messages: the conversation has {source.messages}"
+                f"cannot leave out {number_of(request.drop_messages, 'message')}: the conversation has {source.messages}"
             )
         kept = min(source.messages, follows.messages)
         if request.messages is not None:

@@ -21,6 +21,7 @@ from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.errors import Conflict, LimitExceeded
+from snapshotd.terms import number_of
 from snapshotd.types import CallID, JournalEntry, Message, Snapshot, SnapshotID, Trajectory, TrajectoryID, new_id, short
 
 T = TypeVar("T")
@@ -113,9 +114,9 @@ class Promotion:
         own = self._catalog.snapshots(target.id)
         steps = sum(one.seq > common.seq for one in own) if common.trajectory == target.id else len(own)
         left = self._effects.beyond(target, head)
-        calls = f", among them {len(left)} irreversible calls," if left else ""
+        calls = f", among them {number_of(len(left), 'irreversible call')}," if left else ""
         return (
-            f"{short(target.id)} went on for {steps} snapshots up to {short(target.head)} since {short(common.id)}, where "
+            f"{short(target.id)} went on for {number_of(steps, 'snapshot')} up to {short(target.head)} since {short(common.id)}, where "
             f"{short(branch.id)} left it{calls} and they would be left behind: `snapshotd promote --yes {short(branch.id)}` "
             "does it, and `snapshotd undo` takes it back"
         )

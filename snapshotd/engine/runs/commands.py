@@ -43,6 +43,7 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel.limits import Hits, hits
 from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import STDIN, ExecSpec, Process
+from snapshotd.terms import number_of
 from snapshotd.types import (
     MIN_PREFIX_CHARS,
     CallID,
@@ -303,7 +304,10 @@ class Commands:
             live.log.left_out.update(outcome.lost_bytes)
         for stream, count in (+live.log.left_out).items():
             live.log.append(
-                {"event": "warning", "message": f"{count} bytes of its {stream} are not shown and not recorded"}
+                {
+                    "event": "warning",
+                    "message": f"neither shown nor recorded: {number_of(count, 'byte')} of its {stream}",
+                }
             )
         return _as_taken(info, taken)
 
@@ -342,7 +346,7 @@ class Commands:
         name = trajectory.name or short(trajectory.id)
         if len(found) > 1:
             raise Ambiguous(
-                f"{len(found)} commands of {name} begin with {ref!r}: {', '.join(short(info.id) for info in found[:5])}; "
+                f"{number_of(len(found), 'command')} of {name} begin with {ref!r}: {', '.join(short(info.id) for info in found[:5])}; "
                 "name more of the id"
             )
         raise NotFound(

@@ -26,6 +26,7 @@ from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, for
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
+from snapshotd.terms import number_of
 from snapshotd.types import (
     ID_FORM,
     NAME_PATTERN,
@@ -47,7 +48,9 @@ def children(
 ) -> tuple[Variant, ...]:
     """Each child of a fork with its own name, arguments and environment. UsageError: see `Engine.fork`."""
     if variants and n != len(variants):
-        raise UsageError(f"{n} forks were asked for, but there are {len(variants)} variants, one fork each")
+        raise UsageError(
+            f"{number_of(n, 'fork')} cannot have {number_of(len(variants), 'variant')}: each variant is one fork"
+        )
     first, count = (0, n) if part is None else (part.first, part.count)
     if first + n > count:
         raise UsageError(f"there is no part of {n} children from number {first} in a fork of {count}")

@@ -19,13 +19,14 @@ from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.kernel.limits import Hits
 from snapshotd.runtime.base import Process
+from snapshotd.terms import number_of
 from snapshotd.types import AgentSpec, TrajectoryStatus
 
 _log = logging.getLogger(__name__)
 _LEFT_OUT = {
-    "stdout": "{} bytes of the program's standard output are not shown and not recorded",
-    "stderr": "{} bytes of the program's standard error are not shown and not recorded",
-    "calls": "{} bytes that tool calls printed are not shown; `snapshotd show --output` has them, call by call",
+    "stdout": "neither shown nor recorded: {} of the program's standard output",
+    "stderr": "neither shown nor recorded: {} of the program's standard error",
+    "calls": "not shown: {} that tool calls printed; `snapshotd show --output` has all, call by call",
 }
 
 Finish = Callable[[Sandbox, EventLog, int | None, TrajectoryStatus], None]
@@ -147,7 +148,13 @@ class Program:
         finally:
             self.let_go()
             for source, count in (+log.left_out).items():
-                log.append({"event": "warning", "message": _LEFT_OUT[source].format(count), "left_out_bytes": count})
+                log.append(
+                    {
+                        "event": "warning",
+                        "message": _LEFT_OUT[source].format(number_of(count, "byte")),
+                        "left_out_bytes": count,
+                    }
+                )
             self._finish(sandbox, log, exit_code, status)
         _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
 

@@ -36,7 +36,7 @@ from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.storing.cold import Cold, gone
-from snapshotd.errors import Conflict, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.runtime.base import ExecSpec, Process
 from snapshotd.types import (
     FOLDER,
@@ -314,12 +314,21 @@ class Sessions:
         """Caller holds the sandbox's lock. On an error it goes on."""
         try:
             if keep and sandbox.root.changed:
-                commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
+                self._take_last(trajectory, sandbox)
             self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
         except BaseException:
             sandbox.use.carry_on()
             raise
         sandbox.use.no_more_steps()
+
+    def _take_last(self, trajectory: Trajectory, sandbox: Sandbox) -> None:
+        try:
+            commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
+        except OutOfSpace as exc:
+            raise OutOfSpace(
+                f"{exc.message}; `snapshotd stop --discard {trajectory.name or short(trajectory.id)}` ends it without a last "
+                f"snapshot, and loses what changed since {short(sandbox.head)}"
+            ) from exc
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""

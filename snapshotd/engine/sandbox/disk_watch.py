@@ -18,6 +18,7 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import SnapshotdError
 from snapshotd.kernel.quota import Used
 from snapshotd.layers.disk_use import measure
+from snapshotd.terms import number_of
 from snapshotd.types import LayerID, short
 
 _EVERY_S = 1.0
@@ -85,7 +86,7 @@ class DiskWatch:
                 return
             sentence = (
                 f"what ran in the sandbox of {short(sandbox.trajectory.id)} was ended: it had written more than the {room.bytes} bytes or "
-                f"{room.inodes} files that its disk limit leaves it; rewind it, or begin again with a larger limit"
+                f"{number_of(room.inodes, 'file')} that its disk limit leaves it; rewind it, or begin again with a larger limit"
             )
 
             def every(pids: list[int]) -> list[int]:

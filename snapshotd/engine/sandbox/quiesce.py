@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 
 from snapshotd.kernel.cgroup import Cgroup
+from snapshotd.terms import number_of
 
 MAX_FDS = 512
 """Looking at more descriptors than this would cost more than the copy path saves."""
@@ -56,7 +57,7 @@ def _holds_root(pid: int, root_id: int) -> str | None:
             return "has its working directory below the root"
         fds = os.listdir(f"/proc/{pid}/fd")
         if len(fds) > MAX_FDS:
-            return f"has {len(fds)} open files"
+            return f"has {number_of(len(fds), 'open file')}"
         for fd in fds:
             with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as f:
                 for line in f:

@@ -33,6 +33,7 @@ from snapshotd.engine.storing.retention import RetentionDecision
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import CheckResult, Roots
+from snapshotd.terms import number_of
 from snapshotd.types import BlobID, RecordID, Snapshot, SnapshotID, SnapshotState, Trajectory, TreeID, short
 
 READERS = "reader"
@@ -219,7 +220,7 @@ class Upkeep:
             self._context.catalog.set_state([s.id for s in lost], SnapshotState.LOST)
             self._context.catalog.set_state([s.id for s in hot], SnapshotState.CAPTURED)
             if hot:
-                progress(f"storing {len(hot)} snapshots again from their layers")
+                progress(f"storing {number_of(len(hot), 'snapshot')} again from layers")
                 self._archive.wait()
                 actions += [f"snapshot {short(s.id)} was stored again from its layers" for s in hot]
             if lost:
@@ -229,7 +230,7 @@ class Upkeep:
             with self._archive.paused():
                 actions += self._records_again(bad)
             if repaired.gone and (lost or dropped):  # else nothing needed them, or the layers still had them
-                actions.append(f"{len(repaired.gone)} objects cannot be brought back")
+                actions.append(f"{number_of(len(repaired.gone), 'object')} cannot be brought back")
             self._context.catalog.flush()
             return RepairReport(tuple(actions), tuple(s.id for s in lost))
 

@@ -30,6 +30,7 @@ from snapshotd.errors import DataLoss, InternalError, LimitExceeded, UsageError,
 from snapshotd.formats.tar_reader import BLOCK, Member, MemberKind, TarReader
 from snapshotd.formats.tar_writer import END, Marks, file_header, write_tree
 from snapshotd.repo.base import Reader, Repository
+from snapshotd.terms import number_of
 from snapshotd.trees.difference import DifferenceView
 from snapshotd.trees.stored_view import StoredView
 from snapshotd.trees.view import View
@@ -138,7 +139,8 @@ def export_bundle(
     """
     if not snapshots or len(snapshots) > MAX_SNAPSHOTS:
         raise LimitExceeded(
-            f"{len(snapshots)} snapshots cannot be one bundle (1 to {MAX_SNAPSHOTS}); export them in parts, each since a snapshot"
+            f"{number_of(len(snapshots), 'snapshot')} cannot be one bundle (1 to {MAX_SNAPSHOTS}); "
+            "export them in parts, each since a snapshot"
         )
     before = since
     for snapshot in snapshots:
@@ -191,7 +193,8 @@ def _head(snapshots: Sequence[Snapshot], since: Snapshot | None) -> bytes:
     data = json.dumps(head, separators=(",", ":")).encode()
     if len(data) > _MAX_HEAD_BYTES:
         raise LimitExceeded(
-            f"{len(snapshots)} snapshots with {len(tags)} tags cannot be one bundle; export them in parts, each since a snapshot"
+            f"{number_of(len(snapshots), 'snapshot')} with {number_of(len(tags), 'tag')} cannot be one bundle; "
+            "export them in parts, each since a snapshot"
         )
     return data
 
@@ -347,7 +350,7 @@ class BundleReader:
             raise DataLoss("the bundle is malformed: it does not say which snapshots it holds")
         if len(snapshots) > MAX_SNAPSHOTS:
             raise LimitExceeded(
-                f"the bundle holds {len(snapshots)} snapshots; {MAX_SNAPSHOTS} is the most that is taken at once"
+                f"the bundle holds {number_of(len(snapshots), 'snapshot')}; {MAX_SNAPSHOTS} is the most that is taken at once"
             )
         if (since is not None and not _is_id(since)) or len({since, *snapshots}) != 1 + len(snapshots):
             raise DataLoss("the bundle is malformed: its snapshots do not follow each other")

@@ -24,6 +24,7 @@ from snapshotd.repo.reading.reader import PackReader, object_id
 from snapshotd.repo.upkeep.needs import name_needs
 from snapshotd.repo.upkeep.reach import batches
 from snapshotd.repo.upkeep.survey import head_problem
+from snapshotd.terms import number_of
 from snapshotd.types import BlobID
 
 _MISSING = "its frame is missing or damaged"
@@ -84,7 +85,7 @@ def _check(
     objects = _check_index(index, intact, damages)
     del intact
     _check_records(index, damages)
-    progress(f"{objects} objects of the index are checked, {len(damages.objects)} of them are damaged")
+    progress(f"checked {number_of(objects, 'object')} of the index, damaged: {len(damages.objects)}")
     if read_data:
         scan.deltas(progress)
     _spread(reader, index, damages)

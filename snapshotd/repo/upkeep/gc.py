@@ -30,6 +30,7 @@ from snapshotd.repo.format.index import Index, IndexEntry, PackRow
 from snapshotd.repo.reading.reader import PackReader, matches
 from snapshotd.repo.upkeep.reach import mark
 from snapshotd.store.base import Store
+from snapshotd.terms import number_of
 
 LIVE_RATIO = 0.75
 """A pack is rewritten if less than this part of it is alive; so packs take at most a third more space than needed."""
@@ -104,7 +105,7 @@ def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now:
             dead.setdefault((_ORDER[entry.kind], -entry.depth if entry.kind != ObjectKind.LIST else 0), []).append(
                 entry.id
             )
-    progress(f"{len(live)} objects are needed, {sum(map(len, dead.values()))} are not")
+    progress(f"needed: {number_of(len(live), 'object')}, not needed: {sum(map(len, dead.values()))}")
     orphans = [
         (raw, reader.store.size_bytes(key))
         for raw, key in stored.items()
@@ -181,7 +182,7 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
         hit("repo.gc.deleted")
         removed += 1
     if removed:
-        progress(f"removed {removed} packs")
+        progress(f"removed {number_of(removed, 'pack')}")
     rewritten = 0
     entries: dict[bytes, list[IndexEntry]] = {}
     for number, group in enumerate(planned.groups):
@@ -300,7 +301,9 @@ def _rewrite(
     for row in sources:
         store.delete(pack.pack_key(row.id))
         hit("repo.gc.deleted")
-    progress(f"rewrote {len(sources)} packs with {sum(row.bytes for row in sources)} bytes as one with {new.bytes}")
+    progress(
+        f"rewrote {number_of(len(sources), 'pack')} with {sum(row.bytes for row in sources)} bytes as one with {new.bytes}"
+    )
     return len(sources)
 
 

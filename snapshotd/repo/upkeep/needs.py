@@ -11,6 +11,7 @@ from snapshotd.repo.base import Fault, ObjectKind, Roots
 from snapshotd.repo.format.index import Index
 from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.upkeep.reach import child_path, tree_children, tree_contents
+from snapshotd.terms import number_of
 from snapshotd.types import TreeID
 
 _EVERY = 10_000
@@ -65,7 +66,7 @@ class _Walk:
                 if nodes:
                     nodes[-1].whole &= node.whole
                 if len(self._whole) % _EVERY == 0 and self._whole:
-                    self._progress(f"walked {len(self._whole)} directories")
+                    self._progress(f"walked {number_of(len(self._whole), 'directory')}")
                 continue
             name, child = node.children.pop()
             if child in self._broken:

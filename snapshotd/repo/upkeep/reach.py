@@ -12,6 +12,7 @@ from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.base import ObjectKind, Roots, Tree
 from snapshotd.repo.format.index import Index, IndexEntry
 from snapshotd.repo.reading.reader import PackReader
+from snapshotd.terms import number_of
 from snapshotd.types import TreeID
 
 _EVERY = 20_000
@@ -81,7 +82,7 @@ class _Marker:
     def _say(self) -> None:
         if len(self.live) - self._told >= _EVERY:
             self._told = len(self.live)
-            self._progress(f"marked {self._told} objects that are needed")
+            self._progress(f"marked as needed: {number_of(self._told, 'object')}")
 
     def leaf(self, raw: bytes, owner: str) -> None:
         """A record."""

@@ -36,6 +36,7 @@ from snapshotd.repo.upkeep.reach import tree_children, tree_contents
 from snapshotd.repo.upkeep.survey import Decoder, Survey, choose, read_what_is_left, survey
 from snapshotd.repo.writing.pending import lock
 from snapshotd.store.base import Store
+from snapshotd.terms import number_of
 from snapshotd.types import BlobID, TreeID
 
 DAMAGED = "damaged/"
@@ -160,7 +161,7 @@ class _Repair:
                     copy = _copy_like(raw)
                 copy.add(entry, data[entry.offset : entry.offset + entry.stored])
             new.append(self._put(copy, chosen))
-            self._actions.append(f"saved {len(entries)} objects out of the damaged pack {raw.hex()}")
+            self._actions.append(f"saved {number_of(len(entries), 'object')} out of the damaged pack {raw.hex()}")
         return new
 
     def _put(self, copy: Copy, chosen: dict[bytes, IndexEntry]) -> PackRow:
@@ -223,7 +224,9 @@ class _Repair:
         sqlite.remove(self._path)  # a log that is there all the same must not be taken for the new one's
         os.rename(new, self._path)
         files.sync_dir(self._path.parent)
-        self._actions.append(f"made the index anew from {len(packs)} packs with {len(chosen)} objects")
+        self._actions.append(
+            f"made the index anew from {number_of(len(packs), 'pack')} with {number_of(len(chosen), 'object')}"
+        )
 
     def _set_aside(self, found: Survey) -> None:
         for raw, why in found.damaged.items():
@@ -255,7 +258,7 @@ class _Repair:
                 with index.transaction():
                     index.remove_objects(sorted(bad))
                 self._gone |= bad if known is None else bad & known
-                self._actions.append(f"removed {len(bad)} objects from the index that cannot be read in full")
+                self._actions.append(f"removed {number_of(len(bad), 'unreadable object')} from the index")
             if known is None:
                 self._gone |= _named_and_missing(reader, index)
         finally:

@@ -46,6 +46,7 @@ from snapshotd.repo.writing.pending import Guide, Queued, Step, lock
 from snapshotd.repo.writing.similar import sort_of
 from snapshotd.repo.writing.unflushed import Stored, Unflushed
 from snapshotd.store.base import Store
+from snapshotd.terms import number_of
 from snapshotd.types import BlobID, RecordID, TreeID, new_id
 
 _BATCH_BYTES, _BATCH_OBJECTS = 8 << 20, 2048
@@ -222,7 +223,7 @@ class PackRepository(RepositoryWriter):
 
     def save_tree(self, tree: Tree, previous: TreeID | None = None) -> TreeID:
         if len(tree.entries) > MAX_ENTRIES:
-            what = f"a directory with {len(tree.entries)} entries cannot be stored (at most {MAX_ENTRIES})"
+            what = f"a directory with {number_of(len(tree.entries), 'entry')} cannot be stored (at most {MAX_ENTRIES})"
             raise LimitExceeded(f"{what}: spread it over several directories")
         data = encode_tree(tree)
         raw = self.reader.identity.tree(data)

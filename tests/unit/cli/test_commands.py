@@ -298,7 +298,7 @@ def test_diff_never_prints_control_characters(cli: Cli, box: str) -> None:
 def test_a_patch_is_raw_and_what_it_lacks_is_told(cli: Cli, box: str) -> None:
     done = cli("diff", "--patch", box)
     assert done.out.encode(errors="surrogateescape") == b"--- a/a.txt\n+++ b/a.txt \xff\n"
-    assert "1 changes outside /workspace" in done.err
+    assert "the patch lacks 1 change outside /workspace" in done.err
     assert cli("diff", "--patch", "--stat", box).code == 2
 
 
@@ -315,7 +315,7 @@ def test_restore(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     done = cli("restore", box, "--to", "out")
     assert done.code == 0
-    assert done.err == "snapshotd: warning: one fifo was left out\n1 files and 1 directories, 0 B, in out\n"
+    assert done.err == "snapshotd: warning: one fifo was left out\n1 file and 1 directory, 0 B, in out\n"
     assert (tmp_path / "out" / "path").exists(), "a relative target means the client's folder"
     assert cli("restore", box, "--to", "out").code == 6
     assert cli("restore", box, "--to", "out2", "--path", "/workspace", "--json").json["file_count"] == 1

@@ -199,6 +199,13 @@ def test_a_shell_without_a_terminal_says_what_to_do_and_makes_no_sandbox(cli: Cl
     assert "leave out -t" in cli("exec", "-it", box, "sh").err
 
 
+def test_a_path_above_the_snapshot_is_shown_as_it_was_typed(cli: Cli, box: str, tmp_path: Path) -> None:
+    for words in (["restore", box, "--path", "../x", "--to", str(tmp_path / "out")], ["cat", f"{box}:../x"]):
+        done = cli(*words)
+        assert (done.code, "'../x' has" in done.err, "b'" in done.err) == (2, True, False), done.err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("typed", ["0", "soon", "0s"])
 def test_a_bad_time_is_shown_as_it_was_typed(cli: Cli, box: str, typed: str) -> None:
     said = cli("exec", "--timeout", typed, box, "ls").err

@@ -15,11 +15,13 @@ from pathlib import Path
 import click
 import pytest
 
+from snapshotd.cli.command import CliContext
 from snapshotd.cli.main import COMMANDS, FOLDERS, main
 from snapshotd.cli.main import cli as group
 from snapshotd.cli.reference import reference
 from snapshotd.cli.text import ago, printable, size
 from snapshotd.cli.values import Size
+from tests.own_sources import texts
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
 
@@ -161,6 +163,40 @@ def test_help_breaks_lists_of_json_words_at_their_commas(name: str) -> None:
     words = set(re.findall(r"\w+", command.help))
     shown = click.Context(command, info_name=name, terminal_width=80).get_help()
     assert words - set(re.findall(r"\w+", shown)) == set()
+
+
+def test_help_breaks_no_word_at_its_hyphen() -> None:
+    """It could be the name of a command or an option."""
+    context = CliContext(group, info_name="snapshotd")
+    for name in FOLDERS:
+        command = group.get_command(context, name)
+        leaves = command.commands.values() if isinstance(command, click.Group) else ()
+        for one in (group, command, *leaves):
+            assert one is not None
+            for width in range(50, 111, 3):
+                shown = one.context_class(
+                    one, info_name=one.name, terminal_width=width, max_content_width=width
+                ).get_help()
+                assert "\N{NON-BREAKING HYPHEN}" not in shown
+                own = shown.partition("\nExamples:")[0]  # command lines are as they are
+                assert not re.search(r"\w-$", own, re.MULTILINE), (one.name, width, shown)
+
+
+def test_no_message_points_to_a_command_that_does_not_exist() -> None:
+    known = FOLDERS.keys()
+    said = {
+        (file, word)
+        for file, text in texts().items()
+        for word in re.findall(r"`snapshotd ([a-z][a-z-]*)\b", text)
+        if word not in known
+    }
+    assert said == set()
+    groups = {name: group.get_command(click.Context(group), name) for name in FOLDERS}
+    for file, text in texts().items():
+        for name, child in re.findall(r"`snapshotd (image|store|hooks|experiment) ([a-z]+)\b", text):
+            one = groups[name]
+            assert isinstance(one, click.Group)
+            assert child in one.commands, (file, name, child)
 
 
 def test_no_daemon_and_not_root(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_replayed_calls_are_one_line_that_counts_on_a_terminal(
     assert "\n" not in shown
     assert shown.endswith("↻ 300 calls replayed\r\x1b[K")
     replay.line({"event": "replayed", "name": "x"})
-    assert replay.line({"event": "finished"}) == "↻ 1 calls replayed", "it ended before it was live"
+    assert replay.line({"event": "finished"}) == "↻ 1 call replayed", "it ended before it was live"
     assert replay.line({"event": "finished"}) is None
 
 

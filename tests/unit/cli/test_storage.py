@@ -95,7 +95,7 @@ def test_log_lists_the_newest_and_says_how_many_are_older(cli: Cli, fresh: Daemo
     for _ in range(104):
         fresh.client.exec(line.id, ["ls"])
     assert [item["seq"] for item in cli("log", "--json", "long").json] == list(range(5, 105))
-    assert cli("log", "long").err == "snapshotd: 5 older snapshots are not listed; --all lists them, too\n"
+    assert cli("log", "long").err == "snapshotd: 5 older snapshots not listed; --all lists everything\n"
     assert len(cli("log", "-q", "-n", "3", "long").out.split()) == 3
     assert "102 older" in cli("log", "-q", "-n", "3", "long").err
     everything = cli("log", "-q", "--all", "long")
@@ -245,7 +245,7 @@ def test_prune(cli: Cli, fresh: Daemon) -> None:
     assert row.endswith("ago  beyond the newest")
     assert (
         totals
-        == "1 snapshots would go, 1 stay; 1000 B would be freed, 2.0 MiB of layers evicted; the repository takes 1.0 GiB"
+        == "1 snapshot would go, kept: 1; 1000 B would be freed, 2.0 MiB of layers evicted; the repository takes 1.0 GiB"
     )
     assert dry.err == "snapshotd: looking at the snapshots, grace 600 s\n"
     assert cli("prune", "--dry-run", "--keep-last", "2").out.startswith("0 snapshots would go")
@@ -278,8 +278,8 @@ def test_prune_asks_on_a_terminal(fresh: Daemon, answer: str, code: int, state: 
             argv, env=environment(fresh), stdin=stdin, capture_output=True, text=True, check=False, timeout=60
         )
     assert done.returncode == code, done.stderr
-    assert "Give up the files of 1 snapshots for good, to free 1000 B? [y/N] " in done.stderr
-    assert done.stdout.splitlines()[2].startswith("1 snapshots would go")
+    assert "Give up the files of 1 snapshot for good, to free 1000 B? [y/N] " in done.stderr
+    assert done.stdout.splitlines()[2].startswith("1 snapshot would go")
     assert (len(done.stdout.splitlines()) == 4) is (code == 0)
     assert fresh.client.snapshot(first.id).state == state
 

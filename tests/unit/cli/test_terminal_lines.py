@@ -32,6 +32,8 @@ from tests.unit.cli.conftest import Cli
         ({"replace_all": False, "n": 3, "file": "x"}, "x"),
         ({"n": 3}, '{"n": 3}'),
         ({"during": ["build", "test"]}, "build test"),
+        ({"to": "0123456789ab" + "c" * 20, "mode": "both"}, "0123456789ab"),
+        ({"digest": "d" * 64}, "d" * 64),
         ("text", "text"),
         ([1, 2], "[1, 2]"),
         ({"a": "", "b": "x" * 10**6}, "x" * (ARGUMENT_CHARS - 1) + "…"),

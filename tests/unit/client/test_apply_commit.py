@@ -131,6 +131,39 @@ def test_where_no_commit_can_be_made_nothing_is_applied(rig: Rig, spoil: Callabl
     assert rig.result() == before
 
 
+def without_a_key(rig: Rig) -> None:
+    gpg = script(rig.directory / "gpg", "echo no secret key >&2; exit 2")
+    with (rig.directory / "gitconfig").open("a") as file:
+        file.write(f"[commit]\ngpgSign = true\n[gpg]\nprogram = {gpg}\n")
+
+
+def with_a_name_that_git_refuses(rig: Rig) -> None:
+    (rig.directory / "snapshot" / "git~1").mkdir()
+    (rig.directory / "snapshot" / "git~1" / "config").write_bytes(b"x")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+@pytest.mark.parametrize(
+    ("spoil", "said"), [(without_a_key, "cannot sign"), (with_a_name_that_git_refuses, r"git~1/config.*nothing was")]
+)
+def test_a_commit_that_git_will_refuse_is_said_before_anything_is_written(
+    rig: Rig, spoil: Callable[[Rig], None], said: str, dry_run: bool
+) -> None:
+    spoil(rig)
+    before, objects = rig.result(), git(rig.here, "count-objects", "-v")
+    with pytest.raises(UsageError, match=said):
+        rig.apply(message=MESSAGE, dry_run=dry_run)
+    assert (rig.result(), git(rig.here, "count-objects", "-v")) == (before, objects)
+
+
+def test_a_signed_commit_is_made(rig: Rig) -> None:
+    gpg = script(rig.directory / "gpg", "cat > /dev/null; echo signature; echo '[GNUPG:] SIG_CREATED ' >&2")
+    with (rig.directory / "gitconfig").open("a") as file:
+        file.write(f"[commit]\ngpgSign = true\n[gpg]\nprogram = {gpg}\n")
+    done = rig.apply(message=MESSAGE)
+    assert "gpgsig signature" in git(rig.here, "cat-file", "commit", str(done.commit))
+
+
 @pytest.fixture
 def ran(tmp_path: Path) -> Path:
     """Made by a program that the repository names, if it runs."""
@@ -223,7 +256,7 @@ def test_a_commit_that_needs_a_program_of_the_repository_is_refused(
         rig.apply(message=MESSAGE)
     assert rig.result() == before
     assert not ran.exists()
-    with contextlib.suppress(Conflict):
+    with contextlib.suppress(Conflict, UsageError):
         rig.apply(message=MESSAGE, hooks=True)
     assert ran.exists()
 

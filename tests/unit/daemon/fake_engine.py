@@ -368,7 +368,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             made.append(line)
         return base.Forked(experiment, tuple(made))
 
-    def stop(self, ref: str) -> t.Trajectory:
+    def stop(self, ref: str, *, discard: bool = False) -> t.Trajectory:
         line = self.trajectory(ref)
         for trajectory, ended in list(self.connections.values()):
             if trajectory == line.id:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.client import ExecFailed, Sandbox, Snapshotd, autostart
+from snapshotd.client import ExecFailed, Sandbox, Snapshotd, StillRunning, autostart
 from snapshotd.client.results import FileStatus
 from snapshotd.client.transport import Transport
 from snapshotd.daemon.lock import StateLock, lock_holder
@@ -58,10 +58,63 @@ def test_sizes_are_taken_as_the_command_line_takes_them(client: Snapshotd) -> No
 
 
 def test_a_timeout_is_checked_before_anything_runs(box: Sandbox) -> None:
-    for timeout in (0, -1, float("nan"), float("inf")):
+    for timeout in (0, -1, float("nan"), float("inf"), "5", True):
         with pytest.raises(UsageError, match=r"^timeout="):
             box.exec("true", timeout=timeout)
     assert [snapshot.info.seq for snapshot in box.snapshots()] == [0]
+
+
+def test_an_argument_of_the_wrong_kind_is_named_with_its_value(
+    client: Snapshotd, box: Sandbox, short_dir: Path
+) -> None:
+    """Never a TypeError from deep inside, and nothing is done."""
+    command = box.exec(["forever"], background=True)
+    cases: list[tuple[str, Callable[[], Any]]] = [
+        ("input=5", lambda: box.exec("true", input=5)),
+        ("input=5", lambda: box.head().exec("true", input=5)),
+        ("timeout='5'", lambda: box.exec("true", timeout="5")),
+        ("timeout='5'", lambda: box.exec("true", timeout="5", background=True)),
+        ("timeout='5'", lambda: box.head().exec("true", timeout="5")),
+        ("timeout='5'", lambda: box.wait(timeout="5")),
+        ("timeout='5'", lambda: command.wait(timeout="5")),
+        ("idle_timeout='5'", lambda: box.exec("true", idle_timeout="5")),
+        ("idle_timeout='5'", lambda: box.fork(idle_timeout="5")),
+        ("idle_timeout=-1", lambda: client.create(idle_timeout=-1)),
+        ("request_timeout='5'", lambda: Snapshotd(request_timeout="5")),
+        ("env=<class 'int'>", lambda: box.exec("true", env=5)),
+        ("env['A']=<class 'int'>", lambda: box.exec("true", env={"A": 1})),
+        ("env=<class 'list'>", lambda: client.create(env=["A=1"])),
+        ("secrets['B']=<class 'bytes'>", lambda: client.create(secrets={"A": "hidden", "B": b"hidden"})),
+        ("argv=5", lambda: box.exec(5)),
+        ("argv=['cat', PosixPath('/x')]", lambda: box.exec(["cat", Path("/x")])),
+        ("argv='ls -l'", lambda: client.exec(box.id, "ls -l")),
+        ("args='x'", lambda: client.run(agent="a.py", args="x")),
+        ("command='x'", lambda: client.run(command="x")),
+        ("n='2'", lambda: box.fork("2")),
+        ("n=0", lambda: box.fork(0)),
+        ("number='9'", lambda: command.signal("9")),
+        ("data=5", lambda: command.write(5)),
+        ("data=5", lambda: box.files.write("a", 5)),
+        ("files['a']=5", lambda: box.files.write_many({"a": 5})),
+        ("path=5", lambda: box.files.read(5)),
+        ("path=5", lambda: box.head().cat(5)),
+        ("path=5", lambda: box.head().restore(short_dir / "out", path=5)),
+        ("path=5", lambda: box.head().apply(short_dir, path=5)),
+        ("to=5", lambda: box.head().restore(5)),
+        ("workspace=5", lambda: client.create(workspace=5)),
+        ("on_stdout='x'", lambda: box.exec("true", on_stdout="x")),
+        ("on_stderr=5", lambda: box.wait(on_stderr=5)),
+        ("an argument cannot be sent", lambda: client.create(name=object())),
+    ]
+    before = [snapshot.id for snapshot in box.snapshots()]
+    for said, call in cases:
+        with pytest.raises(UsageError) as raised:
+            call()
+        assert raised.value.message.startswith(said), (said, raised.value.message)
+        assert "give " in raised.value.message
+        assert "hidden" not in raised.value.message
+    assert [snapshot.id for snapshot in box.snapshots()] == before
+    command.kill()
 
 
 def test_sandbox_as_an_object(box: Sandbox, short_dir: Path) -> None:
@@ -229,6 +282,33 @@ def test_a_run_and_a_forks_program_are_waited_for(client: Snapshotd, short_dir: 
         Sandbox.create(client=client).wait()
 
 
+def test_a_wait_has_an_end_and_the_run_goes_on(client: Snapshotd, box: Sandbox, short_dir: Path) -> None:
+    agent = short_dir / "forever.py"
+    agent.write_text("print('hi')\n")
+    heard: list[bytes] = []
+    run = Sandbox.run(agent, detach=True, client=client)
+    command = box.exec(["forever"], background=True)
+    for waited, wait in ((run.id, run.wait), ("command", command.wait)):
+        with pytest.raises(StillRunning, match=rf"{waited}.* has not ended within 0.2 s, and runs on") as raised:
+            wait(timeout=0.2, on_stdout=heard.append)
+        assert isinstance(raised.value, TimeoutError | Conflict)
+    assert (run.info.status, command.info.status) == ("running", "running")
+    assert b"".join(heard).startswith(b"print('hi')\n"), "what it had printed came"
+    run.stop()
+    command.kill()
+    assert (run.wait(timeout=60).status, command.wait(timeout=60).exit_code) == ("stopped", 137)
+
+
+def test_a_path_of_a_snapshot_begins_in_the_workspace_in_every_method(box: Sandbox, short_dir: Path) -> None:
+    head = box.head()
+    assert head.cat("a.txt") == head.cat("/workspace/a.txt")
+    head.restore(short_dir / "one", path="src")
+    assert (short_dir / "one" / "path").read_bytes() == b"workspace/src"
+    for call in (lambda: head.cat("../x"), lambda: head.restore(short_dir / "two", path="../x")):
+        with pytest.raises(UsageError, match=r"^'\.\./x' has"):
+            call()
+
+
 def test_images_with_progress(client: Snapshotd) -> None:
     said: list[str] = []
     image = client.build_image("minimal", name="small", progress=said.append)
@@ -270,7 +350,7 @@ def test_a_command_may_take_longer_than_a_request(shared_daemon: Daemon) -> None
     client = Snapshotd(shared_daemon.state_dir, shared_daemon.socket_path, autostart=False, request_timeout=30)
     box = Sandbox.create(client=client)
     assert box.exec(["echo", "hi"]).exit_code == 0
-    for timeout in (0, -1, float("nan"), float("inf")):
+    for timeout in (0, -1, float("nan"), float("inf"), "5", True):
         with pytest.raises(UsageError, match=r"^request_timeout="):
             Snapshotd(shared_daemon.state_dir, autostart=False, request_timeout=timeout)
 

@@ -69,7 +69,7 @@ def test_errors_say_what_to_do(box: Sandbox, shared_daemon: Daemon) -> None:
     with pytest.raises(UsageError, match="without an input"):
         command.write("x")
     for number in (0, 65, -9):
-        with pytest.raises(UsageError, match="no signal"):
+        with pytest.raises(UsageError, match=r"^number="):
             command.signal(number)
     with pytest.raises(UsageError, match="in the background"):
         box.exec("true", stdin=True)  # type: ignore[call-overload]

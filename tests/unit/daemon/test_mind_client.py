@@ -93,7 +93,7 @@ def test_effects_are_compensated(box: Sandbox) -> None:
 
 def test_an_edit_of_everything(box: Sandbox) -> None:
     made = box.head().edit(
-        files={"workspace/a.txt": "text ☃", b"/workspace/b\xff": b"\x00", "workspace/c": ""},
+        files={"a.txt": "text ☃", b"/workspace/b\xff": b"\x00", "c": ""},
         drop_messages=2,
         add_messages=[("user", {"text": "no"})],
         result=None,
@@ -103,17 +103,13 @@ def test_an_edit_of_everything(box: Sandbox) -> None:
     )
     assert made.name == f"{box.name}-edited"
     head = made.head()
-    assert (head.cat("workspace/a.txt"), head.cat(b"workspace/b\xff"), head.cat("workspace/c")) == (
-        "text ☃".encode(),
-        b"\0",
-        b"",
-    )
+    assert (head.cat("a.txt"), head.cat(b"/workspace/b\xff"), head.cat("c")) == ("text ☃".encode(), b"\0", b"")
     assert head.conversation() == [MessageInfo("user", {"text": "no"})]
     assert head.info.tool.arguments == {"result": [None], "env": {"A": "1"}}
     assert head.state() == {"k": [1]}
-    again = head.edit(files={"workspace/c": None}, messages=[("a", 1), ("b", 2)], state={"k": None}, result=RECORDED)
+    again = head.edit(files={"c": None}, messages=[("a", 1), ("b", 2)], state={"k": None}, result=RECORDED)
     with pytest.raises(NotFound):
-        again.head().cat("workspace/c")
+        again.head().cat("c")
     assert again.head().conversation() == [MessageInfo("a", 1), MessageInfo("b", 2)]
     assert (again.head().state(), again.head().info.tool.arguments["result"]) == ({}, None)
 

@@ -152,11 +152,11 @@ def test_a_program_outside_asks_without_waiting_and_comes_back_for_the_answer(ri
 def test_the_policy_decides_about_a_call_outside_that_asks_nothing(rig: Rig) -> None:
     rig.there = False
     assert rig.outside("call-1") is None
-    rig.policy('[[rule]]\ntool = "charge"\naction = "approve"\nreason = "it is money"\nexpires = "1h"\n')
+    rig.policy('[[rule]]\nname = "charge"\naction = "approve"\nreason = "it is money"\nexpires = "1h"\n')
     asked = rig.outside("call-1")
     assert asked is not None
     assert (asked.question, asked.expires_at_ns) == ("it is money", asked.created_at_ns + 3600 * 10**9)
-    rig.policy('[[rule]]\ntool = "charge"\naction = "deny"\nreason = "never, not once"\n')
+    rig.policy('[[rule]]\nname = "charge"\naction = "deny"\nreason = "never, not once"\n')
     assert rig.outside("call-1") == asked  # what was asked stays asked
     with pytest.raises(Denied, match="the policy does not let charge run with these arguments: never, not once"):
         rig.outside("call-2")

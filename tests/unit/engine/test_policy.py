@@ -23,10 +23,10 @@ def action(text: str, tool: str, arguments: Any = None, side_effect: SideEffect 
 def test_the_first_rule_that_matches_decides() -> None:
     text = """
 [[rule]]
-tool = "deploy_test"
+name = "deploy_test"
 action = "allow"
 [[rule]]
-tool = "deploy_*"
+name = "deploy_*"
 action = "approve"
 reason = "look first"
 expires = "90m"
@@ -78,7 +78,7 @@ def test_what_is_too_long_to_look_at_is_not_let_through() -> None:
     [
         ("[[rule]]\naction = \n", "line 2"),
         ("\n\n[[rule]]\naction = 'ask'", "number 1 in line 3"),
-        ("[[rule]]\ntool = 'x'", "needs an `action`"),
+        ("[[rule]]\nname = 'x'", "needs an `action`"),
         ("[[rule]]\naction = 'deny'\nexpires = '2 hours'", "unit"),
         (
             "[[rule]]\naction = 'deny'\n[[rule]]\naction = 'deny'\ntools = 'x'",
@@ -94,7 +94,7 @@ def test_what_is_too_long_to_look_at_is_not_let_through() -> None:
         ("[webhook]", "needs a `url`"),
         ("webhook = 1", "as a table"),
         ("[webhook]\nurl = 'file:///etc/passwd'", "http"),
-        ("[[rule]]\naction = 'deny'\ntool = 1", "`tool` as a text"),
+        ("[[rule]]\naction = 'deny'\nname = 1", "`name` as a text"),
     ],
 )
 def test_mistakes_are_named(text: str, said: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 
 import click
 
@@ -11,6 +10,7 @@ from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.follow import RawOutput
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_snapshot
+from snapshotd.client.local.arguments import sandbox_path
 
 
 @declare("cat", examples=["snapshotd cat a1b2c3:/workspace/app.py", "snapshotd cat best:app.py > app.py"])
@@ -25,7 +25,7 @@ def command(ctx: click.Context, where: str, as_json: bool) -> int:
     ref, colon, path = where.partition(":")
     if not colon or not path:
         refuse(f"{where!r} names no file; write ID:/PATH, such as {ref or 'a1b2c3'}:/workspace/app.py")
-    raw_path = os.fsencode(path if path.startswith("/") else f"/workspace/{path}")
+    raw_path = sandbox_path(path)
     client = connect(ctx)
     if as_json:
         content = b"".join(client.cat(ref, raw_path))

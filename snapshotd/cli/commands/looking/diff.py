@@ -13,7 +13,7 @@ from snapshotd.cli.text import is_snapshot, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ChangeInfo, EntryInfo
-from snapshotd.terms import short
+from snapshotd.terms import number_of, short
 
 _BAR_CHARS = 30
 
@@ -87,7 +87,7 @@ def _patch(client: Snapshotd, a: str, b: str | None, as_json: bool) -> int:
     shown.end()
     if outside:
         note(
-            f"{outside} changes outside /workspace are not in the patch; `snapshotd diff {a}{' ' + b if b else ''}` lists them"
+            f"the patch lacks {number_of(outside, 'change')} outside /workspace; `snapshotd diff {a}{' ' + b if b else ''}` lists all"
         )
     return 0
 

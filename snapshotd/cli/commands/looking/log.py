@@ -13,7 +13,7 @@ from snapshotd.cli.values import Count, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.errors import Diverged
-from snapshotd.terms import main_argument, short
+from snapshotd.terms import main_argument, number_of, short
 
 _LAST = 100
 
@@ -85,7 +85,7 @@ def command(
         if refusal is not None:
             note(refusal)
     if more:
-        note(f"{_older(client, found[0])} older snapshots are not listed; --all lists them, too")
+        note(f"{number_of(_older(client, found[0]), 'older snapshot')} not listed; --all lists everything")
     return 0
 
 

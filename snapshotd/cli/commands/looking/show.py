@@ -16,6 +16,7 @@ from snapshotd.cli.text import file_counts, milliseconds, print_json, printable,
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
+from snapshotd.terms import number_of
 
 _HEAD_LINES = 10
 _HEAD_BYTES = 4096
@@ -94,9 +95,12 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         ("created", item.created_at),
         ("state", f"{item.state}, {_STATES.get(item.state, '')}captured by {item.method}"),
         ("pause", milliseconds(item.pause_ms)),
-        ("image", f"{item.image}  (+ {item.layers} layers)"),
+        ("image", f"{item.image}  (+ {number_of(item.layers, 'layer')})"),
         ("files", file_counts(item.files) + ("" if item.files is None else f"  {size(item.files.bytes)}")),
-        ("conversation", f"{item.messages} messages" + ("  (--conversation shows them)" if item.messages else "")),
+        (
+            "conversation",
+            number_of(item.messages, "message") + ("  (--conversation shows them)" if item.messages else ""),
+        ),
         ("tool", printable(tool.name)),
         ("arguments", arguments),
         ("outcome", f"{outcome}, {milliseconds(tool.duration_ms)}"),
@@ -114,8 +118,8 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         if which in tool.outputs:
             _print_head(client, item.id, which)
     for lost in tool.damaged:
-        count = "its bytes" if lost.bytes is None else f"its {lost.bytes} bytes"
-        click.echo(f"{click.style(f'{lost.output}:', bold=True)}\n  damaged: {count} are gone (hash {lost.hash})")
+        count = "its content" if lost.bytes is None else number_of(lost.bytes, "byte")
+        click.echo(f"{click.style(f'{lost.output}:', bold=True)}\n  damaged and gone: {count} (hash {lost.hash})")
 
 
 def _print_head(client: Snapshotd, ref: str, which: Literal["stdout", "stderr", "output"]) -> None:

@@ -15,7 +15,7 @@ from snapshotd.cli.text import ago, print_json, printable, shown_id, status, tab
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results_mind import ApprovalInfo
 from snapshotd.errors import DaemonUnavailable
-from snapshotd.terms import short
+from snapshotd.terms import number_of, short
 
 
 @declare(
@@ -90,7 +90,7 @@ def _watch(client: Snapshotd, as_json: bool) -> int:
             if event["event"] == "approval" and not (event["status"] == "pending" and event["id"] in known):
                 _tell(event, as_json)
             elif event["event"] == "lost":
-                note(f"{event['count']} events were missed; `snapshotd approvals` shows how it stands")
+                note(f"missed {number_of(event['count'], 'event')}; `snapshotd approvals` shows how it stands")
     except KeyboardInterrupt:
         return INTERRUPTED
     raise DaemonUnavailable("the daemon stopped, so there is nothing more to watch; what waits for approval waits on")

@@ -15,7 +15,7 @@ from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_tr
 from snapshotd.client.branching.bisecting import BisectInfo, Tried
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
-from snapshotd.terms import short
+from snapshotd.terms import number_of, short
 
 _EXAMPLES = [
     "snapshotd bisect agent -- pytest -q",
@@ -108,7 +108,7 @@ def _show(client: Snapshotd, found: BisectInfo) -> None:
     click.echo(f"{click.style('last good', bold=True)}  {_line(found.last_good)}")
     if found.unknown:
         note(
-            f"{len(found.unknown)} snapshots between them could not be tested; the call of each may have broken it, too"
+            f"could not test {number_of(len(found.unknown), 'snapshot')} between them; the call of each may have broken it, too"
         )
     if found.flaky:
         told = ", ".join(

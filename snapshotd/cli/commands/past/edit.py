@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -16,6 +15,7 @@ from snapshotd.cli.text import print_json
 from snapshotd.cli.values import Count, Name, Pair, Variable, complete_snapshot
 from snapshotd.cli.waiting import Wait, settled, wait_option
 from snapshotd.client.client import Snapshotd
+from snapshotd.client.local.arguments import sandbox_path
 from snapshotd.client.mind import RECORDED
 from snapshotd.errors import NotFound, UsageError
 
@@ -106,12 +106,12 @@ def command(
 def _changes(options: dict[str, Any]) -> dict[str, Any]:
     """The client's keywords for the options. UsageError for options that contradict each other."""
     files: dict[bytes, bytes | None] = {
-        _path(path): file_bytes(source, f"the content of {path}") for path, source in options["files"]
+        sandbox_path(path): file_bytes(source, f"the content of {path}") for path, source in options["files"]
     }
     for path in options["removed"]:
-        if _path(path) in files:
+        if sandbox_path(path) in files:
             refuse(f"{path} is written and removed; leave one of them out")
-        files[_path(path)] = None
+        files[sandbox_path(path)] = None
     if options["messages"] is not None and options["drop_messages"] is not None:
         refuse("--messages replaces the whole conversation, so there is nothing to drop; leave out --drop-messages")
     whole = (
@@ -128,10 +128,6 @@ def _changes(options: dict[str, Any]) -> dict[str, Any]:
         "state": {key: json_value(text, f"the value of {key}") for key, text in options["state"]},
         "env": dict(options["env"]),
     }
-
-
-def _path(path: str) -> bytes:
-    return os.fsencode(path if path.startswith("/") else f"workspace/{path}")
 
 
 # -- the editor --------------------------------------------------------------------------------------------------------

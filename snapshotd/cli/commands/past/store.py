@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option, refuse
+from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option, refuse
 from snapshotd.cli.documents import as_page, file_bytes, in_short, json_value
 from snapshotd.cli.text import print_json, printable, table
 from snapshotd.cli.values import Count, Duration, Pair
@@ -23,7 +23,7 @@ _IF_VERSION = click.option(
 )
 
 
-@click.group("store", context_settings=CONTEXT_SETTINGS)
+@click.group("store", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
 def command() -> None:
     """Read and write the key-value store across trajectories.
 

@@ -19,6 +19,7 @@ from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import RestoreInfo, WriteInfo
 from snapshotd.errors import NotFound
+from snapshotd.terms import number_of
 
 STREAM = "-"
 
@@ -81,7 +82,9 @@ def command(ctx: click.Context, source: str, target: str, user: str | None, wait
         return 0
     _warn(report.warnings)
     click.echo(
-        f"{report.file_count} files and {report.directories} directories, {size(report.bytes)}, in {target}", err=True
+        f"{number_of(report.file_count, 'file')} and {number_of(report.directories, 'directory')}, {size(report.bytes)}, "
+        f"in {target}",
+        err=True,
     )
     return 0
 

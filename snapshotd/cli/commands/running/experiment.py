@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
+from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
 from snapshotd.cli.commands.looking.compare import show_comparison
 from snapshotd.cli.follow import note
 from snapshotd.cli.taken import report_taken
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@click.group("experiment", context_settings=CONTEXT_SETTINGS)
+@click.group("experiment", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
 def command() -> None:
     """Run variants from one state, score them, and keep the best.
 

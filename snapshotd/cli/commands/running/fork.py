@@ -16,7 +16,7 @@ from snapshotd.cli.waiting import Wait, state_of, wait_option
 from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
 from snapshotd.client.branching.variant_tables import add_options, keywords, read_tables
 from snapshotd.daemon.http.wire import FORK_MAX, QUEUE_MAX
-from snapshotd.terms import short
+from snapshotd.terms import number_of, short
 
 _EXAMPLES = [
     "snapshotd fork a1b2c3",
@@ -141,7 +141,9 @@ def command(
             raise
         return _queued(queue, as_json)
     if (wanted := len(variants) or count) > FORK_MAX:
-        refuse(f"{wanted} forks are more than the {FORK_MAX} that one fork makes; --parallel P makes them P at a time")
+        refuse(
+            f"{number_of(wanted, 'fork')} are more than the {FORK_MAX} that one fork makes; --parallel P makes them P at a time"
+        )
     forked = client.fork(
         snapshot,
         count,

@@ -6,14 +6,14 @@ import dataclasses
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
+from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
 from snapshotd.cli.values import Name, complete_image
 from snapshotd.client.results import ImageInfo
 
 
-@click.group("image", context_settings=CONTEXT_SETTINGS)
+@click.group("image", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
 def command() -> None:
     """Build, import, list and remove images.
 

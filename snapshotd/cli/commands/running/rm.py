@@ -7,6 +7,7 @@ import click
 from snapshotd.cli.command import ask, connect, declare, is_terminal, json_option, refuse
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_trajectory
+from snapshotd.terms import number_of
 
 
 @declare("rm", examples=["snapshotd rm box", "snapshotd rm --force box", "snapshotd rm --all --force"])
@@ -44,7 +45,7 @@ def command(ctx: click.Context, trajectories: tuple[str, ...], force: bool, ever
 
 def _ask_for_all(count: int) -> None:
     """UsageError: there is no terminal to ask at. Declined: the answer is no."""
-    what = f"{count} trajectories with all their snapshots"
+    what = f"{number_of(count, 'trajectory')} with all snapshots"
     if not is_terminal():
         refuse(f"--all would forget {what}, and there is no terminal to ask at; add --force to do it")
     ask(f"Forget {what}, running ones too?")

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 import click
 
 from snapshotd.cli.command import connect, declare, json_option, refuse
+from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
 from snapshotd.config import Config, read
 from snapshotd.daemon.http.wire import hook_socket_of, lock_path_of, log_path_of
 from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
+from snapshotd.terms import number_of
 
 if TYPE_CHECKING:
     from snapshotd.engine.base import Engine
@@ -98,10 +100,8 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
     """Runs without a daemon: it cannot start on a damaged catalog."""
     from snapshotd.daemon import server, wiring
 
-    def progress(text: str) -> None:
-        click.echo(f"snapshotd: {printable(text)}", err=True)
-
-    report = server.alone(client.state_dir, lambda _: wiring.rebuild_catalog(_config(client), progress))
+    with Meter("rebuilding the catalog", quiet=as_json) as meter:
+        report = server.alone(client.state_dir, lambda _: wiring.rebuild_catalog(_config(client), meter.line))
     if as_json:
         print_json(
             {
@@ -118,7 +118,8 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
         click.echo(f"snapshot {item.snapshot} could not be brought back: {printable(item.reason)}", err=True)
     for lost in report.lost:
         click.echo(f"snapshot {lost} came back without its files", err=True)
-    counts = f"{report.trajectories} trajectories with {report.snapshots} snapshots, {report.images} images, {report.tags} tags"
+    lines, taken = number_of(report.trajectories, "trajectory"), number_of(report.snapshots, "snapshot")
+    counts = f"{lines} with {taken}, {number_of(report.images, 'image')}, {number_of(report.tags, 'tag')}"
     click.echo(f"brought back {counts}")
     return 0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from snapshotd.cli.command import CONTEXT_SETTINGS, connect, declare, json_option
+from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
 from snapshotd.cli.text import print_json, table
 from snapshotd.client.autostart import answers
 from snapshotd.client.local import hook_settings
@@ -19,7 +19,7 @@ _agent = click.argument("agent", type=click.Choice(list(hook_settings.AGENTS)))
 _user = click.option("--user", "for_user", is_flag=True, help="In your own settings, for all folders.")
 
 
-@click.group("hooks", context_settings=CONTEXT_SETTINGS)
+@click.group("hooks", cls=CliGroup, context_settings=CONTEXT_SETTINGS)
 def command() -> None:
     """Let an agent in your own folder take a snapshot at every call, without a sandbox.
 

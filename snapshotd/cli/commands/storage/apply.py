@@ -14,6 +14,7 @@ from snapshotd.cli.text import print_json, printable, shown_id
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.results import AppliedInfo, ApplyInfo, MergeInfo
 from snapshotd.errors import Conflict
+from snapshotd.terms import number_of
 
 _LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D", "red")}
 
@@ -34,7 +35,11 @@ _LETTERS = {"added": ("A", "green"), "changed": ("M", "yellow"), "deleted": ("D"
     help="Bring what changed since this snapshot.  [default: since the workspace was copied in]",
 )
 @click.option(
-    "--path", metavar="PATH", default="/workspace", show_default=True, help="The sandbox's folder that DIR is."
+    "--path",
+    metavar="PATH",
+    default="/workspace",
+    show_default=True,
+    help="The sandbox's folder that DIR is, from /workspace on if it is relative.",
 )
 @click.option("-n", "--dry-run", is_flag=True, help="Only list what would happen.")
 @click.option(
@@ -64,11 +69,10 @@ def command(
     A line is A (added), M (changed) or D (deleted) and the path in DIR, or C for a conflict: what both changed in ways
     that exclude each other. Texts are merged by lines. All or nothing: with a conflict, nothing is written and the exit
     code is 6, with --dry-run too. Only what the snapshot changed is touched, and a file that it never knew is not
-    overwritten. With --json: {snapshot,base,dry_run,applied,changes:[{change,path,kind,merged}],
+    overwritten. A dry run with --commit also says if git would refuse the commit. With --json:
+    {snapshot,base,dry_run,applied,changes:[{change,path,kind,merged}],
     conflicts:[{path,reason}],same,warnings,commit}.
     """
-    if commit is not None and dry_run:
-        refuse("--commit and --dry-run exclude each other; choose one")
     if hooks and commit is None:
         refuse("--hooks says how to commit; give --commit as well")
     wanted: str | bool = False if commit is None else commit or True
@@ -94,16 +98,18 @@ def print_changes(done: ApplyInfo | MergeInfo) -> None:
 
 def _print(done: ApplyInfo, to: str) -> None:
     print_changes(done)
-    same = f"; {done.same} are there already" if done.same else ""
+    same = f"; there already: {done.same}" if done.same else ""
     if done.conflicts:
         note(
-            f"{len(done.conflicts)} conflicts: nothing was written to {to}; settle them there, or apply a part with --path"
+            f"{number_of(len(done.conflicts), 'conflict')}: nothing was written to {to}; settle them there, or apply a part with --path"
         )
     elif done.dry_run:
-        note(f"{len(done.changes)} changes would be applied to {to}{same}")
+        note(f"{number_of(len(done.changes), 'change')} would be applied to {to}{same}")
     else:
         made = f", commit {shown_id(done.commit, full=False)}" if done.commit else ""
-        note(f"{len(done.changes)} changes since {shown_id(done.base, full=False)} applied to {to}{same}{made}")
+        note(
+            f"{number_of(len(done.changes), 'change')} since {shown_id(done.base, full=False)} applied to {to}{same}{made}"
+        )
 
 
 def _shown(item: AppliedInfo) -> str:

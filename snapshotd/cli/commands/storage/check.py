@@ -12,6 +12,7 @@ from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import path_json, print_json, printable, shown_id, size, table
 from snapshotd.client.results import CheckInfo, DamageInfo
 from snapshotd.errors import DataLoss
+from snapshotd.terms import number_of
 
 
 @declare(
@@ -40,7 +41,8 @@ def command(ctx: click.Context, read_data: bool, no_trunc: bool, as_json: bool) 
     if not report.damages:
         return 0
     note(
-        f"{len(report.damages)} things are damaged, and {len(report.unreadable)} snapshots cannot be read in full because of it; "
+        f"found {number_of(len(report.damages), 'damage')}; because of it, {number_of(len(report.unreadable), 'snapshot')} cannot "
+        "be read in full; "
         f"`snapshotd repair` brings back what can be"
     )
     return DataLoss.exit_code
@@ -59,7 +61,9 @@ def _print(report: CheckInfo, full: bool) -> None:
         ]
         table(("SNAPSHOT", "PATH", "PACK", "WHAT"), rows)
     read = f", {size(report.bytes_read)} read" if report.bytes_read else ""
-    click.echo(f"{report.objects} objects in {report.packs} packs{read}: {len(report.damages)} damaged")
+    click.echo(
+        f"{number_of(report.objects, 'object')} in {number_of(report.packs, 'pack')}{read}: {len(report.damages)} damaged"
+    )
 
 
 def _json(report: CheckInfo) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from snapshotd.cli.follow import note
 from snapshotd.cli.text import print_json, shown_id
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.errors import Conflict
+from snapshotd.terms import number_of
 
 
 @declare(
@@ -21,7 +22,13 @@ from snapshotd.errors import Conflict
     shell_complete=complete_snapshot,
     help="Bring what changed since this snapshot.  [default: the last one that both go on from]",
 )
-@click.option("--path", metavar="PATH", default="/workspace", show_default=True, help="Only what lies below it.")
+@click.option(
+    "--path",
+    metavar="PATH",
+    default="/workspace",
+    show_default=True,
+    help="Only what lies below it, from /workspace on if it is relative.",
+)
 @click.option("-n", "--dry-run", is_flag=True, help="Only list what would happen.")
 @json_option
 @click.argument("source", metavar="FROM", shell_complete=complete_snapshot)
@@ -52,16 +59,19 @@ def command(
         )
         return Conflict.exit_code if done.conflicts else 0
     print_changes(done)
-    same = f"; {done.same} are there already" if done.same else ""
+    same = f"; there already: {done.same}" if done.same else ""
     if done.conflicts:
-        note(f"{len(done.conflicts)} conflicts: nothing was merged; settle them in {into}, or merge a part with --path")
+        note(
+            f"{number_of(len(done.conflicts), 'conflict')}: nothing was merged; settle them in {into}, or merge a part with --path"
+        )
     elif not done.changes:
         note(f"there is nothing to merge: {into} has all that {source} changed since {shown_id(done.base, full=False)}")
     elif done.snapshot is None:
-        note(f"{len(done.changes)} changes would be merged into {into}{same}")
+        note(f"{number_of(len(done.changes), 'change')} would be merged into {into}{same}")
     else:
         base_id = shown_id(done.base, full=False)
         note(
-            f"{len(done.changes)} changes since {base_id} merged into {into}, snapshot {shown_id(done.snapshot.id, full=False)}{same}"
+            f"{number_of(len(done.changes), 'change')} since {base_id} merged into {into}, snapshot "
+            f"{shown_id(done.snapshot.id, full=False)}{same}"
         )
     return Conflict.exit_code if done.conflicts else 0

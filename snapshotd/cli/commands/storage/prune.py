@@ -13,7 +13,7 @@ from snapshotd.cli.retention import policy_of, retention_options
 from snapshotd.cli.text import ago, print_json, printable, shown_id, size, table
 from snapshotd.cli.values import Duration
 from snapshotd.client.results import PruneInfo
-from snapshotd.terms import PRUNE_GRACE_S
+from snapshotd.terms import PRUNE_GRACE_S, number_of
 
 
 @declare(
@@ -60,7 +60,9 @@ def command(
             plan = client.prune(policy, dry_run=True, grace_s=grace, progress=meter.line)
         if not as_json:
             _print(plan, no_trunc)
-        ask(f"Give up the files of {len(plan.pruned)} snapshots for good, to free {size(plan.freed_bytes)}?")
+        ask(
+            f"Give up the files of {number_of(len(plan.pruned), 'snapshot')} for good, to free {size(plan.freed_bytes)}?"
+        )
     with Meter("looking what would go" if dry_run else "pruning", quiet=as_json) as meter:
         report = client.prune(policy, dry_run=dry_run, grace_s=grace, progress=meter.line)
     if as_json:
@@ -92,6 +94,6 @@ def _totals(report: PruneInfo) -> str:
     gone, freed = ("would go", "would be freed") if report.dry_run else ("went", "freed")
     evicted = f", {size(report.evicted_layer_bytes)} of layers evicted" if report.evicted_layer_bytes else ""
     return (
-        f"{len(report.pruned)} snapshots {gone}, {report.kept} stay; {size(report.freed_bytes)} {freed}{evicted}; the repository takes "
-        f"{size(report.repository_bytes)}"
+        f"{number_of(len(report.pruned), 'snapshot')} {gone}, kept: {report.kept}; {size(report.freed_bytes)} {freed}{evicted}; "
+        f"the repository takes {size(report.repository_bytes)}"
     )

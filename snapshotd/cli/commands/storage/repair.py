@@ -11,6 +11,7 @@ from snapshotd.cli.follow import note
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, printable
 from snapshotd.errors import DataLoss
+from snapshotd.terms import number_of
 
 
 @declare("repair", examples=["snapshotd repair", "snapshotd repair --json"])
@@ -37,5 +38,5 @@ def command(ctx: click.Context, as_json: bool) -> int:
             click.echo("nothing was wrong")
     if not report.lost:
         return 0
-    note(f"the files of {len(report.lost)} snapshots are gone; their calls and conversations are still there")
+    note(f"the files of {number_of(len(report.lost), 'snapshot')} are gone; calls and conversations are still there")
     return DataLoss.exit_code

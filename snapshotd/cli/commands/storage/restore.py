@@ -11,13 +11,16 @@ from snapshotd.cli.follow import note
 from snapshotd.cli.github import GitHub, github_option
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
+from snapshotd.terms import number_of
 
 
 @declare(
     "restore", examples=["snapshotd restore best --to ./out", "snapshotd restore best --path /workspace --to ./out"]
 )
 @click.option("--to", metavar="DIR", required=True, type=click.Path(), help="Where to; must not exist or be empty.")
-@click.option("--path", metavar="PATH", default="", help="Only what lies below this path of the snapshot.")
+@click.option(
+    "--path", metavar="PATH", default="", help="Only what lies below it, from /workspace on if it is relative."
+)
 @github_option
 @json_option
 @click.argument("snapshot", metavar="ID", shell_complete=complete_snapshot)
@@ -40,6 +43,7 @@ def command(ctx: click.Context, snapshot: str, to: str, path: str, github: GitHu
     for warning in report.warnings:
         note(f"warning: {warning}")
     click.echo(
-        f"{report.file_count} files and {report.directories} directories, {size(report.bytes)}, in {to}", err=True
+        f"{number_of(report.file_count, 'file')} and {number_of(report.directories, 'directory')}, {size(report.bytes)}, in {to}",
+        err=True,
     )
     return 0

@@ -155,9 +155,9 @@ def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, l
 
 
 @router.post("/trajectories/{ref}/stop", tags=["runs"])
-def stop(ref: Ref, service: ServiceDep) -> models.Trajectory:
-    """Take a last snapshot if anything changed and end the sandbox."""
-    return models.Trajectory.of(service.engine.stop(ref))
+def stop(ref: Ref, service: ServiceDep, discard: bool = False) -> models.Trajectory:
+    """Take a last snapshot if anything changed and end the sandbox. `discard`: without one."""
+    return models.Trajectory.of(service.engine.stop(ref, discard=discard))
 
 
 @router.post("/trajectories/{ref}/snapshot", tags=["runs"])
