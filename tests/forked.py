@@ -293,12 +293,12 @@ def children() -> Iterator[None]:
         is_ours = argv[1:2] == ["-m"] and argv[2] in (*_CHILDREN, FUSE_CHILD) and can_be_forked(os.environ)
         return (_Child if is_ours else subprocess.Popen)(argv, **more)
 
-    forks: Any = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
-    child.subprocess = mount.subprocess = forks  # type: ignore[attr-defined]
+    before = child.subprocess  # type: ignore[attr-defined]
+    child.subprocess = mount.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})  # type: ignore
     try:
         yield
     finally:
-        child.subprocess = mount.subprocess = subprocess  # type: ignore[attr-defined]
+        child.subprocess = mount.subprocess = before  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
