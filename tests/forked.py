@@ -1,6 +1,8 @@
 """Commands and daemons without a new interpreter: a process that has imported all of snapshotd forks one on request.
 
-Imports are most of what a command costs, and nearly all of a daemon's start: a second. A process made here is a process
+Imports are most of what a command costs, and nearly all of a daemon's start: a second. Commands are forked from a
+process that has imported the command line alone: a fork copies the table of its parent's memory, so it costs 3 ms
+there, and 8 ms where all is imported. A process made here is a process
 like any other: environment, working directory, mounts, standard streams, exit code, signals. It differs in its memory,
 part of which it shares with its parent, and in being that one's child. Its command line in /proc is the one that it
 would have.
@@ -34,12 +36,17 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
 FAKE_DAEMON = "tests.unit.daemon.fake_daemon"
 _READ_AT_START = ("PATH", "TMPDIR", "TZ", "LANG")
 _READ_AT_START_BEGIN = ("PYTHON", "LC_")
+_COMMANDS = "/commands"
+"""Comes after the address of the process that has all, in the address of the one that forks commands."""
+_LATER_IN_COMMANDS = ("rich.live", "rich.progress", "rich.table", "rich.tree")
+"""Imported by a command when they are needed."""
 _LATER = (
     "snapshotd.gateway.server",
     "uvicorn.protocols.http.h11_impl",
@@ -48,15 +55,15 @@ _LATER = (
     "uvloop",
     "anyio._backends._asyncio",
     "sqlite3",
-    "rich.live",
     "snapshotd.engine.storing.archiver",
     "snapshotd.engine.storing.cold_worker",
     "snapshotd.fuse.server",
     "snapshotd.repo.upkeep.maintenance",
 )
-"""Imported by a daemon, its children or a command when they are needed."""
+"""Imported by a daemon or its children when they are needed."""
 _CHILDREN = ("snapshotd.daemon.children", "snapshotd.engine.storing.worker")
 """Programs that a daemon starts as `python -m`."""
+FUSE_CHILD = "tests.fuse_child"
 _COMMAND_LINE_BYTES = 4000
 _HIGH_FD = 500
 _LENGTH = struct.Struct("=I")
@@ -65,6 +72,7 @@ _MAX_REQUEST_BYTES = 1 << 17
 CLONE_NEWNS = 0x20000
 _EXECUTE_CHILD = list(inspect.signature(subprocess.Popen._execute_child).parameters)[1:]  # type: ignore[attr-defined]
 """Names of what `subprocess.Popen` gives to its method that starts the program."""
+_PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 
 
 def _at_start(env: Mapping[str, str]) -> dict[str, str]:
@@ -158,6 +166,22 @@ class Piped(subprocess.Popen[str]):
         self._process.send_signal(sig)
 
 
+class _Child(subprocess.Popen[bytes]):
+    """`subprocess.Popen` of one of `_CHILDREN`, or of `FUSE_CHILD`."""
+
+    def _execute_child(self, *given: Any) -> None:
+        of = dict(zip(_EXECUTE_CHILD, given, strict=True))
+        argv, streams = of["args"], (of["p2cread"], of["c2pwrite"], of["errwrite"])
+        fds = {number: number if fd == -1 else fd for number, fd in enumerate(streams)}
+        self._process = start(
+            argv[3:], fds, env=os.environ, cwd=os.getcwd(), module=argv[2], new_session=of["start_new_session"]
+        )
+        self.pid, self._child_created = self._process.pid, True
+        self._close_pipe_fds(*(of[name] for name in _PIPES))  # type: ignore[attr-defined]
+
+    _internal_poll, _wait, send_signal = Piped._internal_poll, Piped._wait, Piped.send_signal
+
+
 class _Parent:
     """The process that forks, started when it is first needed and ended with this one."""
 
@@ -181,19 +205,28 @@ class _Parent:
         self._address = f"\0snapshotd-tests-{os.getpid()}-{os.urandom(8).hex()}"
         env = {**os.environ}
         self._at_start = _at_start(env)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            listener.bind(self._address)
-            listener.listen(64)
+        with _listening(self._address) as all_, _listening(self._address + _COMMANDS) as commands:
             ends, self._ours = os.pipe()
-            argv = [sys.executable, "-P", __file__, str(listener.fileno()), str(ends), "x" * _COMMAND_LINE_BYTES]
-            subprocess.Popen(
-                argv, env=env, pass_fds=[listener.fileno(), ends], stdin=subprocess.DEVNULL, cwd="/"
-            ).returncode = 0
+            fds = [all_.fileno(), commands.fileno(), ends]
+            argv = [sys.executable, "-P", __file__, *map(str, fds), "x" * _COMMAND_LINE_BYTES]
+            subprocess.Popen(argv, env=env, pass_fds=fds, stdin=subprocess.DEVNULL, cwd="/").returncode = 0
             os.close(ends)
         self._owner = os.getpid()
 
 
 _parent = _Parent()
+
+
+def _listening(address: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(address)
+    listener.listen(64)
+    return listener
+
+
+def commands_address() -> str:
+    """Where commands are asked for."""
+    return _parent.address() + _COMMANDS
 
 
 def can_be_forked(env: Mapping[str, str]) -> bool:
@@ -212,7 +245,9 @@ def start(
 ) -> Process:
     """Fork `python -m MODULE ARGS`. `fds`: its descriptors to those of this process. Standard streams
     that are not among them are those of the first test: nothing to read, and wherever pytest prints to."""
-    return _ask(_parent.address(), args, fds, env, cwd, module, new_session)
+    is_command = module == "snapshotd" and list(args[:1]) != ["daemon"]
+    address = commands_address() if is_command else _parent.address()
+    return _ask(address, args, fds, env, cwd, module, new_session)
 
 
 def run(
@@ -246,6 +281,24 @@ def daemons() -> Iterator[None]:
         yield
     finally:
         autostart._spawn = ordinary
+
+
+@contextlib.contextmanager
+def children() -> Iterator[None]:
+    """Child processes of an engine in this process, and of mounts, are forked meanwhile."""
+    from snapshotd.engine.storing import child
+    from snapshotd.fuse import child as mount
+
+    def popen(argv: list[str], **more: Any) -> subprocess.Popen[bytes]:
+        is_ours = argv[1:2] == ["-m"] and argv[2] in (*_CHILDREN, FUSE_CHILD) and can_be_forked(os.environ)
+        return (_Child if is_ours else subprocess.Popen)(argv, **more)
+
+    before = child.subprocess  # type: ignore[attr-defined]
+    child.subprocess = mount.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": popen})  # type: ignore
+    try:
+        yield
+    finally:
+        child.subprocess = mount.subprocess = before  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -304,8 +357,9 @@ def _ask(
 class _Server:
     """One thread. Each connection is a request, and lives as long as the process that was asked for."""
 
-    def __init__(self, listener: socket.socket, end: int, address: str) -> None:
-        self._listener, self._end, self._address = listener, end, address
+    def __init__(self, listener: socket.socket, end: int, daemons: str) -> None:
+        """`daemons`: the address where commands ask for a daemon."""
+        self._listener, self._end, self._daemons = listener, end, daemons
         self._children: dict[int, tuple[int, socket.socket]] = {}
         self._own_mounts = os.stat("/proc/self/ns/mnt").st_ino
 
@@ -342,7 +396,7 @@ class _Server:
         pid = os.fork()
         if pid == 0:
             other_mounts = os.stat(fds[0]).st_ino != self._own_mounts
-            _be_child(json.loads(request), fds[0] if other_mounts else None, fds[1:], self._address)
+            _be_child(json.loads(request), fds[0] if other_mounts else None, fds[1:], self._daemons)
         pidfd = os.pidfd_open(pid)
         self._children[pidfd] = (pid, connection)
         with contextlib.suppress(OSError):
@@ -418,23 +472,19 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
     from snapshotd import failpoints
     from snapshotd.cli.main import main
     from snapshotd.client import autostart
-    from snapshotd.daemon import server
 
     os.environ.clear()
     os.environ.update(env)
     importlib.reload(failpoints)  # into the same names, which those who have imported `hit` see
     if module in _CHILDREN:
+        if args[:1] == ["archive"]:  # it starts others
+            fork_own_children()
         sys.argv = [module, *args]
         sys.modules.pop(module, None)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         return 0
-    enter = server.enter_own_mount_namespace
-
-    def enter_and_split() -> None:
-        enter()
-        _fork_children()
-
-    server.enter_own_mount_namespace = enter_and_split
+    if module != "snapshotd" or args[:1] == ["daemon"]:
+        _fork_children_later()
     if module.startswith("tests."):
         sys.argv = [module, *args]
         return int(importlib.import_module(module).main())
@@ -458,6 +508,27 @@ def _spawner(address: Callable[[], str]) -> Callable[[Path, Path, int], Any]:
 
 
 # -- the children of a daemon ------------------------------------------------------------------------------------------
+
+
+def _fork_children_later() -> None:
+    """When this process has its own mounts, if it is a daemon."""
+    from snapshotd.daemon import server
+
+    enter = server.enter_own_mount_namespace
+
+    def enter_and_split() -> None:
+        enter()
+        _fork_children()
+
+    server.enter_own_mount_namespace = enter_and_split
+
+
+def fork_own_children() -> None:
+    """`_fork_children` in a process that adopts no orphans yet."""
+    from snapshotd.kernel import syscalls
+
+    syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+    _fork_children()
 
 
 def _fork_children() -> None:
@@ -491,9 +562,7 @@ def _fork_children() -> None:
             socket.send_fds(daemons, [request.encode("utf-8", "surrogateescape")], fds)
             (self.pid,) = _LENGTH.unpack(daemons.recv(_LENGTH.size))
         self._child_created = True
-        self._close_pipe_fds(
-            *(of[name] for name in ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite"))
-        )
+        self._close_pipe_fds(*(of[name] for name in _PIPES))
 
     subprocess.Popen._execute_child = execute  # type: ignore[attr-defined]
 
@@ -526,30 +595,53 @@ def _serve_children(fd: int) -> None:
             os.close(fd)
 
 
-def _import_everything() -> None:
+def _import_commands() -> None:
     import snapshotd.cli
     import snapshotd.client
+
+    _import_all_of(snapshotd.cli, snapshotd.client)
+    for name in _LATER_IN_COMMANDS:
+        importlib.import_module(name)
+
+
+def _import_everything() -> None:
     import snapshotd.daemon
 
-    for package in (snapshotd.cli, snapshotd.client, snapshotd.daemon):
-        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            importlib.import_module(found.name)
+    _import_all_of(snapshotd.daemon)
     for name in _LATER:
         importlib.import_module(name)
     sys.path.append(str(ROOT))
     importlib.import_module(FAKE_DAEMON)
 
 
+def _import_all_of(*packages: ModuleType) -> None:
+    for package in packages:
+        for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(found.name)
+
+
 def _main() -> None:
     import gc
 
-    listener = socket.socket(fileno=int(sys.argv[1]))
-    listener.settimeout(None)
-    _import_everything()
+    all_, commands, end = map(int, sys.argv[1:4])
+    _import_commands()
+    listener, other = (all_, commands) if os.fork() else (commands, all_)
+    daemons = _name(all_)
+    os.close(other)
+    if listener == all_:
+        _import_everything()
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()
     gc.freeze()
-    _Server(listener, int(sys.argv[2]), listener.getsockname().decode()).serve()
+    serving = socket.socket(fileno=listener)
+    serving.settimeout(None)
+    _Server(serving, end, daemons).serve()
+
+
+def _name(listener: int) -> str:
+    with socket.socket(fileno=os.dup(listener)) as found:
+        name: bytes = found.getsockname()
+        return name.decode()
 
 
 if __name__ == "__main__":

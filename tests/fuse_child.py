@@ -25,8 +25,9 @@ def open_repository(path: Path) -> Repository:
     return repository
 
 
-def main(words: list[str]) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+def main() -> int:
+    words = sys.argv[1:]
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", force=True)
     repository = open_repository(Path(words[1]))
     if words[0] == "lazy":
         server.serve_lazy(repository, Path(words[2]))
@@ -34,7 +35,8 @@ def main(words: list[str]) -> None:
         server.serve_browse(
             repository, SqliteCatalog(Path(words[2])), Path(words[3]), int(words[4]) if len(words) > 4 else None
         )
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main())

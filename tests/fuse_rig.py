@@ -14,9 +14,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from tests import long
+from tests import forked, long
 
-CHILD = [sys.executable, str(Path(__file__).with_name("fuse_child.py"))]
+CHILD = [sys.executable, "-m", forked.FUSE_CHILD]
 MANY = long.size(800, 3000)
 """Files of one directory: more than one answer to the kernel has room for."""
 READ_ANY = struct.pack("<IIIII", 0x02000001, 1 << 2, 0, 0, 0)

@@ -22,6 +22,7 @@ from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.types import CallStatus, EntryKind, Message, SideEffect, Snapshot, SnapshotID, new_id
+from tests import forked
 from tests.leftovers import nothing_left
 
 DONE, FAILED = CallStatus.DONE, CallStatus.FAILED
@@ -125,12 +126,13 @@ def engine(root: Path) -> Iterator[LocalEngine]:
     """With the tree `root` as its image "default"; nothing is left behind."""
     state_dir = Path(tempfile.mkdtemp(prefix="snapshotd-mind-", dir="/var/tmp"))
     try:
-        opened = reopened(state_dir)
-        try:
-            opened.import_image(str(root), "default", lambda _: None)
-            yield opened
-        finally:
-            opened.close()
+        with forked.children():
+            opened = reopened(state_dir)
+            try:
+                opened.import_image(str(root), "default", lambda _: None)
+                yield opened
+            finally:
+                opened.close()
         nothing_left(state_dir, running=False)
     finally:
         shutil.rmtree(state_dir)

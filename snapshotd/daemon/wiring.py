@@ -62,6 +62,7 @@ from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
 from snapshotd.kernel.files import sync_dir
+from snapshotd.kernel.namespaces import CONTAINER_IDS
 from snapshotd.layers import store as layer_store
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool import FileSpool
@@ -74,7 +75,7 @@ from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
-from snapshotd.types import IdMap, Message, new_id
+from snapshotd.types import Message, new_id
 
 RUN_ROOT = Path("/run/snapshotd")
 """Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged
@@ -82,8 +83,6 @@ host id."""
 SHARE_ROOT = Path("/var/lib/snapshotd-share")
 """Directory that sandboxes see read-only. It is not below /run, which is often mounted noexec, nor in the state
 directory, which only root may search."""
-CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
-"""Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _STORE_URL, _LOCAL = "store_url", "local"
 """Default place of packs: the state directory itself."""
 _INSTANCE, _STATE_DIR = "instance", "state-dir"

@@ -2,8 +2,8 @@
 host is given as a value.
 
 Nothing else in snapshotd asks for a kernel's version, for root, or for the layout of cgroups. Every probe makes the real
-call, in a child process with mounts of its own (`python -m snapshotd.kernel.abilities DIRECTORY`), and leaves nothing
-behind. `find` keeps the answer in a file of the state directory until the machine boots again.
+call, in a thread with mounts of its own, and leaves nothing behind. `find` keeps the answer in a file of the state
+directory until the machine boots again.
 
 Kernels that have them (measured on 6.1, 6.12 and 6.18, else from the sources): layers by descriptor 6.15, times finer
 than a tick 6.13, one path for each layer 6.8, an overlay of id-mapped layers 5.19, mount_setattr 5.12.
@@ -17,7 +17,6 @@ import os
 import secrets
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -29,17 +28,14 @@ from snapshotd.errors import NO_ROOM
 from snapshotd.kernel import fanotify, files, mounts, namespaces, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.mounts import LayerNaming
-from snapshotd.types import IdMap
 
 FILE_NAME = "abilities.json"
-_PROBE_MAP = IdMap(base=1_000_000, count=65536)
 _CGROUP_ROOTS = (
     ("/sys/fs/cgroup/freezer", "freezer.state", 1),
     ("/sys/fs/cgroup", "cgroup.freeze", 2),
     ("/sys/fs/cgroup/unified", "cgroup.freeze", 2),
 )
 _TIMES_TRIED = 8
-_PROBE_TIMEOUT_S = 60
 
 
 class Mode(StrEnum):
@@ -184,14 +180,7 @@ def find(layers: Path, kept: Path) -> Abilities:
 def probe(place: Path) -> Abilities:
     """Probe everything, for a state directory that lies at or below the directory `place`. OSError."""
     with scratch(place) as directory:
-        command = [sys.executable, "-m", __spec__.name, str(directory)]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
-        )
-    try:
-        return _of(json.loads(done.stdout))
-    except ValueError:
-        raise OSError(0, f"the abilities of this host cannot be probed: {done.stderr.strip()[-500:]}") from None
+        return namespaces.apart("abilities", lambda: _probe_here(directory))
 
 
 def _of(document: dict[str, object]) -> Abilities:
@@ -211,7 +200,7 @@ def _own_code() -> int:
 
 
 def _probe_here(place: Path) -> Abilities:
-    """In the child process."""
+    """In a thread that has no other work."""
     reasons: dict[str, str] = {}
 
     def tried(name: str, probe: Callable[[Path], None]) -> bool:
@@ -277,7 +266,7 @@ def _rename(at: Path, naming: LayerNaming) -> None:
 def _mapped(at: Path, naming: LayerNaming) -> None:
     """As `LayerStore.mapped`: one clone of the directory of all layers, which is attached somewhere."""
     with ExitStack() as opened:
-        userns = namespaces.user_namespace(_PROBE_MAP)
+        userns = namespaces.user_namespace(namespaces.CONTAINER_IDS)
         opened.callback(os.close, userns)
         directory = os.open(at, files.DIR_FLAGS)
         opened.callback(os.close, directory)
@@ -314,7 +303,7 @@ def _seal(at: Path) -> None:
 
 
 def _user_namespace(_: Path) -> None:
-    os.close(namespaces.user_namespace(_PROBE_MAP))
+    os.close(namespaces.user_namespace(namespaces.CONTAINER_IDS))
 
 
 def _fine_times(at: Path) -> None:
@@ -430,7 +419,3 @@ def loop_devices() -> str | None:
     except OSError as exc:
         return reason_of(exc)
     return None
-
-
-if __name__ == "__main__":
-    print(json.dumps(asdict(_probe_here(Path(sys.argv[1])))))  # noqa: T201 - the answer to `probe`

@@ -16,6 +16,8 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.types import IdMap
 
 T = TypeVar("T")
+CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
+"""Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 
 
 def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
@@ -31,7 +33,7 @@ def in_mount_namespace(ns_fd: int, action: Callable[[], T]) -> T:
         sc.call("setns", ns_fd, sc.CLONE_NEWNS)
         return action()
 
-    return _in_thread("mount-namespace", joined)
+    return apart("mount-namespace", joined)
 
 
 def as_seen_by(pid: int, action: Callable[[], T]) -> T:
@@ -88,7 +90,7 @@ def in_network_namespace(pid: int, action: Callable[[], T]) -> T:
         return action()
 
     try:
-        return _in_thread("network-namespace", joined)
+        return apart("network-namespace", joined)
     finally:
         os.close(ns_fd)
 
@@ -102,12 +104,14 @@ def set_hostname(pid: int, hostname: str) -> None:
         socket.sethostname(hostname)
 
     try:
-        _in_thread("uts-namespace", joined)
+        apart("uts-namespace", joined)
     finally:
         os.close(ns_fd)
 
 
-def _in_thread(name: str, action: Callable[[], T]) -> T:
+def apart(name: str, action: Callable[[], T]) -> T:
+    """Run `action` in a thread of its own, which may leave the namespaces of the process and ends with it. Errors of
+    `action` are raised here."""
     outcome: list[T] = []
     failure: list[BaseException] = []
 

@@ -13,7 +13,7 @@ from snapshotd.engine.base import EditRequest, FileEdit, Forked, MergeRequest, V
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.types import ApprovalStatus, ExperimentID, RequestKey, SideEffect
-from tests import mind_rig
+from tests import forked, mind_rig
 from tests.mind_rig import Agent
 
 CHILD_S = 120
@@ -50,6 +50,7 @@ def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:
 def main() -> int:
     """`STATE_DIR WHAT TRAJECTORY`. Returns when the failpoint was not reached."""
     _, state_dir, what, trajectory = sys.argv
+    forked.fork_own_children()
     _do(mind_rig.reopened(Path(state_dir)), what, trajectory)
     return 0
 

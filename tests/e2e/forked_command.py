@@ -24,7 +24,7 @@ def install(folder: Path) -> None:
     """Make the file `snapshotd` in this folder. It works for as long as this process lives."""
     from tests import forked
 
-    address = forked._parent.address().removeprefix("\0")
+    address = forked.commands_address().removeprefix("\0")
     program = folder / "snapshotd"
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} {address} "$@"\n')
     program.chmod(0o755)

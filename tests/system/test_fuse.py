@@ -34,13 +34,20 @@ from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.store.local import LocalStore
 from snapshotd.trees.archive import apply
 from snapshotd.types import IdMap, RecordID, Snapshot, TreeID
-from tests import long, records
+from tests import forked, long, records
 from tests.capabilities import layer_naming, require
 from tests.e2e.support import alive
 from tests.fuse_rig import CHILD, MANY, READ_ANY, acl, in_user_namespace, make_variety, manifest
 from tests.memory_repository import MemoryRepository
 
 SHIFT = 1_700_000_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_mounts() -> Iterator[None]:
+    """A process behind a mount is forked (tests/forked.py); that of a parent that is killed is an interpreter."""
+    with forked.children():
+        yield
 
 
 def poll(condition: Callable[[], object], deadline_s: float = 60) -> None:

@@ -86,7 +86,7 @@ def test_the_drawing_of_a_tool_call_names_files_that_exist() -> None:
 
 
 THREAD = re.compile(
-    r"""(?:Thread|Listening)\([^()]*(?:\([^()]*\)[^()]*)*name=f?"([a-z-]+)|ThreadPoolExecutor\([^()]*"([a-z-]+)"\)|_in_thread\("([a-z-]+)\""""
+    r"""(?:Thread|Listening)\([^()]*(?:\([^()]*\)[^()]*)*name=f?"([a-z-]+)|ThreadPoolExecutor\([^()]*"([a-z-]+)"\)|apart\("([a-z-]+)\""""
 )
 
 

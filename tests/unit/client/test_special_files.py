@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import io
 import os
-import shlex
 import socket
 import stat
 import subprocess
-import sys
 import tarfile
 import threading
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from snapshotd.client.local.hook_settings import settings_of
 from snapshotd.client.local.part_file import part_file
 from snapshotd.client.local.tree import TarUnpacker, pack
 from snapshotd.errors import NotPermitted, UsageError
+from snapshotd.kernel import syscalls
 from tests.capabilities import require
 
 Write = Callable[[Path, bytes], object]
@@ -93,25 +92,41 @@ def test_a_link_is_refused(write: Write, tmp_path: Path, target: str) -> None:
     assert sorted(os.listdir(tmp_path)) == ["link", "there"]
 
 
-OWN_DEV = "mount -t tmpfs none /dev && ln -s /proc/self/fd /dev/fd && ln -s /proc/self/fd/1 /dev/stdout && exec "
+OWN_DEV = "mount -t tmpfs none /dev && ln -s /proc/self/fd /dev/fd && ln -s /proc/self/fd/1 /dev/stdout"
 """A /dev of its own, in a mount namespace of its own: a mistake must not replace the machine's."""
+
+
+def write_there(write: Write, path: str, stdout: int) -> None:
+    """In a process with this standard output, and with `OWN_DEV`."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.dup2(stdout, 1)
+            syscalls.call("unshare", syscalls.CLONE_NEWNS)
+            syscalls.call("mount", "none", "/", None, syscalls.MS_REC | syscalls.MS_SLAVE, None)
+            subprocess.run(["sh", "-c", OWN_DEV], check=True)
+            write(Path(path), b"data")
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(pid, 0)[1] == 0
 
 
 @pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_standard_output_has_a_name(write: Write, tmp_path: Path, path: str) -> None:
     """Whatever it is: a file that is being appended to is not replaced, and not written from its beginning."""
     require("root")
-    program = (
-        f"from pathlib import Path; from tests.unit.client.test_special_files import {write.__name__} as write;"
-        f"write(Path({path!r}), b'data')"
-    )
-    command = ["unshare", "--mount", "sh", "-c", OWN_DEV + shlex.join([sys.executable, "-c", program])]
     out = tmp_path / "out"
     out.write_bytes(b"before ")
     with out.open("ab") as file:
-        subprocess.run(command, stdout=file, check=True)
+        write_there(write, path, file.fileno())
     assert out.read_bytes() == b"before data"
-    assert subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout == b"data"
+    reads, writes = os.pipe()
+    write_there(write, path, writes)
+    os.close(writes)
+    with open(reads, "rb") as pipe:
+        assert pipe.read() == b"data"
 
 
 def test_a_descriptor_that_is_not_open_is_refused(write: Write) -> None:
