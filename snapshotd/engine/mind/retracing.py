@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,9 +63,11 @@ class Live:
         if self.diverged is not None:
             raise self.diverged
 
-    def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
+    def replayed(
+        self, kind: EntryKind, name: str, arguments: Any, task: str | None = None, *, waits: bool = False
+    ) -> Recorded | None:
         """The recorded outcome of the call that begins now (in `task`), with the root switched to it; None: it has to
-        be run. Diverged."""
+        be run. Diverged. With `waits`, Elsewhere: other threads of the program have to come further first; ask again."""
         return None
 
     def replayed_on_wire(
@@ -186,6 +189,8 @@ class Retracing(Live):
         self._moved = threading.Condition(self.lock)
         """Told when the replay has come further, or ends."""
         self._replay, self._kept = Replay(resumption.entries), Kept(resumption.entries)
+        self._stood_at, self._stood_since_s = -1, 0.0
+        """Number of met entries when a call began to wait for others, and the time."""
         changes = edits(context.catalog, resumption.began, resumption.head)
         self._edited = {edit.source.id: edit.edited for edit in changes}
         """The edits on the way, by the snapshots that they were made of."""
@@ -202,7 +207,9 @@ class Retracing(Live):
     def settled(self) -> bool:
         return not self.replaying and self._kept.empty and self.diverged is None
 
-    def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
+    def replayed(
+        self, kind: EntryKind, name: str, arguments: Any, task: str | None = None, *, waits: bool = False
+    ) -> Recorded | None:
         with self.lock:
             self.check()
             if not self.replaying and self._kept.empty:
@@ -217,6 +224,11 @@ class Retracing(Live):
                 entry = self._replay.match(kind, name, arguments)
             except Mismatch as mismatch:
                 self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
+                return None
+            except Elsewhere:
+                if waits and self._comes_further():
+                    raise
+                self._other_than(self._replay.next, f"{kind} {name} with {shown(arguments)}")
                 return None
             if entry is None:
                 self._go_live()
@@ -264,6 +276,12 @@ class Retracing(Live):
         with self.lock:
             while self.replaying and not self._replay.exhausted and not self._replay.needs(lane, call_ids):
                 self._wait_for_others("nothing")
+
+    def _comes_further(self) -> bool:
+        """False if a call has waited for the others for long enough, and none has come."""
+        if self._stood_at != self._replay.matched:
+            self._stood_at, self._stood_since_s = self._replay.matched, time.monotonic()
+        return time.monotonic() - self._stood_since_s < _OTHERS_S
 
     def _wait_for_others(self, actual: str) -> None:
         """Wait until the replay has come further. Diverged: it does not."""
