@@ -159,6 +159,13 @@ class _Way:
         """Model calls that were replayed since then."""
         self._places = {entry.id: number for number, entry in enumerate(resumption.entries)}
         self._place = -1
+        self._stands_at, self._stands_since_s = -1, 0.0
+
+    def stands_s(self, matched: int) -> float:
+        """Seconds since a call first asked this with the same number of `matched` entries: so long nothing was met."""
+        if self._stands_at != matched:
+            self._stands_at, self._stands_since_s = matched, time.monotonic()
+        return time.monotonic() - self._stands_since_s
 
     def leads_to(self, entry: JournalEntry) -> bool:
         """True if the entry is not before the one that was reached."""
@@ -189,8 +196,6 @@ class Retracing(Live):
         self._moved = threading.Condition(self.lock)
         """Told when the replay has come further, or ends."""
         self._replay, self._kept = Replay(resumption.entries), Kept(resumption.entries)
-        self._stood_at, self._stood_since_s = -1, 0.0
-        """Number of met entries when a call began to wait for others, and the time."""
         changes = edits(context.catalog, resumption.began, resumption.head)
         self._edited = {edit.source.id: edit.edited for edit in changes}
         """The edits on the way, by the snapshots that they were made of."""
@@ -226,7 +231,7 @@ class Retracing(Live):
                 self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
                 return None
             except Elsewhere:
-                if waits and self._comes_further():
+                if waits and self._way.stands_s(self._replay.matched) < _OTHERS_S:
                     raise
                 self._other_than(self._replay.next, f"{kind} {name} with {shown(arguments)}")
                 return None
@@ -276,12 +281,6 @@ class Retracing(Live):
         with self.lock:
             while self.replaying and not self._replay.exhausted and not self._replay.needs(lane, call_ids):
                 self._wait_for_others("nothing")
-
-    def _comes_further(self) -> bool:
-        """False if a call has waited for the others for long enough, and none has come."""
-        if self._stood_at != self._replay.matched:
-            self._stood_at, self._stood_since_s = self._replay.matched, time.monotonic()
-        return time.monotonic() - self._stood_since_s < _OTHERS_S
 
     def _wait_for_others(self, actual: str) -> None:
         """Wait until the replay has come further. Diverged: it does not."""
