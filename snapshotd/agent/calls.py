@@ -188,8 +188,8 @@ async def begin_async(spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any],
 def _send(
     spec: Spec, args: Tuple[Any, ...], kwargs: Dict[str, Any], extra: Dict[str, Any]
 ) -> "Tuple[Call, Optional[Tuple[Waiting, Dict[str, Any]]]]":
-    """Record the intent. If a person has to answer, the second part is the wait for them, with the arguments that were
-    sent."""
+    """Record the intent. Where something records it, the second part is the wait for the answer, with the arguments that
+    were sent."""
     outer = current_call()
     if outer is not None and outer.root.open:
         if spec.side_effect != "local" or spec.approve:
@@ -231,10 +231,7 @@ def _send(
         fields.update(spec.reusable())
     fields.update(extra)
     body = put(fields, "arguments", sent)
-    if spec.approve:
-        return call, (session.wait("call_begin", fields, body), sent)
-    call.begun(session.request("call_begin", fields, body, replayed=True), sent)
-    return call, None
+    return call, (session.begin_call(fields, body), sent)
 
 
 # -- the running call --------------------------------------------------------------------------------------------------

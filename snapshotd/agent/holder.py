@@ -110,10 +110,8 @@ def _hold(fields: Dict[str, Any], body: Optional[bytes], writing: int) -> None:
 def _begun(fields: Dict[str, Any], body: Optional[bytes]) -> Tuple[Dict[str, Any], Optional[Link]]:
     """The daemon's answer, and the connection of its own that the call has then."""
     try:
-        if fields.get("approve"):
-            waiting = session.wait("call_begin", fields, body)
-            return {"answer": waiting.answer()}, waiting.connection
-        return {"answer": session.request("call_begin", fields, body, replayed=True)}, None
+        waiting = session.begin_call(fields, body)
+        return {"answer": waiting.answer()}, waiting.connection
     except SnapshotdError as exc:
         return {"error": {"code": exc.code, "message": str(exc)}}, None
 

@@ -35,12 +35,8 @@ def run(fields: Dict[str, Any], command: List[str], arguments: Any) -> int:
     approver left them, if they fit; without them, the command itself is recorded, and the approver may change it."""
     sent = {"command": [clean(part) for part in command]} if arguments is None else arguments
     body = put(fields, "arguments", sent)
-    connection: Optional[Link] = None
-    if fields.get("approve"):
-        waiting = session.wait("call_begin", fields, body)
-        answer, connection = waiting.answer(), waiting.connection
-    else:
-        answer = session.request("call_begin", fields, body, replayed=True)
+    waiting = session.begin_call(fields, body)
+    answer, connection = waiting.answer(), waiting.connection
     if "replayed" in answer:
         return _again(Replayed(answer))
     decided = answer.get("arguments", sent)

@@ -18,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Set, Tuple
 
@@ -28,6 +29,9 @@ from snapshotd.agent.wire.link import Link, Steps, begin, finish
 _NAMED = ("message", "fact", "output", "store_get", "store_put", "store_delete", "store_search")
 """Requests that do or record something each time, and have no call id of their own to be known by when they are sent
 again: these get a `rid`. (The store's answers are recorded.)"""
+
+_LATER_S = 0.02
+"""Pause of a call that other threads have to come before, in a replay."""
 
 _DEFERRED = [
     signal.SIGINT,
@@ -123,6 +127,16 @@ class Session:
                     return self._heard(finish(link.requesting(op, dict(note, **fields), body)))
             return self._heard(finish(link.requesting(op, fields, body)))
 
+    def begin_call(self, fields: Dict[str, Any], body: Optional[bytes] = None) -> "Waiting":
+        """Send a `call_begin`. Raises as `request`."""
+        fields = dict(fields, waits=True)
+        if fields.get("approve"):
+            waiting = self.wait("call_begin", fields, body)
+        else:
+            waiting = Waiting(self, None, None, self.request("call_begin", fields, body, replayed=True))
+        waiting.again = lambda: self.begin_call(fields, body)
+        return waiting
+
     def wait(self, op: str, fields: Dict[str, Any], body: Optional[bytes] = None) -> "Waiting":
         """Send a request that a person has to answer. The process is parked if it can be, and then answered when this
         returns; else `Waiting.answer` waits for it, without the lock. Raises as `request`."""
@@ -206,13 +220,15 @@ class Session:
 
 
 class Waiting:
-    """A request that a person answers. `connection`: its own one, if it has one. A call that it began has to be ended
-    there; the holder of this object releases the connection at the end."""
+    """A request that a person may answer. `connection`: its own one, if it has one. A call that it began has to be ended
+    there; the holder of this object releases the connection at the end. `again`: makes the request once more, where the
+    answer is that other threads have to come first."""
 
     def __init__(
         self, owner: Session, connection: Optional[Link], steps: Optional[Steps], answer: Optional[Dict[str, Any]]
     ) -> None:
         self.connection = connection
+        self.again: Optional[Callable[[], Waiting]] = None
         self._owner = owner
         self._steps = steps
         self._answer = answer
@@ -220,6 +236,12 @@ class Waiting:
     def answer(self) -> Dict[str, Any]:
         """Wait for the answer. Raises as `Session.request`; then, and when it is interrupted, the connection is
         closed."""
+        while "later" in self._first():
+            time.sleep(_LATER_S)
+            self._repeat()
+        return self._first()
+
+    def _first(self) -> Dict[str, Any]:
         if self._answer is None:
             assert self._steps is not None
             try:
@@ -229,12 +251,26 @@ class Waiting:
                 raise
         return self._answer
 
+    def _repeat(self) -> None:
+        assert self.again is not None
+        self._owner.release(self.connection)
+        other = self.again()
+        self.connection, self._steps, self._answer = other.connection, other._steps, other._answer
+
     async def answered(self) -> Dict[str, Any]:
         """`answer` for a coroutine: other tasks of an asyncio event loop run meanwhile, also while a daemon is waited
         for. Under other loops they wait."""
         loop = _running_loop()
-        if self._answer is not None or loop is None:
+        if loop is None:
             return self.answer()
+        while "later" in await self._first_in(loop):
+            await sys.modules["asyncio"].sleep(_LATER_S)
+            self._repeat()
+        return self._first()
+
+    async def _first_in(self, loop: Any) -> Dict[str, Any]:
+        if self._answer is not None:
+            return self._answer
         assert self._steps is not None
         assert self.connection is not None
         try:

@@ -300,6 +300,11 @@ class Catalog(ABC):
         only the entries bound after that snapshot (if it lies on the way; else all). NotFound."""
 
     @abstractmethod
+    def left_running(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> list[JournalEntry]:
+        """The calls that ran where the way to a snapshot leaves a line, by a rewind or a fork, and at the snapshot
+        itself. They began before and ended after that, or never, so `journal` lacks them. NotFound."""
+
+    @abstractmethod
     def unbound(self, trajectory_id: TrajectoryID) -> list[JournalEntry]:
         """The entries of the trajectory's present line that no snapshot binds: open ones, and the ones that ended since
         the head. NotFound."""

@@ -153,6 +153,26 @@ def own_entries(db: Database, snapshot_id: SnapshotID) -> list[JournalEntry]:
 
 def journal(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> Iterator[JournalEntry]:
     """See `Catalog.journal`."""
+    return _entries(db, snapshot_id, _segments(db, snapshot_id, since))
+
+
+def left_running(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> list[JournalEntry]:
+    """See `Catalog.left_running`."""
+    with db.lock:
+        found = [
+            row
+            for line, _, last in _segments(db, snapshot_id, since)
+            for row in db.read(
+                ENTRY_SELECT + "WHERE e.line = ?1 AND (e.snapshot IS NULL OR e.snapshot > ?2)"
+                " AND e.began_at_ns < (SELECT created_at_ns FROM snapshots WHERE pk = ?2) ORDER BY e.number, e.pk",
+                (line, last),
+            )
+        ]
+    return [decode_entry(row) for row in found]
+
+
+def _segments(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> list[_Segment]:
+    """The parts of lines that lead to a snapshot, the oldest first. NotFound."""
     segments = []
     with db.lock:
         stop = None if since is None else position_of(db, since)
@@ -166,7 +186,7 @@ def journal(db: Database, snapshot_id: SnapshotID, since: SnapshotID | None) -> 
             reached = stop is not None and stop.line == line and stop.number <= number
             segments.append(_Segment(line, stop.number if stop is not None and reached else 0, number))
             number = None if reached else origin
-    return _entries(db, snapshot_id, segments[::-1])
+    return segments[::-1]
 
 
 def _entries(db: Database, snapshot_id: SnapshotID, segments: list[_Segment]) -> Iterator[JournalEntry]:

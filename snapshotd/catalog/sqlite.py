@@ -379,6 +379,9 @@ class SqliteCatalog(Catalog):
     def journal(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> Iterator[JournalEntry]:
         return lines.journal(self._db, snapshot_id, since)
 
+    def left_running(self, snapshot_id: SnapshotID, since: SnapshotID | None = None) -> list[JournalEntry]:
+        return lines.left_running(self._db, snapshot_id, since)
+
     def unbound(self, trajectory_id: TrajectoryID) -> list[JournalEntry]:
         with self._db.lock:
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)

@@ -15,6 +15,7 @@ from snapshotd.types import (
     EntryKind,
     JournalEntry,
     Message,
+    Snapshot,
     SnapshotID,
     SnapshotState,
     TrajectoryID,
@@ -217,6 +218,35 @@ def a_rewound_line_forgets_what_it_left(catalog: Catalog) -> None:
     ]
     refuses(NotFound, lambda: committed(catalog, last, after=replace(last, id=SnapshotID(new_id()))))
     refuses(InternalError, lambda: committed(catalog, last, after=second, keep=2))
+
+
+def calls_that_ran_where_a_line_was_left_are_told(catalog: Catalog) -> None:
+    def running(snapshot: Snapshot, since: Snapshot | None = None) -> list[str]:
+        return names(catalog.left_running(snapshot.id, None if since is None else since.id))
+
+    trajectory, first = started(catalog)
+    now = first.created_at_ns
+    slow, never, late = (
+        make_entry(first, name=name, began_at_ns=now + began)
+        for name, began in (("slow", 1), ("never", 2), ("late", 15))
+    )
+    for entry in (slow, never):
+        catalog.begin_entry(trajectory.id, entry)
+    quick = ended_entry(first, name="quick", began_at_ns=now + 3)
+    second = committed(catalog, first, entries=[quick], created_at_ns=now + 10)
+    catalog.begin_entry(trajectory.id, late)
+    third = committed(catalog, second, ended=done(slow), created_at_ns=now + 20)
+    assert catalog.left_running(second.id) == [catalog.entry(slow.id), never]
+    assert (running(first), running(third)) == ([], ["never", "late"])
+    back = committed(catalog, third, after=second, created_at_ns=now + 30)
+    on = committed(catalog, back, created_at_ns=now + 40)
+    child = fork(on, trajectory)
+    catalog.add_trajectories([(child, None)])
+    forked = committed(catalog, on, trajectory=child.id, created_at_ns=now + 50)
+    for one in (back, on, forked):
+        assert running(one) == running(one, second) == ["slow", "never"]
+    assert running(forked, on) == []
+    refuses(NotFound, catalog.left_running, SnapshotID(new_id()))
 
 
 def a_first_snapshot_can_follow_another(catalog: Catalog) -> None:
@@ -428,6 +458,7 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     hostile_entries_are_kept_exactly,
     journals_go_on_across_forks,
     a_rewound_line_forgets_what_it_left,
+    calls_that_ran_where_a_line_was_left_are_told,
     a_first_snapshot_can_follow_another,
     the_state_is_shared_until_it_changes,
     an_older_fence_keeps_a_writer_out,

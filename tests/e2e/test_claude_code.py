@@ -122,6 +122,25 @@ def test_killed_and_resumed_then_rewound(agents: Agents, claude: tuple[str, ...]
         assert agents.files(trajectory, "/work") == {"greeting": "bye\n", "waited": "x\n"}
 
 
+def test_rewound_within_two_sub_agents_at_once(agents: Agents, claude: tuple[str, ...], tmp_path: Path) -> None:
+    """Ten times: to the end of one call while others ran, of either sub-agent, and of the first to have ended."""
+    with provider(tmp_path, *MAIN[-2:], conversations=LANES, toolless=[{"text": "A title"}]) as at:
+        trajectory = agents.run(at, *START, kind="anthropic", more=claude)
+        asked = len(at.asked())
+        for number in range(10):
+            ended = [call["snapshot"] for call in sorted(agents.calls(trajectory), key=lambda call: call["ended_at"])]
+            assert len(ended) == 6
+            agents.snap("rewind", trajectory, ended[number % 5])
+            at.forget()
+            agents.snap("resume", "--quiet", trajectory)
+            assert "diverged" not in agents.names(trajectory)
+            assert agents.files(trajectory, "/work") == {
+                f"{name}{step}": f"{step}\n" for name in "ab" for step in (1, 2)
+            }
+            assert all(call["status"] == "done" for call in agents.calls(trajectory)), number
+            assert 0 < len(at.asked()) < asked, "what is recorded is not asked again"
+
+
 def test_a_session_goes_on_in_a_fork(agents: Agents, claude: tuple[str, ...], tmp_path: Path) -> None:
     """The session's files are in the snapshot, so a plain fork and the program's own way to go on keep the history."""
     more = [{"text": "More.", "calls": [_bash("echo more > more")]}, {"text": "More is done."}]

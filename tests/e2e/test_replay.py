@@ -111,6 +111,57 @@ if first_time:
     os._exit(9)
 """
 )
+BESIDE = (
+    STARTED
+    + """
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
+THREADS = sys.argv[2] == "threads"
+all_quick = threading.Event() if THREADS else asyncio.Event()
+
+def write(name):
+    with open("/workspace/" + name, "a") as file:
+        file.write("once\\n")
+
+def slow():
+    write("slow")
+
+def quick(number):
+    write("quick-%d" % number)
+    if first_time and sys.argv[3:] == [str(number)]:
+        os._exit(9)
+
+if THREADS:
+    @tool(name="slow")
+    def slow_tool():
+        all_quick.wait(60)
+        slow()
+    quick_tool = tool(name="quick")(quick)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(slow_tool)
+        for number in range(3):
+            quick_tool(number)
+        all_quick.set()
+        running.result()
+else:
+    @tool(name="slow")
+    async def slow_tool():
+        await asyncio.wait_for(all_quick.wait(), 60)
+        slow()
+    @tool(name="quick")
+    async def quick_tool(number):
+        quick(number)
+    async def all_of_them():
+        for number in range(3):
+            await quick_tool(number)
+        all_quick.set()
+    async def both():
+        await asyncio.gather(slow_tool(), all_of_them())
+    asyncio.run(both())
+"""
+)
+"""`slow` begins first, and ends after all the others."""
 CUT_OFF = (
     STARTED
     + """
@@ -226,6 +277,28 @@ def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, t
         assert [snap("cat", f"{name}:/workspace/{kind}-{number}").stdout for number in range(count)] == [
             "once\n"
         ] * count
+
+
+@pytest.mark.parametrize("how", ["threads", "tasks"])
+def test_a_call_that_ran_beside_others_runs_again_after_them(
+    snap: Snap, runtime: str, name: str, tmp_path: Path, how: str
+) -> None:
+    """It was cut off by a kill, or by a rewind to a snapshot of one of the others."""
+    _killed(snap, runtime, name, BESIDE, tmp_path, how, "2")
+    beside = ["quick-0", "quick-1", "quick-2"]
+    snap("resume", "--quiet", name)
+    for _ in range(2):
+        assert [snap("cat", f"{name}:/workspace/{file}").stdout for file in [*beside, "slow"]] == ["once\n"] * 4
+        done = [one for one in snap.json("journal", name) if one["status"] == "done"]
+        quick = [one["snapshot"] for one in done if one["name"] == "quick"]
+        assert len(quick) == 3
+        (fork,) = snap.json("fork", "--resume", "--name", f"{name}-{len(snap.json('ls'))}", quick[1])["trajectories"]
+        snap("attach", "--quiet", fork)
+        names = [one["tool"]["name"] for one in snap.json("log", fork)]
+        assert "diverged" not in names
+        assert sorted(names) == ["exit", "quick", "slow"]
+        snap("rewind", name, quick[1])
+        snap("resume", "--quiet", name)
 
 
 @pytest.mark.parametrize(

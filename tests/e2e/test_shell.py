@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.kernel.processes import stat_fields
+from tests.e2e.model_rig import processes
 from tests.e2e.person import Person
 from tests.e2e.support import Snap, wait_until
 
@@ -91,7 +94,7 @@ def test_a_person_edits_lines_and_goes_back(snap: Snap, runtime: str) -> None:
     person.types("lines' > g; cat g\r")
     assert "two\r\nlines\r\n" in person.reads("hands 3$ ")
     person.types("cat\r")
-    wait_until(lambda: "cat" in snap.programs(box), "cat runs")
+    wait_until(lambda: runs(box, "cat"), "cat runs")
     person.types("typed\r")
     person.reads("typed\r\ntyped\r\n")
     person.types("\x03")
@@ -118,11 +121,20 @@ def test_a_person_edits_lines_and_goes_back(snap: Snap, runtime: str) -> None:
     person.types("\x04")
     assert person.ends() == 2
     log = snap.json("log", box)
-    assert [one["tool"]["name"] for one in log] == ["start", "exec", "exec", "exec", "exec", "rewind", "rewind", "exec"]
+    assert [one["tool"]["name"] for one in log] == ["start", "exec", "exec", "exec", "rewind", "rewind", "exec"]
     exits = [one["tool"]["exit_code"] for one in log if one["tool"]["name"] == "exec"]
-    assert exits == [0, 0, 0, 130, 127]
+    assert exits == [0, 0, 130, 127]
     assert log[-1]["tags"] == ["it"]
     snap("rm", "--force", box)
+
+
+def runs(box: str, program: str) -> bool:
+    """True if a program of this name runs in a sandbox. Looks from the host: a look from inside is a call."""
+    for pid in processes(box):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if Path(f"/proc/{pid}/comm").read_text() == f"{program}\n":
+                return True
+    return False
 
 
 @pytest.mark.long

@@ -105,7 +105,7 @@ class Link:
         finally:
             if op == "call_end":
                 self.calls.pop(fields["call"], None)
-        if op == "call_begin" and "replayed" not in answer:
+        if op == "call_begin" and "replayed" not in answer and "later" not in answer:
             self.calls[fields["call"]] = None
         return answer
 

@@ -17,7 +17,7 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import DENIED
+from snapshotd.engine.mind.replay import DENIED, Elsewhere
 from snapshotd.engine.protocol.agent_handler import MESSAGE_LIMIT_BYTES, Answer, BodyWriter, Intent, Outcome
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
@@ -122,7 +122,12 @@ class AgentCalls:
                 recorder.replay.skipped_task(recorder.funnel.conceal_text(intent.name)) if intent.skippable else None
             )
         else:
-            recorded = recorder.replay.replayed(intent.kind, intent.name, intent.arguments, intent.task)
+            try:
+                recorded = recorder.replay.replayed(
+                    intent.kind, intent.name, intent.arguments, intent.task, waits=intent.waits
+                )
+            except Elsewhere:
+                return {"later": True}
         if recorded is not None:
             if DENIED in recorded.entry.details:
                 raise Denied(recorded.entry.error or f"{intent.name} was not let run")

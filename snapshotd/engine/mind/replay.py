@@ -4,7 +4,7 @@ Pure: nothing here reads or writes anything. Entries are matched by kind, name a
 began, within each lane: conversations on the wire (wire/lanes.py) come in any order. Where calls ran side by side the order
 in which they come again is left open, within each run of calls that overlapped: threads that take their work from one
 queue take it otherwise when a recorded call takes no time. Cut-off entries (no outcome, or UNKNOWN) are passed over:
-the program runs those again.
+the program runs those again, once it has met everything that ran beside them.
 """
 
 from __future__ import annotations
@@ -86,19 +86,17 @@ class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to tu
 
 
 class Elsewhere(Exception):  # noqa: N818 - what happened, for the recorder to wait
-    """Everything recorded of this lane has been met, and other lanes are still on their way."""
+    """Everything recorded of this lane, or of the thread that makes this call, has been met, and others are still on
+    their way."""
 
 
 class Replay:
     """Not thread-safe: the recorder holds its lock."""
 
     def __init__(self, entries: Iterable[JournalEntry]) -> None:
-        left = (
-            entry
-            for entry in _with_denials(list(entries))
-            if (entry.status in _OUTCOMES or SILENT in entry.details) and not _passed_over(entry)
-        )
-        self._left = _without_repeated(left)
+        everything = list(_with_denials(list(entries)))
+        self._left = _without_repeated(entry for entry in everything if _has_ended(entry) and not _passed_over(entry))
+        self._cut_off = [entry for entry in everything if not _has_ended(entry)]
         self._facts = {entry.id: deque(entry.facts) for entry in self._left if entry.facts}
         self.matched = 0
         lanes: dict[Any, list[JournalEntry]] = {}
@@ -131,13 +129,27 @@ class Replay:
         return not any(entry.id in entries and not entry.details.get(SIDE) for entry in self._left)
 
     def match(self, kind: EntryKind, name: str, arguments: Any) -> JournalEntry | None:
-        """Take the entry that this is; None when all have been met. Raises Mismatch."""
+        """Take the entry that this is; None when all have been met. Raises Mismatch, and Elsewhere for a call that was
+        cut off while others, which have not been met, ran in other threads."""
         if not self._left:
             return None
         found = self._find(kind, name, arguments, None)
         if found is None:
-            raise Mismatch(self._left[next(self._candidates(None), 0)])
+            recorded = self._left[next(self._candidates(None), 0)]
+            if self._ran_beside(recorded, kind, name, arguments):
+                raise Elsewhere
+            raise Mismatch(recorded)
         return self._take(found)
+
+    def _ran_beside(self, recorded: JournalEntry, kind: EntryKind, name: str, arguments: Any) -> bool:
+        """True if such a call was cut off that overlapped a recorded one."""
+        wanted = compared(kind, arguments)
+        return any(
+            (entry.kind, entry.name, compared(kind, entry.arguments)) == (kind, name, wanted)
+            and entry.began_at_ns < _ended(recorded)
+            and (entry.ended_at_ns is None or recorded.began_at_ns < entry.ended_at_ns)
+            for entry in self._cut_off
+        )
 
     def match_on_wire(
         self, kind: EntryKind, name: str, arguments: Any, lane: int | None, *, called: bool = False
@@ -221,6 +233,10 @@ class Replay:
     def _take(self, index: int) -> JournalEntry:
         self.matched += 1
         return self._left.pop(index)
+
+
+def _has_ended(entry: JournalEntry) -> bool:
+    return entry.status in _OUTCOMES or SILENT in entry.details
 
 
 def _with_denials(entries: list[JournalEntry]) -> Iterable[JournalEntry]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -62,9 +63,11 @@ class Live:
         if self.diverged is not None:
             raise self.diverged
 
-    def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
+    def replayed(
+        self, kind: EntryKind, name: str, arguments: Any, task: str | None = None, *, waits: bool = False
+    ) -> Recorded | None:
         """The recorded outcome of the call that begins now (in `task`), with the root switched to it; None: it has to
-        be run. Diverged."""
+        be run. Diverged. With `waits`, Elsewhere: other threads of the program have to come further first; ask again."""
         return None
 
     def replayed_on_wire(
@@ -156,6 +159,13 @@ class _Way:
         """Model calls that were replayed since then."""
         self._places = {entry.id: number for number, entry in enumerate(resumption.entries)}
         self._place = -1
+        self._stands_at, self._stands_since_s = -1, 0.0
+
+    def stands_s(self, matched: int) -> float:
+        """Seconds since a call first asked this with the same number of `matched` entries: so long nothing was met."""
+        if self._stands_at != matched:
+            self._stands_at, self._stands_since_s = matched, time.monotonic()
+        return time.monotonic() - self._stands_since_s
 
     def leads_to(self, entry: JournalEntry) -> bool:
         """True if the entry is not before the one that was reached."""
@@ -202,7 +212,9 @@ class Retracing(Live):
     def settled(self) -> bool:
         return not self.replaying and self._kept.empty and self.diverged is None
 
-    def replayed(self, kind: EntryKind, name: str, arguments: Any, task: str | None = None) -> Recorded | None:
+    def replayed(
+        self, kind: EntryKind, name: str, arguments: Any, task: str | None = None, *, waits: bool = False
+    ) -> Recorded | None:
         with self.lock:
             self.check()
             if not self.replaying and self._kept.empty:
@@ -217,6 +229,11 @@ class Retracing(Live):
                 entry = self._replay.match(kind, name, arguments)
             except Mismatch as mismatch:
                 self._other_than(mismatch.recorded, f"{kind} {name} with {shown(arguments)}")
+                return None
+            except Elsewhere:
+                if waits and self._way.stands_s(self._replay.matched) < _OTHERS_S:
+                    raise
+                self._other_than(self._replay.next, f"{kind} {name} with {shown(arguments)}")
                 return None
             if entry is None:
                 self._go_live()

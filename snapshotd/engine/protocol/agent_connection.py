@@ -186,7 +186,7 @@ class AgentConnection:
             raise LimitExceeded(f"This process has {OPEN_CALL_LIMIT} calls open; end some before beginning more.")
         with self._parked(request):
             answer = self._handler.call_begin(self.pid, intent, self._server.closing, again=again)
-        if "replayed" not in answer:
+        if "replayed" not in answer and "later" not in answer:
             self.open_calls.add(intent.call_id)
         return answer
 
@@ -212,6 +212,7 @@ class AgentConnection:
             wire.boolean(fields, "skippable"),
             wire.boolean(fields, "reuse", default=True),
             wire.optional_label(fields, "code", 64),
+            wire.boolean(fields, "waits"),
         )
 
     def _call_end(self, request: AgentRequest) -> Answer:

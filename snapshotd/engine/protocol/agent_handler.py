@@ -39,7 +39,7 @@ class BodyWriter(Protocol):
 class Intent:
     """A `call_begin`. `approve`: the program itself wants a person's agreement, with its question if it is a text.
     `facts`: as `Entry.facts`. `reuse` False: its recorded outcome is for this run alone; `code`: a digest of the tool,
-    which another run's has to equal."""
+    which another run's has to equal. `waits`: the program asks again if it is answered with `later`."""
 
     call_id: str
     name: str
@@ -54,6 +54,7 @@ class Intent:
     skippable: bool = False
     reuse: bool = True
     code: str | None = None
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,8 @@ class AgentHandler(Protocol):
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
         """A call is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has
-        ended already. `again`, here and below: the first such request may or may not have arrived."""
+        ended already; with `later` it has not begun, and other calls of the replay come first. `again`, here and below:
+        the first such request may or may not have arrived."""
 
     def body_writer(self, call_id: str) -> BodyWriter:
         """The writer for a large result of a call."""

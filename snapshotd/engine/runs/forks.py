@@ -22,6 +22,7 @@ from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import model_env
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.runs.half_made import Announce
+from snapshotd.engine.runs.resume import recorded
 from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
@@ -260,8 +261,7 @@ class Forks:
                 f"{short(owner.id)} has no program that could be resumed; fork without resuming, or give a command as its arguments"
             )
         began = self._catalog.get_snapshot(owner.began)
-        entries = tuple(self._catalog.journal(source.id, since=began.id))
-        return Resumption(began, source, entries, branching=True)
+        return Resumption(began, source, recorded(self._catalog, source, began.id), branching=True)
 
     def _record(self, owner: Trajectory, source: Snapshot, part: ForkPart, index: int, one: Variant) -> Trajectory:
         fork = TrajectoryID(new_id())

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import Decision
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import idempotency
@@ -24,6 +26,7 @@ from snapshotd.types import (
     JournalEntry,
     SideEffect,
     Snapshot,
+    SnapshotID,
     Trajectory,
     TrajectoryStatus,
     short,
@@ -71,8 +74,8 @@ class Resumes:
 
     def entries(self, trajectory: Trajectory, head: Snapshot) -> tuple[JournalEntry, ...]:
         """The entries that a restarted program has to meet: the journal from its beginning, and the calls that ended
-        since the head."""
-        bound = self._catalog.journal(head.id, since=trajectory.began)
+        since the head. Before them those that it has to run again."""
+        bound = recorded(self._catalog, head, trajectory.began)
         return (*bound, *(entry for entry in self._catalog.unbound(trajectory.id) if entry.status is not None))
 
     def _check(self, trajectory: Trajectory) -> None:
@@ -106,6 +109,13 @@ class Resumes:
                 result = decision.result if decision.action == "result" else None
                 ended = Ended(entry.id, CallStatus.DONE, time.time_ns(), result, details={"decided": decision.action})
             self._catalog.end_entry(trajectory.id, ended)
+
+
+def recorded(catalog: Catalog, head: Snapshot, began: SnapshotID | None) -> tuple[JournalEntry, ...]:
+    """The journal of a program up to a snapshot. Before it, as cut off, the calls that ran at that snapshot, and at those
+    to which a person went back."""
+    cut_off = (replace(entry, status=None, details={}) for entry in catalog.left_running(head.id, since=began))
+    return (*cut_off, *catalog.journal(head.id, since=began))
 
 
 def _named(ref: str, cut_off: Sequence[JournalEntry], trajectory: Trajectory) -> JournalEntry:

@@ -263,9 +263,10 @@ def follow(tmp_path: Path) -> Follow:
     last has saved."""
 
     def follow(script: str, die_at: str, after: int) -> tuple[bytes, bytes]:
-        program, record, saved = Program(script), tmp_path / "record", tmp_path / "saved"
+        record, saved = tmp_path / "record", tmp_path / "saved"
+        record.touch()  # the program looks at it
+        program = Program(script)
         kept = {"stdout": memory(), "stderr": memory()}
-        record.touch()
         for deaths in (after, after, after, 0):
             child = os.fork()
             if child == 0:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.replay import Mismatch, Replay, shown
+from snapshotd.engine.mind.replay import Elsewhere, Mismatch, Replay, shown
 from snapshotd.types import CallID, CallStatus, EntryKind, JournalEntry, SnapshotID
 
 
@@ -97,6 +97,28 @@ def test_what_was_cut_off_is_passed_over() -> None:
     )
     assert meet(replay, "c") == "c-4"
     assert replay.exhausted
+
+
+@pytest.mark.parametrize(("status", "ended"), [(None, None), (None, 9), (CallStatus.UNKNOWN, 10)])
+def test_what_was_cut_off_comes_after_what_ran_beside_it(status: CallStatus | None, ended: int | None) -> None:
+    replay = Replay(
+        [entry("b", 1, 2), entry("a", 3, ended, status=status), entry("c", 4, 5), entry("b", 6, 7), entry("d", 11, 12)]
+    )
+    with pytest.raises(Mismatch):
+        meet(replay, "a")  # b had ended before
+    assert meet(replay, "b") == "b-1"
+    for other in ("c", "b"):
+        for _ in range(2):
+            with pytest.raises(Elsewhere):
+                meet(replay, "a")
+        with pytest.raises(Mismatch):
+            meet(replay, "a", {"other": 1})
+        assert meet(replay, other) is not None
+    if ended is not None:
+        with pytest.raises(Mismatch):
+            meet(replay, "a")  # d began after its end
+    assert meet(replay, "d") == "d-11"
+    assert meet(replay, "a") is None
 
 
 def test_a_request_that_its_sender_repeated_is_passed_over_and_a_failed_model_call_of_a_program_is_not() -> None:
