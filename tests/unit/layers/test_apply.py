@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.kernel.files import DIR_FLAGS
+from snapshotd.kernel.namespaces import CONTAINER_IDS, user_namespace
 from snapshotd.layers.amend import amend
 from snapshotd.layers.store import LayerStore
 from snapshotd.trees import diff
@@ -28,6 +29,7 @@ from tests.capabilities import require
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     require("root")
+    os.close(user_namespace(CONTAINER_IDS))  # it is kept for the whole process
     before = set(os.listdir("/proc/self/fd"))
     yield
     assert set(os.listdir("/proc/self/fd")) <= before
