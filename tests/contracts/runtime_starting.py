@@ -4,6 +4,7 @@ gives a sandbox nothing of the host."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import re
@@ -221,17 +222,21 @@ def check_a_sandbox_that_the_starter_cannot_make_is_made_by_runc(rig: Rig) -> No
         return
     order, before = Pattern.order, _dead_starters()
     with rig.container(), rig.container():  # the pattern, and one like it
-        for name, wrong in (
-            ("owner", -5),
-            ("cgroups", [[["/sys/fs/cgroup/no-such/x", []]]]),
-            ("filters", [["AAAA", 0]]),
-        ):
+        for name, wrong in (("owner", -5), ("filters", [["AAAA", 0]])):
             with (
                 mock.patch.object(Pattern, "order", lambda *args, n=name, w=wrong: {**order(*args), n: w}),
                 rig.container() as container,
             ):
                 assert not _residents(container), name
                 assert rig.shell(container, "echo runs") == "runs\n"
+        make = cgroup.Cgroup.make
+
+        def half_made(group: cgroup.Cgroup, settings: cgroup.Settings) -> None:
+            make(group, settings)
+            raise OSError(errno.EINVAL, "refused")
+
+        with mock.patch.object(cgroup.Cgroup, "make", half_made), rig.container() as container:
+            assert not _residents(container), "the cgroup is refused"
         with (
             rig.container(),
             mock.patch.object(starter, "write_map", side_effect=PermissionError),
