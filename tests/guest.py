@@ -6,6 +6,7 @@ run changes nothing of it. The project's sources, and files of the test, come as
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import shutil
@@ -88,7 +89,9 @@ def _kernel(version: str) -> Path:
         subprocess.run(["dpkg-deb", "-x", archive, folder], check=True)
         archive.unlink()
 
-    return cached(f"kernel-{version}", package, make)
+    return cached(
+        f"kernel-{version.replace('.', '-')}", package, make
+    )  # up to the first dot is what `cached` keeps once
 
 
 def _packages(pattern: str) -> list[str]:
@@ -110,6 +113,9 @@ def _image() -> Path:
                 _copy_distribution(one, root / "usr/lib/python3/dist-packages")
             for library in Path("/usr/lib/x86_64-linux-gnu").glob("libfuse3.so.3*"):
                 shutil.copy2(library, root / "usr/lib/x86_64-linux-gnu" / library.name, follow_symlinks=False)
+            compileall.compile_dir(
+                root / "usr/lib/python3/dist-packages", quiet=2, stripdir=root, prependdir="/", workers=2
+            )
             command = root / "usr/local/bin/snapshotd"
             command.write_text("#!/usr/bin/python3\nfrom snapshotd.cli.main import main\n\nraise SystemExit(main())\n")
             command.chmod(0o755)
@@ -208,11 +214,12 @@ def _write_given(target: Path, script: str, files: Mapping[str, Path]) -> None:
             for name in ("guest-init", "guest-script"):
                 archive.add(Path(folder) / name, name)
             for name in _SOURCES:
-                archive.add(CHECKOUT / name, f"project/{name}", filter=_without_caches)
+                compileall.compile_dir(CHECKOUT / name, quiet=2)  # in emulation it would take a minute
+                archive.add(CHECKOUT / name, f"project/{name}", filter=_for_guest)
             for path, source in files.items():
                 archive.add(source, path.lstrip("/"))
 
 
-def _without_caches(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+def _for_guest(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
-    return None if member.name.endswith("__pycache__") else member
+    return member
