@@ -15,6 +15,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -147,11 +148,11 @@ def in_guest(kernel: str, image: Path, rounds: int) -> dict[str, Any]:
         files = {"/root/makers.py": Path(__file__), "/root/image.tar": image, **crun}
         script = f"ldconfig; python3 /root/makers.py --here /root/image.tar --rounds {rounds}"
         ended = guest.run(kernel, script, timeout_s=3000, files=files)
-    lines = [line for line in ended.said.splitlines() if line.startswith(_MARK)]
-    if ended.status != 0 or not lines:
+    found = re.search(rf"{_MARK}(.*)", ended.said)
+    if ended.status != 0 or found is None:
         sys.exit(ended.said[-5000:])
     print("\n".join(line for line in ended.said.splitlines() if "left out" in line), file=sys.stderr)
-    answer: dict[str, Any] = json.loads(lines[0].removeprefix(_MARK))
+    answer: dict[str, Any] = json.loads(found[1])
     return answer
 
 

@@ -17,7 +17,7 @@ _PROGRAMS_MAX = 64
 _ATTRIBUTES_BYTES = 64
 
 
-class Program:
+class DeviceProgram:
     """A program that the kernel has, for as long as this object lives."""
 
     def __init__(self, fd: int) -> None:
@@ -25,16 +25,16 @@ class Program:
         weakref.finalize(self, os.close, fd)
 
 
-def device_programs(group: int) -> list[Program]:
+def device_programs(group: int) -> list[DeviceProgram]:
     """The programs attached to the cgroup with this descriptor, in their order. OSError."""
     ids = (ctypes.c_uint32 * _PROGRAMS_MAX)()
     query = struct.Struct("IIIIQI")
     _, answer = _bpf(_PROG_QUERY, query.pack(group, _CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), _PROGRAMS_MAX))
     count = query.unpack_from(answer)[5]
-    return [Program(_bpf(_PROG_GET_FD_BY_ID, struct.pack("I", ids[number]))[0]) for number in range(count)]
+    return [DeviceProgram(_bpf(_PROG_GET_FD_BY_ID, struct.pack("I", ids[number]))[0]) for number in range(count)]
 
 
-def attach(program: Program, group: int) -> None:
+def attach(program: DeviceProgram, group: int) -> None:
     """Have a program decide, with those that are attached already, which devices the cgroup may use. OSError."""
     _bpf(_PROG_ATTACH, struct.pack("IIII", group, program.fd, _CGROUP_DEVICE, _F_ALLOW_MULTI))
 

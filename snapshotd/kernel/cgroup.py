@@ -21,10 +21,10 @@ _FREEZE_DEADLINE_S = 10.0
 """A task in uninterruptible sleep cannot be frozen; longer than this means something is stuck."""
 _EMPTY_DEADLINE_S = 10.0
 _CONTROLLERS = ("cpu", "memory", "pids")
-_BESIDE = "init"
+_BESIDE = "daemon"
 """The group of processes that are in no sandbox. Not "snapshotd-...", which tells a sandbox (daemon/http/peer.py)."""
 _SHARED_SETTINGS = ("cpuset.cpus", "cpuset.mems", "cgroup.subtree_control")
-"""Of the group that all sandboxes share, in either version."""
+"""Files of the group that all sandboxes share, in either version."""
 _SETTINGS = (
     "cpuset.cpus",
     "cpuset.mems",
@@ -38,7 +38,7 @@ _SETTINGS = (
     "cpu.max",
     "devices.list",
 )
-"""Of a sandbox's own group, in either version, in the order in which they can be set."""
+"""Files of a sandbox's own group, in either version, in the order in which they can be set."""
 
 
 class Members(ABC):
@@ -74,23 +74,23 @@ class Members(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What a sandbox's cgroup is set to. `levels`: for each hierarchy its mount point, and what is written to files of
+class GroupSettings:
+    """The settings of a sandbox's cgroup. `levels`: for each hierarchy its mount point, and what is written to files of
     the shared group and of the sandbox's own; `programs`: those that allow devices, in version 2."""
 
     levels: Sequence[tuple[str, list[tuple[str, str]], list[tuple[str, str]]]]
-    programs: Sequence[bpf.Program]
+    programs: Sequence[bpf.DeviceProgram]
 
 
 class Cgroup(Members):
-    """The cgroup `path` ("/a/b"): a directory in each hierarchy, of which one can freeze. It need not be there."""
+    """The cgroup `path` ("/a/b"): a directory in each hierarchy. One of them can freeze. It need not be there."""
 
     version: int
     freezer: str
     """The file that freezes."""
     _stop: str
     _go: str
-    """What is written to it."""
+    """Its texts that stop the tasks and let them go on."""
     _stopped: tuple[str, str]
     """The file that tells whether all have stopped, and its line then."""
 
@@ -153,8 +153,8 @@ class Cgroup(Members):
 
     # -- one like another ----------------------------------------------------------------------------------------------
 
-    def settings(self) -> Settings | None:
-        """What it is set to, for others like it; None: it may use every device. OSError."""
+    def settings(self) -> GroupSettings | None:
+        """Its settings, for others like it; None: it may use every device. OSError."""
         places = [(point, f"{point}{self.path}") for point in hierarchies() if os.path.isdir(f"{point}{self.path}")]
         levels = [
             (point, _values(os.path.dirname(place), _SHARED_SETTINGS), _values(place, _SETTINGS))
@@ -162,9 +162,9 @@ class Cgroup(Members):
         ]
         programs = self._programs()
         limited = programs or any(name == "devices.deny" for _, _, own in levels for name, _ in own)
-        return Settings(levels, programs) if limited else None
+        return GroupSettings(levels, programs) if limited else None
 
-    def make(self, settings: Settings) -> None:
+    def make(self, settings: GroupSettings) -> None:
         """Make its directories as another's are, and those that sandboxes share where they are missing. FileExistsError:
         it is there; OSError."""
         for point, shared, own in settings.levels:
@@ -185,10 +185,10 @@ class Cgroup(Members):
         FileNotFoundError: it is gone."""
         return None
 
-    def _programs(self) -> list[bpf.Program]:
+    def _programs(self) -> list[bpf.DeviceProgram]:
         return []
 
-    def _use(self, programs: Sequence[bpf.Program]) -> None:
+    def _use(self, programs: Sequence[bpf.DeviceProgram]) -> None:
         pass
 
     # -- pieces --------------------------------------------------------------------------------------------------------
@@ -265,11 +265,11 @@ class _Version2(Cgroup):
     def birthplace(self) -> int:
         return os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def _programs(self) -> list[bpf.Program]:
+    def _programs(self) -> list[bpf.DeviceProgram]:
         with self._opened() as group:
             return bpf.device_programs(group)
 
-    def _use(self, programs: Sequence[bpf.Program]) -> None:
+    def _use(self, programs: Sequence[bpf.DeviceProgram]) -> None:
         with self._opened() as group:
             for program in programs:
                 bpf.attach(program, group)
@@ -292,7 +292,7 @@ def at(path: str) -> Cgroup:
 
 
 def all_of_process(pid: int) -> list[Cgroup]:
-    """The cgroups of a process, of which each may have directories in several hierarchies; the roots are none.
+    """The cgroups of a process but for the roots. Each may have directories in several hierarchies.
     FileNotFoundError, ProcessLookupError: it is gone."""
     with open(f"/proc/{pid}/cgroup") as f:
         paths = [line.rstrip("\n").split(":", 2)[2] for line in f]
@@ -300,8 +300,8 @@ def all_of_process(pid: int) -> list[Cgroup]:
 
 
 def of_process(pid: int) -> Members:
-    """What holds the processes of `pid`'s container together. Raises SandboxFailed when the process is gone or cannot be
-    frozen."""
+    """The group that holds the processes of `pid`'s container together. Raises SandboxFailed when the process is gone
+    or cannot be frozen."""
     version, point = _layout()
     lines = [line.split(":", 2) for line in (path_of(pid) or "").splitlines()]
     if not lines:
@@ -385,7 +385,7 @@ def _move_processes(source: str, target: str) -> None:
 
 
 def _values(place: str, names: Sequence[str]) -> list[tuple[str, str]]:
-    """What to write to another group's files for the same settings."""
+    """The names of files and their texts that give another group the same settings."""
     found = []
     for name in names:
         if not os.path.exists(f"{place}/{name}"):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotd.kernel.cgroup import Settings
+from snapshotd.kernel.cgroup import GroupSettings
 from snapshotd.kernel.processes import stat_fields
 from snapshotd.types import ContainerID
 
@@ -31,7 +31,7 @@ class Pattern:
     record: str
     namespaces: dict[str, str]
     filters: list[tuple[str, int]]
-    settings: Settings
+    settings: GroupSettings
 
     def order(self, config: dict[str, Any], owner: int) -> dict[str, Any]:
         """The starter's order for another sandbox of the kind, but for its cgroup."""
@@ -51,7 +51,7 @@ class Pattern:
 
 
 def learn(
-    container: ContainerID, settings: Settings | None, state: Path, filters: list[tuple[str, int]]
+    container: ContainerID, settings: GroupSettings | None, state: Path, filters: list[tuple[str, int]]
 ) -> Pattern | None:
     """The pattern that a sandbox makes, or None: it cannot be one. `settings`: of its cgroups; `state`: runc's record of
     it."""

@@ -25,7 +25,7 @@ from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.cgroup import Cgroup, Settings, all_of_process
+from snapshotd.kernel.cgroup import Cgroup, GroupSettings, all_of_process
 from snapshotd.kernel.namespaces import mapped, refused, write_map
 from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container
@@ -174,7 +174,7 @@ class Starter:
         return found
 
     def make(
-        self, container: ContainerID, order: dict[str, Any], group: Cgroup, settings: Settings, id_map: IdMap
+        self, container: ContainerID, order: dict[str, Any], group: Cgroup, settings: GroupSettings, id_map: IdMap
     ) -> int | None:
         """Make a sandbox, with its cgroup and its resident: the process id of its init, a child of this process, once it
         runs. None: it could not be made, and what there is of it has no process that is not in its cgroup. Raises

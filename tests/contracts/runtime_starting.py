@@ -251,7 +251,7 @@ def check_a_sandbox_that_the_starter_cannot_make_is_made_by_runc(rig: Rig) -> No
                 assert rig.shell(container, "echo runs") == "runs\n"
         make = cgroup.Cgroup.make
 
-        def half_made(group: cgroup.Cgroup, settings: cgroup.Settings) -> None:
+        def half_made(group: cgroup.Cgroup, settings: cgroup.GroupSettings) -> None:
             make(group, settings)
             raise OSError(errno.EINVAL, "refused")
 

@@ -38,7 +38,7 @@ def group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(cgroup, "_layout", lambda: (request.param, point))
     made = cgroup.at(f"/snapshotd-test-{new_id()[:8]}/one")
     assert made.version == request.param
-    made.make(cgroup.Settings([(point, [], [])], []))
+    made.make(cgroup.GroupSettings([(point, [], [])], []))
     yield made
     made.remove()
     cgroup.at(os.path.dirname(made.path)).remove_if_empty()
