@@ -200,8 +200,8 @@ mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts; for d in /dev/shm /run /tmp; do mount -t tmpfs tmpfs $d; done
 mount -t cgroup2 none /sys/fs/cgroup
 hostname guest; cd /project
-sh /guest-script
-echo; echo "GUEST ENDS $?"
+sh /guest-script; status=$?
+echo; echo "GUEST ENDS $status"
 sync; echo o > /proc/sysrq-trigger; sleep 60
 """
 

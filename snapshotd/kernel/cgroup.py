@@ -21,6 +21,8 @@ _FREEZE_DEADLINE_S = 10.0
 """A task in uninterruptible sleep cannot be frozen; longer than this means something is stuck."""
 _EMPTY_DEADLINE_S = 10.0
 _CONTROLLERS = ("cpu", "memory", "pids")
+_ROUNDS_MAX = 10
+"""Processes that are moved may just be forking."""
 _BESIDE = "daemon"
 """The group of processes that are in no sandbox. Not "snapshotd-...", which tells a sandbox (daemon/http/peer.py)."""
 _SHARED_SETTINGS = ("cpuset.cpus", "cpuset.mems", "cgroup.subtree_control")
@@ -354,19 +356,19 @@ def hand_down_controllers(root: str) -> dict[str, str]:
     """Let the groups below the group `root` of version 2 have limits. The controllers that they cannot have, with the
     reasons.
 
-    The kernel allows that to no group with processes but the one at the top. In a container, `root` is the container's
-    own and this process is in it: all that is in there moves to a group beside the sandboxes' then.
+    No group has both, processes and controllers for groups below, but the one at the top. In a container, `root` is the
+    container's own and this process is in it: all that is in there moves to a group beside the sandboxes' then. Before
+    any controller: with some of them the kernel allows processes, and takes the groups below for groups of threads.
     """
+    with open(f"{root}/cgroup.subtree_control") as f:
+        given = f.read().split()
+    wanted = [name for name in _CONTROLLERS if name not in given]
+    if wanted and os.path.exists(f"{root}/cgroup.type"):  # the one at the top has no such file
+        _move_processes(root, f"{root}/{_BESIDE}")
     missing = {}
-    for name in _CONTROLLERS:
+    for name in wanted:
         try:
-            try:
-                _set(root, [("cgroup.subtree_control", f"+{name}")])
-            except OSError as exc:
-                if exc.errno != errno.EBUSY:
-                    raise
-                _move_processes(root, f"{root}/{_BESIDE}")
-                _set(root, [("cgroup.subtree_control", f"+{name}")])
+            _set(root, [("cgroup.subtree_control", f"+{name}")])
         except OSError as exc:
             missing[name] = exc.strerror or str(exc)
     return missing
@@ -375,8 +377,8 @@ def hand_down_controllers(root: str) -> dict[str, str]:
 def _move_processes(source: str, target: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(target, 0o755)
-    while pids := _processes(source):  # some may just be forked
-        for pid in pids:
+    for _ in range(_ROUNDS_MAX):
+        for pid in filter(None, _processes(source)):  # 0: it is outside of this pid namespace
             with contextlib.suppress(ProcessLookupError):  # ended meanwhile
                 _set(target, [("cgroup.procs", str(pid))])
 
@@ -394,10 +396,9 @@ def _values(place: str, names: Sequence[str]) -> list[tuple[str, str]]:
             value = f.read().strip()
         if name == "devices.list":
             found += [("devices.deny", "a"), *(("devices.allow", line) for line in value.splitlines())]
-        elif name == "cgroup.subtree_control":
-            found.append((name, " ".join(f"+{controller}" for controller in value.split())))
         elif value:
-            found.append((name, value))
+            plus = name == "cgroup.subtree_control"
+            found.append((name, " ".join(f"+{one}" for one in value.split()) if plus else value))
     return found
 
 
