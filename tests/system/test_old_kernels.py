@@ -42,6 +42,23 @@ echo TOUR OK
 """
 
 
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """The smallest root with a shell, as an archive."""
+    path = tmp_path / "tiny.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("bin", "tmp", "workspace"):
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            archive.addfile(entry)
+        archive.add("/bin/busybox", "bin/busybox")
+        for name in ("sh", "mkdir", "ln", "chown", "mv", "cat"):
+            entry = tarfile.TarInfo(f"bin/{name}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(entry)
+    return path
+
+
 @pytest.fixture(scope="module")
 def small(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A root of a few programs, as an archive."""
@@ -66,48 +83,44 @@ SNAPSHOTD_WARM=0 python3 /root/smoke.py
 """
 """In a cgroup of its own, which is the top of those that it sees: where a container's processes are."""
 _SMOKE = """
-import os
-import time
 from pathlib import Path
+from snapshotd.client import Sandbox, Snapshot, Snapshotd, SnapshotdError
+from tests import forked
 
-import snapshotd.daemon.server
-from snapshotd.cli.main import main
-from snapshotd.client import Sandbox, Snapshot, Snapshotd
-from snapshotd.config import Config
+def steps():
+    client, started = Snapshotd(), False
+    while not started:
+        try:
+            started = bool(client.status())
+        except SnapshotdError as exc:
+            print(exc.message, flush=True)  # its start takes long on a busy machine
+    client.import_image("/root/tiny.tar", name="default")
+    box = Sandbox.create(name="box", client=client)
+    first = box.exec("mkdir -p d/e && echo one > d/f && ln d/f h && chown 5:6 d/e", check=True).snapshot_id
+    box.exec("mv d d2 && echo two >> d2/f", check=True)
+    (other,) = Snapshot.get(first, client=client).fork(1)
+    other.exec("mv d d3 && cat d3/f h", check=True)
+    groups = [path for path in Path("/sys/fs/cgroup").glob("snapshotd-*/*") if path.is_dir()]
+    assert len(groups) == 2, groups
+    assert len({(path / "memory.max").read_text() for path in groups} - {"max\\n"}) == 1
+    box.rewind(first)
+    box.exec('[ "$(cat d/f)" = one ] && [ ! -e d2 ]', check=True)
+    other.head().restore("/root/out", path="/workspace")
+    assert Path("/root/out/d3/f").read_text() == "one\\n"
 
-if os.fork() == 0:  # interpreters of their own, for the daemon and for commands, would import for half a minute
-    try:
-        main(["daemon", "--foreground"])
-    finally:
-        os._exit(0)
-while not Path("/var/lib/snapshotd/snapshotd.sock").exists():
-    time.sleep(0.1)
-client = Snapshotd()
-client.import_image("/root/small.tar", name="default")
-box = Sandbox.create(name="box", client=client)
-first = box.exec("mkdir -p d/e && echo one > d/f && ln d/f h && chown 5:6 d/e", check=True).snapshot_id
-box.exec("mv d d2 && echo two >> d2/f", check=True)
-(other,) = Snapshot.get(first, client=client).fork(1)
-other.exec("mv d d3 && cat d3/f h", check=True)
-groups = [path for path in Path("/sys/fs/cgroup").glob("snapshotd-*/*") if path.is_dir()]
-assert len(groups) == 2, groups
-assert len({(path / "memory.max").read_text() for path in groups} - {"max\\n"}) == 1
-box.rewind(first)
-box.exec('[ "$(cat d/f)" = one ] && [ ! -e d2 ]', check=True)
-other.head().restore("/root/out", path="/workspace")
-assert Path("/root/out/d3/f").read_text() == "one\\n"
-assert not client.check().damages
+with forked.daemons():  # interpreters of their own, for the daemon and its children, would import for a minute
+    steps()
 print("SMOKE OK")
 """
 
 
 @pytest.mark.timeout(600)
-def test_what_a_sandbox_does(small: Path) -> None:
+def test_what_a_sandbox_does(tiny: Path) -> None:
     """The heart of the tour, in one process, in a container."""
     require("qemu")
-    files = {"/root/small.tar": small}
+    files = {"/root/tiny.tar": tiny}
     for name, text in (("smoke.py", _SMOKE), ("inside", _INSIDE)):
-        files[f"/root/{name}"] = small.with_name(name)
+        files[f"/root/{name}"] = tiny.with_name(name)
         files[f"/root/{name}"].write_text(text)
     ended = guest.run("6.1", _IN_A_CONTAINER, timeout_s=500, files=files)
     assert ended.status == 0, ended.said[-8000:]
