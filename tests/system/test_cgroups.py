@@ -76,7 +76,7 @@ def test_members_stand_still_until_they_are_thawed(group: cgroup.Cgroup, tmp_pat
 
 def test_every_member_is_killed_also_those_that_fork_and_the_frozen(group: cgroup.Cgroup) -> None:
     with ExitStack() as stack:
-        forking = _inside(group, stack, "while :; do sleep 1000 & done 2> /dev/null")
+        forking = _inside(group, stack, "i=0; while [ $i -lt 300 ]; do sleep 1000 & i=$((i + 1)); done; wait")
         eventually(lambda: len(group.members()) > 20, "it does not fork")
         if group.version == 2:
             group.freeze()  # version 1 delivers no signal until it is thawed

@@ -142,10 +142,14 @@ def test_the_tour(kernel: str, small: Path) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(
     "tests",
-    ["tests/model/test_overlay_view.py tests/model/test_overlay_walk.py", "tests/unit/layers tests/unit/kernel"],
+    [
+        pytest.param("tests/model/test_overlay_view.py tests/model/test_overlay_walk.py", id="overlays"),
+        pytest.param("tests/unit/layers tests/unit/kernel", id="layers"),
+        pytest.param("tests/system/test_cgroups.py tests/contract/test_runtime.py -k 'not docker'", id="sandboxes"),
+    ],
 )
-def test_what_layers_mean(kernel: str, tests: str) -> None:
-    """Overlays, times and links as on the newest kernel."""
+def test_what_holds_on_the_newest_kernel(kernel: str, tests: str) -> None:
+    """Overlays, times and links; and on cgroups of version 2, sandboxes and their commands as runc makes them."""
     require("qemu")
     ended = guest.run(kernel, f"python3 -m pytest -q -p no:cacheprovider --timeout 600 {tests}", timeout_s=2000)
     assert ended.status == 0, ended.said[-8000:]
