@@ -128,15 +128,15 @@ def report(found: dict[str, Any], rounds: int, kernel: str, version: int) -> str
     lines = [
         f"{rounds} rounds, Linux {kernel}, cgroups of version {version}, milliseconds",
         "",
-        "| made by | create to first command p50 | of the starter's | fork to first command p50 | of the starter's | processor |",
-        "|---|---:|---:|---:|---:|---:|",
+        "| made by | create to first command: p50 | least | ratio | fork to first command: p50 | least | ratio | processor |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for maker, row in found.items():
         cells = []
         for kind in ("create", "fork"):
             pairs = [one / other for one, other in zip(row[kind], found["starter"][kind], strict=True)]
-            cells += [f"{statistics.median(row[kind]):.1f}", f"{statistics.median(pairs):.2f}"]
-        lines.append(f"| {maker} | {' | '.join(cells)} | {row['processor']:.1f} |")
+            cells += [f"{statistics.median(row[kind]):.0f}", f"{min(row[kind]):.0f}", f"{statistics.median(pairs):.1f}"]
+        lines.append(f"| {maker} | {' | '.join(cells)} | {row['processor']:.0f} |")
     return "\n".join(lines)
 
 

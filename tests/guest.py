@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 
 from tests.e2e import deployment
 from tests.kept import cached
 
+OLDEST = "6.1"
+"""The kernel that the short set boots."""
 CHECKOUT = Path(__file__).resolve().parents[1]
 MODULES = ("virtio_pci", "virtio_blk", "crc32c_generic", "crc32c-intel", "overlay", "loop", "xfs", "fuse", "tun")
 """What a guest's kernel loads before anything else, where it is not built in."""
@@ -73,13 +76,20 @@ def run(kernel: str, script: str, *, timeout_s: float, files: Mapping[str, Path]
     return Ended(said, int(found[1]) if found else None)
 
 
+def prepare(kernel: str) -> None:
+    """Make what a guest with this kernel needs; it is kept."""
+    _kernel(kernel)
+    _image()
+
+
 def _kernel(version: str) -> Path:
     """A folder with the files of the package of a kernel."""
     names = _packages(rf"^linux-image-{re.escape(version)}\.[0-9].*-cloud-amd64$")
     if not names:
         subprocess.run(["apt-get", "update", "-q"], check=True, capture_output=True)
         names = _packages(rf"^linux-image-{re.escape(version)}\.[0-9].*-cloud-amd64$")
-    assert names, f"Debian has no kernel {version} for this machine"
+    if not names:
+        pytest.skip(f"no package of this system has Debian's kernel {version}")
     package = max(names, key=lambda name: [int(number) for number in re.findall(r"\d+", name)])
 
     def make(folder: Path) -> None:

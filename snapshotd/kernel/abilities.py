@@ -82,9 +82,8 @@ class Abilities:
     @property
     def cgroup_parent(self) -> str:
         """`cgroup_root` as a path below the hierarchy's mount point; "" for the root."""
-        return next(
-            (self.cgroup_root[len(root) :] for root, _, _ in _CGROUP_ROOTS if self.cgroup_root.startswith(root)), ""
-        )
+        points = [root for root, _, _ in _CGROUP_ROOTS if self.cgroup_root.startswith(root)]
+        return self.cgroup_root[max(map(len, points), default=0) :]
 
     def modes(self) -> tuple[Mode, ...]:
         """The modes that this host is able to, the best first."""

@@ -10,7 +10,7 @@ import pytest
 from tests import guest
 from tests.capabilities import require
 
-KERNELS = ("6.1", "6.12")
+KERNELS = (guest.OLDEST, "6.12")
 _TOUR = """
 set -eux
 export SNAPSHOTD_WARM=0
@@ -122,7 +122,7 @@ def test_what_a_sandbox_does(tiny: Path) -> None:
     for name, text in (("smoke.py", _SMOKE), ("inside", _INSIDE)):
         files[f"/root/{name}"] = tiny.with_name(name)
         files[f"/root/{name}"].write_text(text)
-    ended = guest.run("6.1", _IN_A_CONTAINER, timeout_s=500, files=files)
+    ended = guest.run(guest.OLDEST, _IN_A_CONTAINER, timeout_s=500, files=files)
     assert ended.status == 0, ended.said[-8000:]
     assert "SMOKE OK" in ended.said
 
