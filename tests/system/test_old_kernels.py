@@ -152,5 +152,5 @@ def test_what_holds_on_the_newest_kernel(kernel: str, tests: str) -> None:
     """Overlays, times and links; and on cgroups of version 2, sandboxes and their commands as runc makes them."""
     require("qemu")
     script = f"python3 -m pytest -q --color no -p no:cacheprovider --timeout 600 {tests}"
-    ended = guest.run(kernel, script, timeout_s=2000, files={"/usr/bin/kill": Path("/bin/busybox")})
+    ended = guest.run(kernel, script, timeout_s=2000, files={"/usr/bin/kill": Path("/usr/bin/kill")})
     assert ended.status == 0, ended.said[-8000:]
