@@ -4,7 +4,7 @@
 
 Three daemons with one maker each; every round makes a sandbox with each of them, in turns, and forks one. The commands
 are the starter's in all three. On this machine, or with `--guest` on a kernel of Debian's with cgroups of version 2, in
-QEMU's software emulation, where everything takes some fifteen times as long: compare within a table. crun is left out
+QEMU's software emulation, where everything takes some forty times as long: compare within a table. crun is left out
 where it does not run (1.8 does not on the hybrid of both versions).
 """
 
