@@ -40,6 +40,7 @@ core.global_force_seed = long.SEED if long.LONG else None
 FIRST = (
     "e2e/test_agents_doc.py",
     "system/test_images.py",
+    "system/test_old_kernels.py",
     "e2e/test_deployed.py",
     "crash/test_storage_kill.py",
     "e2e/test_survive.py",

@@ -30,7 +30,7 @@ from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
 from snapshotd.daemon.http.wire import log_path_of, socket_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import EXIT_CODE
-from snapshotd.kernel import syscalls
+from snapshotd.kernel import cgroup, syscalls
 from snapshotd.layers import ballast
 from snapshotd.layers.store import READY_LAYERS
 from snapshotd.types import TrajectoryStatus
@@ -588,8 +588,8 @@ def kill_containers(instance: str) -> None:
 
 
 def _in_cgroups(instance: str) -> Iterator[int]:
-    for hierarchy in Path("/sys/fs/cgroup").iterdir():
-        for directory, _, _ in os.walk(hierarchy / f"snapshotd-{instance}"):
+    for hierarchy in cgroup.hierarchies():
+        for directory, _, _ in os.walk(f"{hierarchy}/snapshotd-{instance}"):
             try:
                 yield from map(int, (Path(directory) / "cgroup.procs").read_text().split())
             except OSError:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 from snapshotd.errors import NotPermitted, Unsupported
+from snapshotd.kernel import cgroup
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities, Mode
 
+_log = logging.getLogger("snapshotd.daemon")
 _left: int | None = None
 
 
@@ -37,6 +40,13 @@ def choose_mode(host: Abilities, wanted: Mode | None) -> Mode:
         f"this machine cannot run sandboxes in the mode {mode}: {missing}. `snapshotd doctor` says how to get what is "
         f"missing{weaker}"
     )
+
+
+def hand_down_controllers(host: Abilities) -> None:
+    """Let sandboxes have limits, where cgroups are of version 2."""
+    missing = cgroup.hand_down_controllers(host.cgroup_root) if host.cgroup_version == 2 else {}
+    if missing:
+        _log.warning("sandboxes cannot have all limits", extra={"fields": {"controllers": missing}})
 
 
 def enter_own_mount_namespace() -> None:

@@ -21,7 +21,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
-from snapshotd.daemon.host import choose_mode, host_mounts
+from snapshotd.daemon.host import choose_mode, hand_down_controllers, host_mounts
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import EngineParts, LocalEngine
@@ -113,6 +113,7 @@ def open_engine(config: Config) -> Engine:
     store = layer_store.prepare(state_dir)
     try:
         mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
+        hand_down_controllers(store.host)
         instance = catalog.get_meta(_INSTANCE)
         if instance is None:
             instance = new_id()[:12]
@@ -122,7 +123,9 @@ def open_engine(config: Config) -> Engine:
         starter = Starter(used=config.starts_with == "starter")
         ids = CONTAINER_IDS if mode is Mode.PIVOT else None
         runtimes: dict[str, Runtime] = {
-            "runc": RuncRuntime(instance, run_dir / "runc", ids, keeper=keeper, starter=starter),
+            "runc": RuncRuntime(
+                instance, run_dir / "runc", ids, keeper=keeper, starter=starter, cgroup_parent=store.host.cgroup_parent
+            ),
             "docker": DockerRuntime(
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
             ),

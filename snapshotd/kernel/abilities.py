@@ -32,8 +32,8 @@ from snapshotd.kernel.mounts import LayerNaming
 FILE_NAME = "abilities.json"
 _CGROUP_ROOTS = (
     ("/sys/fs/cgroup/freezer", "freezer.state", 1),
-    ("/sys/fs/cgroup", "cgroup.freeze", 2),
-    ("/sys/fs/cgroup/unified", "cgroup.freeze", 2),
+    ("/sys/fs/cgroup", "cgroup.kill", 2),
+    ("/sys/fs/cgroup/unified", "cgroup.kill", 2),
 )
 _TIMES_TRIED = 8
 
@@ -69,11 +69,17 @@ class Abilities:
     fine_times: bool
     """Two changes of a file never have the same time. Without it, changes within one tick of the clock look alike."""
     cgroup_version: int
-    """The version of the cgroups that can be made and frozen, 1 or 2. 0: none."""
+    """The version of the cgroups that can be made, frozen and killed, 1 or 2. 0: none."""
     cgroup_root: str
     """The directory in which they can be made."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Name of a missing ability to the reason, in a few words."""
+
+    @property
+    def cgroup_parent(self) -> str:
+        """`cgroup_root` as a path below the hierarchy's mount point; "" for the root."""
+        points = [root for root, _, _ in _CGROUP_ROOTS if self.cgroup_root.startswith(root)]
+        return self.cgroup_root[max(map(len, points), default=0) :]
 
     def modes(self) -> tuple[Mode, ...]:
         """The modes that this host is able to, the best first."""
@@ -322,7 +328,8 @@ def _fine_times(at: Path) -> None:
 
 
 def freezer() -> tuple[int, str] | str:
-    """A cgroup that can be made and frozen: its version and where, or the reason why there is none."""
+    """A cgroup that can be made, frozen and (in version 2, by the kernel) killed: its version and where, or the reason
+    why there is none."""
     reasons = []
     for root, control, version in _CGROUP_ROOTS:
         group = f"{root}/snapshotd-probe-{secrets.token_hex(4)}"

@@ -1,103 +1,318 @@
-"""A container's cgroup: its processes, freezing and thawing. Works on version 1, version 2 and the hybrid of both."""
+"""The processes of one sandbox as one thing, to look at, to stop and to end: `Members`. Cgroups hold them together, of
+version 1, of version 2, or of the hybrid of both, in which version 1 has the controllers."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import signal
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from snapshotd.errors import SandboxFailed
+from snapshotd.kernel import bpf, mounts
 from snapshotd.kernel.processes import in_own_namespace
 
-_ROOT = "/sys/fs/cgroup"
 _FREEZE_DEADLINE_S = 10.0
 """A task in uninterruptible sleep cannot be frozen; longer than this means something is stuck."""
+_EMPTY_DEADLINE_S = 10.0
+_CONTROLLERS = ("cpu", "memory", "pids")
+_ROUNDS_MAX = 10
+"""Processes that are moved may just be forking."""
+_BESIDE = "daemon"
+"""The group of processes that are in no sandbox. Not "snapshotd-...", which tells a sandbox (daemon/http/peer.py)."""
+_SHARED_SETTINGS = ("cpuset.cpus", "cpuset.mems", "cgroup.subtree_control")
+"""Files of the group that all sandboxes share, in either version."""
+_SETTINGS = (
+    "cpuset.cpus",
+    "cpuset.mems",
+    "memory.limit_in_bytes",
+    "memory.memsw.limit_in_bytes",
+    "cpu.cfs_period_us",
+    "cpu.cfs_quota_us",
+    "pids.max",
+    "memory.max",
+    "memory.swap.max",
+    "cpu.max",
+    "devices.list",
+)
+"""Files of a sandbox's own group, in either version, in the order in which they can be set."""
+
+
+class Members(ABC):
+    """The processes of one sandbox. Where there are no cgroups, something else may hold them together."""
+
+    def processes(self) -> list[int]:
+        """The container's own processes: not those of this process's pid namespace, which start its commands.
+        SandboxFailed when the sandbox is gone."""
+        return [pid for pid in self.members() if not in_own_namespace(pid)]
+
+    @abstractmethod
+    def members(self) -> list[int]:
+        """All process ids in the daemon's pid namespace; zombies may be among them. SandboxFailed when the sandbox is
+        gone."""
+
+    @abstractmethod
+    def freeze(self) -> None:
+        """Stop every task and return when all have stopped. SandboxFailed after 10 s (thawed again)."""
+
+    @abstractmethod
+    def thaw(self) -> None:
+        """Let every task go on. Not an error when nothing was frozen or the sandbox is gone."""
+
+    @abstractmethod
+    def kill(self) -> set[int]:
+        """SIGKILL to every process, which are returned, perhaps before they have ended. Call it until none is left: some
+        may just be starting. Not an error when the sandbox is gone."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Kill the remaining processes, and remove what has held them together. SandboxFailed when some are still there
+        after 10 s (stuck in the kernel)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Cgroup:
-    """The freezer cgroup of a container. `version` is 1 (freezer controller) or 2 (unified)."""
+class GroupSettings:
+    """The settings of a sandbox's cgroup. `levels`: for each hierarchy its mount point, and what is written to files of
+    the shared group and of the sandbox's own; `programs`: those that allow devices, in version 2."""
 
-    directory: str
+    levels: Sequence[tuple[str, list[tuple[str, str]], list[tuple[str, str]]]]
+    programs: Sequence[bpf.DeviceProgram]
+
+
+class Cgroup(Members):
+    """The cgroup `path` ("/a/b"): a directory in each hierarchy. One of them can freeze. It need not be there."""
+
     version: int
+    freezer: str
+    """The file that freezes."""
+    _stop: str
+    _go: str
+    """Its texts that stop the tasks and let them go on."""
+    _stopped: tuple[str, str]
+    """The file that tells whether all have stopped, and its line then."""
 
-    def processes(self) -> list[int]:
-        """The container's own processes, zombies included: not those of this process's pid namespace, which start its
-        commands. SandboxFailed when the cgroup is gone."""
-        return [pid for pid in self.members() if not in_own_namespace(pid)]
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.directory = f"{_layout()[1]}{path}"
 
     def members(self) -> list[int]:
-        """All process ids in the daemon's pid namespace, zombies included. SandboxFailed when the cgroup is gone."""
-        try:
-            with open(f"{self.directory}/cgroup.procs", "rb") as f:
-                return [int(line) for line in f.read().split()]
-        except FileNotFoundError as exc:
-            raise SandboxFailed(f"the sandbox's cgroup {self.directory} is gone: its container died") from exc
+        return [int(word) for word in self._read("cgroup.procs").split()]
 
     def freeze(self) -> None:
-        """Stop every task and return when all have stopped. SandboxFailed after 10 s (thawed again)."""
-        self._write("FROZEN" if self.version == 1 else "1")
+        self._write(self.freezer, self._stop)
         deadline = time.monotonic() + _FREEZE_DEADLINE_S
         delay = 0.00005
-        while not self._frozen():
+        while not self._is_frozen():
             if time.monotonic() > deadline:
                 self.thaw()
                 raise SandboxFailed(
                     f"a process in {self.directory} cannot be frozen (stuck in the kernel); nothing was captured"
                 )
-            time.sleep(delay)  # the kernel offers no blocking wait on version 1; 50 us doubles to 2 ms
+            # Version 1 has no event for it, and that of version 2 comes up to 10 ms late (CGROUP_FILE_NOTIFY_MIN_INTV).
+            time.sleep(delay)
             delay = min(delay * 2, 0.002)
             if self.version == 1:
-                self._write("FROZEN")  # version 1 retries only when asked again
+                self._write(self.freezer, self._stop)  # version 1 retries only when asked again
 
     def thaw(self) -> None:
-        """Let every task go on. Not an error when nothing was frozen or the cgroup is gone."""
         try:
-            self._write("THAWED" if self.version == 1 else "0")
+            self._write(self.freezer, self._go)
         except SandboxFailed:
             pass  # gone: nothing left to thaw
 
-    def _write(self, value: str) -> None:
-        name = "freezer.state" if self.version == 1 else "cgroup.freeze"
+    def remove(self) -> None:
+        deadline = time.monotonic() + _EMPTY_DEADLINE_S
+        delay = 0.0005
+        while left := [place for place in self._places() if not _remove_directory(place)]:
+            if time.monotonic() > deadline:
+                pids = sorted({pid for place in left for pid in _processes(place)})
+                raise SandboxFailed(
+                    f"the cgroup {left[0]} cannot be removed: processes {pids} do not end (stuck in the kernel); try again"
+                )
+            self.kill()
+            time.sleep(delay)  # there is no event for "empty" that both versions have
+            delay = min(delay * 2, 0.02)
+
+    def remove_if_empty(self) -> None:
+        """Remove its own directories where nothing is in them."""
+        for place in self._places():
+            try:
+                os.rmdir(place)
+            except OSError as exc:
+                if exc.errno not in (errno.EBUSY, errno.ENOTEMPTY, errno.ENOENT):
+                    raise
+
+    def children(self) -> set[str]:
+        """Names of the cgroups right below, over all hierarchies."""
+        return {
+            entry.name for place in self._places() for entry in _entries(place) if entry.is_dir(follow_symlinks=False)
+        }
+
+    # -- one like another ----------------------------------------------------------------------------------------------
+
+    def settings(self) -> GroupSettings | None:
+        """Its settings, for others like it; None: it may use every device. OSError."""
+        places = [(point, f"{point}{self.path}") for point in hierarchies() if os.path.isdir(f"{point}{self.path}")]
+        levels = [
+            (point, _values(os.path.dirname(place), _SHARED_SETTINGS), _values(place, _SETTINGS))
+            for point, place in places
+        ]
+        programs = self._programs()
+        limited = programs or any(name == "devices.deny" for _, _, own in levels for name, _ in own)
+        return GroupSettings(levels, programs) if limited else None
+
+    def make(self, settings: GroupSettings) -> None:
+        """Make its directories as another's are, and those that sandboxes share where they are missing. FileExistsError:
+        it is there; OSError."""
+        for point, shared, own in settings.levels:
+            place = f"{point}{self.path}"
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(os.path.dirname(place), 0o755)
+                _set(os.path.dirname(place), shared)
+            os.mkdir(place, 0o755)
+            _set(place, own)
+        self._use(settings.programs)
+
+    def doors(self) -> list[str]:
+        """The files to which a process writes "0" to enter."""
+        return [f"{place}/cgroup.procs" for place in self._places() if os.path.isdir(place)]
+
+    def birthplace(self) -> int | None:
+        """A descriptor for CLONE_INTO_CGROUP, for the caller to close, where that takes the place of the doors.
+        FileNotFoundError: it is gone."""
+        return None
+
+    def _programs(self) -> list[bpf.DeviceProgram]:
+        return []
+
+    def _use(self, programs: Sequence[bpf.DeviceProgram]) -> None:
+        pass
+
+    # -- pieces --------------------------------------------------------------------------------------------------------
+
+    def _places(self) -> list[str]:
+        return [f"{point}{self.path}" for point in hierarchies()]
+
+    def _is_frozen(self) -> bool:
+        name, line = self._stopped
+        return line in self._read(name).splitlines()
+
+    def _read(self, name: str) -> str:
         try:
-            with open(f"{self.directory}/{name}", "w") as f:
-                f.write(value)
+            with open(f"{self.directory}/{name}") as f:
+                return f.read()
+        except OSError as exc:
+            if exc.errno not in (errno.ENOENT, errno.ENODEV):
+                raise
+            raise SandboxFailed(f"the sandbox's cgroup {self.directory} is gone: its container died") from exc
+
+    def _write(self, name: str, value: str) -> None:
+        try:
+            _set(self.directory, [(name, value)])
         except OSError as exc:
             raise SandboxFailed(
                 f"cannot write {name} of {self.directory}: {exc.strerror}; its container may have died"
             ) from exc
 
-    def _frozen(self) -> bool:
+
+class _Version1(Cgroup):
+    version = 1
+    freezer, _stop, _go = "freezer.state", "FROZEN", "THAWED"
+    _stopped = ("freezer.state", "FROZEN")
+
+    def kill(self) -> set[int]:
+        found = {pid for place in self._places() for pid in _processes(place)}
+        for pid in found:
+            self._kill_member(pid)
+        return found
+
+    def _kill_member(self, pid: int) -> None:
+        """Kill `pid` if it still is a member, so that a reused number hits no other process."""
         try:
-            if self.version == 1:
-                with open(f"{self.directory}/freezer.state") as f:
-                    return f.read().strip() == "FROZEN"
-            with open(f"{self.directory}/cgroup.events") as f:
-                return "frozen 1" in f.read()
-        except FileNotFoundError as exc:
-            raise SandboxFailed(f"the sandbox's cgroup {self.directory} is gone: its container died") from exc
+            pidfd = os.pidfd_open(pid)
+        except OSError:
+            return  # ended
+        try:
+            if any(self.path == group.path for group in all_of_process(pid)):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        except (FileNotFoundError, ProcessLookupError):
+            pass  # ended
+        finally:
+            os.close(pidfd)
 
 
-def of_process(pid: int) -> Cgroup:
-    """The cgroup that freezes `pid`'s container. Raises SandboxFailed when the process is gone or has no freezer."""
-    try:
-        with open(f"/proc/{pid}/cgroup") as f:
-            lines = [line.rstrip("\n").split(":", 2) for line in f]
-    except FileNotFoundError as exc:
-        raise SandboxFailed(f"process {pid} is gone: its container died") from exc
-    unified = ""
-    for _, controllers, path in lines:
-        if "freezer" in controllers.split(","):
-            directory = f"{_ROOT}/freezer{path}"
-            if os.path.exists(f"{directory}/freezer.state"):
-                return Cgroup(directory, 1)
-        if not controllers:
-            unified = path
-    for base in (_ROOT, f"{_ROOT}/unified"):
-        directory = f"{base}{unified}"
-        if unified and os.path.exists(f"{directory}/cgroup.freeze"):
-            return Cgroup(directory, 2)
-    raise SandboxFailed(f"process {pid} is in no cgroup with a freezer; `snapshotd doctor` says what is missing")
+class _Version2(Cgroup):
+    version = 2
+    freezer, _stop, _go = "cgroup.freeze", "1", "0"
+    _stopped = ("cgroup.events", "frozen 1")
+
+    def kill(self) -> set[int]:
+        found = set(_processes(self.directory))
+        if found:
+            try:
+                _set(self.directory, [("cgroup.kill", "1")])
+            except OSError as exc:
+                if exc.errno not in (errno.ENOENT, errno.ENODEV):
+                    raise
+        return found
+
+    def doors(self) -> list[str]:
+        return []
+
+    def birthplace(self) -> int:
+        return os.open(self.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def _programs(self) -> list[bpf.DeviceProgram]:
+        with self._opened() as group:
+            return bpf.device_programs(group)
+
+    def _use(self, programs: Sequence[bpf.DeviceProgram]) -> None:
+        with self._opened() as group:
+            for program in programs:
+                bpf.attach(program, group)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        group = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield group
+        finally:
+            os.close(group)
+
+
+# -- which ones --------------------------------------------------------------------------------------------------------
+
+
+def at(path: str) -> Cgroup:
+    """The cgroup of this path below the hierarchies' mount points."""
+    return (_Version1 if _layout()[0] == 1 else _Version2)(path)
+
+
+def all_of_process(pid: int) -> list[Cgroup]:
+    """The cgroups of a process but for the roots. Each may have directories in several hierarchies.
+    FileNotFoundError, ProcessLookupError: it is gone."""
+    with open(f"/proc/{pid}/cgroup") as f:
+        paths = [line.rstrip("\n").split(":", 2)[2] for line in f]
+    return [at(path) for path in dict.fromkeys(paths) if path != "/"]
+
+
+def of_process(pid: int) -> Members:
+    """The group that holds the processes of `pid`'s container together. Raises SandboxFailed when the process is gone
+    or cannot be frozen."""
+    version, point = _layout()
+    lines = [line.split(":", 2) for line in (path_of(pid) or "").splitlines()]
+    if not lines:
+        raise SandboxFailed(f"process {pid} is gone: its container died")
+    wanted = "freezer" if version == 1 else ""
+    path = next((path for _, controllers, path in lines if wanted in controllers.split(",")), "/")
+    if path == "/" or not os.path.exists(f"{point}{path}/{at(path).freezer}"):
+        raise SandboxFailed(f"process {pid} is in no cgroup with a freezer; `snapshotd doctor` says what is missing")
+    return at(path)
 
 
 def path_of(pid: int) -> str | None:
@@ -107,3 +322,122 @@ def path_of(pid: int) -> str | None:
             return f.read()
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+@cache
+def hierarchies() -> tuple[str, ...]:
+    """Mount points of all cgroup hierarchies, in mount order, each hierarchy once."""
+    found: dict[str, str] = {}
+    for m in mounts.read_mountinfo():
+        if m.fs_type in ("cgroup", "cgroup2"):
+            found.setdefault(m.device, os.fsdecode(m.point))
+    return tuple(found.values())
+
+
+@cache
+def _layout() -> tuple[int, str]:
+    """The version that is used here, and the mount point of the hierarchy that freezes: version 1 has it where it has
+    the controller."""
+    found = {m.fs_type: os.fsdecode(m.point) for m in reversed(mounts.read_mountinfo()) if _freezes(m)}
+    return (1, found["cgroup"]) if "cgroup" in found else (2, found.get("cgroup2", "/sys/fs/cgroup"))
+
+
+def _freezes(mount: mounts.MountPoint) -> bool:
+    return mount.fs_type == "cgroup2" or (mount.fs_type == "cgroup" and b"freezer" in mount.options.split(b","))
+
+
+def swap_is_counted() -> bool:
+    """True if a limit on memory plus swap can be set. False on version 1 without `swapaccount=1`."""
+    memory = next((point for point in hierarchies() if os.path.exists(f"{point}/memory.limit_in_bytes")), None)
+    return memory is None or os.path.exists(f"{memory}/memory.memsw.limit_in_bytes")
+
+
+def hand_down_controllers(root: str) -> dict[str, str]:
+    """Let the groups below the group `root` of version 2 have limits. The controllers that they cannot have, with the
+    reasons.
+
+    No group has both, processes and controllers for groups below, but the one at the top. In a container, `root` is the
+    container's own and this process is in it: all that is in there moves to a group beside the sandboxes' then. Before
+    any controller: with some of them the kernel allows processes, and takes the groups below for groups of threads.
+    """
+    with open(f"{root}/cgroup.subtree_control") as f:
+        given = f.read().split()
+    wanted = [name for name in _CONTROLLERS if name not in given]
+    if wanted and os.path.exists(f"{root}/cgroup.type"):  # the one at the top has no such file
+        _move_processes(root, f"{root}/{_BESIDE}")
+    missing = {}
+    for name in wanted:
+        try:
+            _set(root, [("cgroup.subtree_control", f"+{name}")])
+        except OSError as exc:
+            missing[name] = exc.strerror or str(exc)
+    return missing
+
+
+def _move_processes(source: str, target: str) -> None:
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(target, 0o755)
+    for _ in range(_ROUNDS_MAX):
+        for pid in filter(None, _processes(source)):  # 0: it is outside of this pid namespace
+            with contextlib.suppress(ProcessLookupError):  # ended meanwhile
+                _set(target, [("cgroup.procs", str(pid))])
+
+
+# -- files of a group --------------------------------------------------------------------------------------------------
+
+
+def _values(place: str, names: Sequence[str]) -> list[tuple[str, str]]:
+    """The names of files and their texts that give another group the same settings."""
+    found = []
+    for name in names:
+        if not os.path.exists(f"{place}/{name}"):
+            continue
+        with open(f"{place}/{name}") as f:
+            value = f.read().strip()
+        if name == "devices.list":
+            found += [("devices.deny", "a"), *(("devices.allow", line) for line in value.splitlines())]
+        elif value:
+            plus = name == "cgroup.subtree_control"
+            found.append((name, " ".join(f"+{one}" for one in value.split()) if plus else value))
+    return found
+
+
+def _set(place: str, values: Sequence[tuple[str, str]]) -> None:
+    for name, value in values:
+        fd = os.open(f"{place}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.write(fd, value.encode())
+        finally:
+            os.close(fd)
+
+
+def _processes(place: str) -> list[int]:
+    """Process ids in one cgroup directory; empty when it is gone."""
+    try:
+        with open(f"{place}/cgroup.procs", "rb", buffering=0) as f:
+            return [int(word) for word in f.readall().split()]
+    except OSError as exc:
+        if exc.errno in (errno.ENOENT, errno.ENODEV):
+            return []
+        raise
+
+
+def _remove_directory(place: str) -> bool:
+    """Remove a cgroup directory with those in it; False: a process is in one. Most have no other in them."""
+    try:
+        os.rmdir(place)
+    except FileNotFoundError:
+        return True
+    except OSError as exc:
+        if exc.errno not in (errno.EBUSY, errno.ENOTEMPTY):
+            raise
+        nested = [entry.path for entry in _entries(place) if entry.is_dir(follow_symlinks=False)]
+        return bool(nested) and all(map(_remove_directory, nested)) and _remove_directory(place)
+    return True
+
+
+def _entries(place: str) -> list[os.DirEntry[str]]:
+    try:
+        return list(os.scandir(place))
+    except FileNotFoundError:
+        return []

@@ -20,12 +20,14 @@ _COMMON = {
     "fsopen": 430,
     "fsconfig": 431,
     "fsmount": 432,
+    "clone3": 435,
     "openat2": 437,
     "mount_setattr": 442,
     "quotactl_fd": 443,
 }
 _BY_MACHINE = {
     "x86_64": {
+        "bpf": 321,
         "clone": 56,
         "pivot_root": 155,
         "setns": 308,
@@ -46,6 +48,7 @@ _BY_MACHINE = {
         "open_by_handle_at": 304,
     },
     "aarch64": {
+        "bpf": 280,
         "clone": 220,
         "pivot_root": 41,
         "setns": 268,

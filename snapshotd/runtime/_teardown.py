@@ -9,7 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.runtime import _cgroups
+from snapshotd.kernel.cgroup import Members
 from snapshotd.runtime._process import CHILDREN, poll_fd
 from snapshotd.types import ContainerID, short
 
@@ -18,8 +18,8 @@ _SWEEP_AFTER_S = 0.02
 """Processes end within milliseconds; later than this, a leftover of runc may hold one."""
 
 
-def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int | None) -> None:
-    """Kill every process in the container's cgroups and return when all have ended and our own children among them are
+def end_all(container_id: ContainerID, groups: Collection[Members], init_pidfd: int | None) -> None:
+    """Kill every process of the container and return when all have ended and our own children among them are
     reaped.
 
     Again and again, because a command may just be entering. `init_pidfd` (if known) is waited for but not reaped; it
@@ -30,9 +30,9 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
     delay = 0.0005
     while True:
         left = set[int]()
-        for path in cgroups:
-            _cgroups.thaw(path)
-            left |= _cgroups.kill(path)
+        for group in groups:
+            group.thaw()
+            left |= group.kill()
         reaped = CHILDREN.reap_all(container_id)
         if reaped and not left and (init_pidfd is None or poll_fd(init_pidfd, 0)):
             return

@@ -30,6 +30,7 @@ import docker.errors
 import requests.exceptions
 
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel import cgroup
 from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import _exec, failure
 from snapshotd.runtime._attach import attached, id_map_of
@@ -393,22 +394,13 @@ def _end_init(container_id: ContainerID, docker_id: str, pid: int) -> None:
     except ProcessLookupError:
         return  # ended already; the engine has not noticed yet
     try:
-        paths = _cgroup_paths(pid, docker_id)
-        if paths:
-            end_all(container_id, paths, pidfd)
+        groups = [group for group in cgroup.all_of_process(pid) if docker_id in group.path]
+        if groups:
+            end_all(container_id, groups, pidfd)
+    except (FileNotFoundError, ProcessLookupError):
+        pass  # ended meanwhile
     finally:
         os.close(pidfd)
-
-
-def _cgroup_paths(pid: int, docker_id: str) -> set[str]:
-    """The cgroups of a container's init, over all hierarchies; empty when it is gone or is not the container's any
-    more."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return set()
-    paths = {line.split(":", 2)[2] for line in lines}
-    return {path for path in paths if docker_id in path}
 
 
 def find_runc(docker_id: str, pid: int) -> RuncContainer:

@@ -25,8 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel import cgroup
 from snapshotd.kernel.namespaces import set_hostname
-from snapshotd.runtime import _cgroups, _exec, _oci, _slirp, failure
+from snapshotd.runtime import _exec, _oci, _slirp, failure
 from snapshotd.runtime._attach import attached
 from snapshotd.runtime._checks import check_share_dir
 from snapshotd.runtime._exec import RuncContainer
@@ -69,16 +70,17 @@ class RuncRuntime(Runtime):
         runc: str = "runc",
         keeper: KeeperClient | None = None,
         starter: Starter | None = None,
+        cgroup_parent: str = "",
     ) -> None:
         """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the
         daemon; `starter`: makes containers and starts the other commands where it can, and makes user namespaces; None: runc
-        makes and starts all."""
+        makes and starts all; `cgroup_parent`: the path of the cgroup in which to make cgroups, "" for the root."""
         self._run_dir = run_dir
         self._id_map = id_map
         self._runc = runc
         self._keeper = keeper
         self._starter = starter or Starter(used=False)
-        self._cgroup = f"/snapshotd-{instance}"
+        self._cgroup = f"{cgroup_parent}/snapshotd-{instance}"
         self._lock = threading.Lock()
         self._creating = 0
         self._patterns: OrderedDict[ContainerSpec, Pattern] = OrderedDict()
@@ -92,7 +94,7 @@ class RuncRuntime(Runtime):
             return "runc containers need root: start the daemon as root (`sudo snapshotd daemon`)"
         if shutil.which(self._runc) is None:
             return f"{self._runc} is not installed: `apt install runc`"
-        if not any((point / "cgroup.procs").exists() for point in _cgroups.hierarchies()):
+        if not cgroup.hierarchies():
             return "no cgroup hierarchy is mounted: `mount -t cgroup2 none /sys/fs/cgroup`"
         if self._id_map is not None and not _user_namespaces_allowed():
             return "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`"
@@ -132,7 +134,7 @@ class RuncRuntime(Runtime):
         _exec.ready(container, self._known_as(container.id), self._starter)
 
     def attach(self, container_id: ContainerID) -> Container | None:
-        pid, path = _init_pid(self._bundle(container_id)), self._container_cgroup(container_id)
+        pid, path = _init_pid(self._bundle(container_id)), self._group(container_id).path
         if pid is None or not self._known_as(container_id).known:
             return None
         found = attached(container_id, pid, lambda each: each == path)
@@ -150,26 +152,26 @@ class RuncRuntime(Runtime):
 
     def destroy(self, container_id: ContainerID) -> None:
         with self._destroying[hash(container_id) % len(self._destroying)]:
-            cgroup, bundle = self._container_cgroup(container_id), self._bundle(container_id)
+            group, bundle = self._group(container_id), self._bundle(container_id)
             with self._lock:
                 init = self._init_fds.get(container_id)
-            end_all(container_id, [cgroup], init)
+            end_all(container_id, [group], init)
             self._reap_init(container_id)
             _slirp.stop(bundle, _init_pid(bundle))
-            _cgroups.remove(cgroup)
+            group.remove()
             # `runc delete` would do no more, in 10 ms: a container without processes and cgroups is a directory of state.
             remove_files(self._state_dir / container_id)
             remove_files(bundle)
             self._starter.forget(container_id)
         with self._lock:
             if self._creating == 0:
-                _cgroups.remove_if_empty(self._cgroup)
+                cgroup.at(self._cgroup).remove_if_empty()
 
     def close(self) -> None:
         self._starter.close()
 
     def list(self) -> list[ContainerID]:
-        names = _cgroups.children(self._cgroup)
+        names = cgroup.at(self._cgroup).children()
         for directory in (self._state_dir, self._run_dir / "bundles"):
             if directory.is_dir():
                 names.update(os.listdir(directory))
@@ -184,8 +186,8 @@ class RuncRuntime(Runtime):
     def _bundle(self, container_id: ContainerID) -> Path:
         return self._run_dir / "bundles" / container_id
 
-    def _container_cgroup(self, container_id: ContainerID) -> str:
-        return f"{self._cgroup}/{container_id}"
+    def _group(self, container_id: ContainerID) -> cgroup.Cgroup:
+        return cgroup.at(f"{self._cgroup}/{container_id}")
 
     def _known_as(self, container_id: ContainerID) -> RuncContainer:
         return RuncContainer(self._runc, self._state_dir, container_id)
@@ -222,9 +224,7 @@ class RuncRuntime(Runtime):
             log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id
         )
         with CHILDREN.starting(), self._user_namespace(spec.id) as user_namespace:
-            placement = _oci.Placement(
-                root, self._container_cgroup(spec.id), _cgroups.swap_is_counted(), user_namespace
-            )
+            placement = _oci.Placement(root, self._group(spec.id).path, cgroup.swap_is_counted(), user_namespace)
             (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
             code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
             if code == 0:
@@ -248,15 +248,16 @@ class RuncRuntime(Runtime):
     def _make_like(self, pattern: Pattern, spec: ContainerSpec, root: Path) -> int | None:
         """Have the starter make a container like one that runc made. Its init; None: it cannot, and nothing is left."""
         assert self._id_map is not None
-        cgroup, bundle = self._container_cgroup(spec.id), self._bundle(spec.id)
-        config = _oci.bundle(spec, self._id_map, _oci.Placement(root, cgroup, swap_is_counted=False))
+        group, bundle = self._group(spec.id), self._bundle(spec.id)
+        config = _oci.bundle(spec, self._id_map, _oci.Placement(root, group.path, swap_is_counted=False))
+        order = pattern.order(config, self._owner(spec.id))
         with CHILDREN.starting():
-            pid = self._starter.make(spec.id, pattern.order(spec.id, config, self._owner(spec.id)), self._id_map)
+            pid = self._starter.make(spec.id, order, group, pattern.settings, self._id_map)
             if pid is not None:
                 self._note_init(spec.id, pid)
         if pid is None:
-            end_all(spec.id, [cgroup], None)
-            _cgroups.remove(cgroup)
+            end_all(spec.id, [group], None)
+            group.remove()
             return None
         state = self._state_dir / spec.id
         state.mkdir(mode=0o711)
@@ -278,7 +279,7 @@ class RuncRuntime(Runtime):
             filters = self._starter.filters(container, container.id)
             if filters is not None:
                 state = self._state_dir / container.id / "state.json"
-                pattern = learn(container.id, self._container_cgroup(container.id), state, filters)
+                pattern = learn(container.id, self._group(container.id).settings(), state, filters)
         except (OSError, SandboxFailed):
             _log.info("container %s is no pattern for others", short(container.id), exc_info=True)
         if pattern is not None:

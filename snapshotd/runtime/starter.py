@@ -7,6 +7,7 @@ its system call filter) is left to runc.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import logging
@@ -18,15 +19,14 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.cgroup import Cgroup, GroupSettings, all_of_process
 from snapshotd.kernel.namespaces import mapped, refused, write_map
-from snapshotd.runtime import _cgroups
 from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container
 from snapshotd.runtime.starting import main as starting
@@ -59,6 +59,18 @@ class _Resident:
         """It ends once it has started the commands that were sent."""
         with self._lock:
             self._connection.close()
+
+
+class _Entry(contextlib.ExitStack):
+    """The ways into a sandbox's cgroups: files to write to, and descriptors, open until the end, to be cloned into.
+    FileNotFoundError: it is gone."""
+
+    def __init__(self, groups: Sequence[Cgroup]) -> None:
+        super().__init__()
+        self.doors = [door for group in groups for door in group.doors()]
+        self.fds = [fd for group in groups if (fd := group.birthplace()) is not None]
+        for fd in self.fds:
+            self.callback(os.close, fd)
 
 
 class RefusedError(Exception):
@@ -116,16 +128,16 @@ class Starter:
                 self._residents.move_to_end(container.id)
                 return self._residents[container.id]
         try:
-            cgroups = _cgroup_files(container.pid)
+            entry = _Entry(all_of_process(container.pid))
         except (FileNotFoundError, ProcessLookupError) as exc:
             raise SandboxFailed(f"container {short(container.id)} is gone") from exc
-        request = {"init": container.pid, "name": name, "cgroups": cgroups, "process": process}
+        request = {"init": container.pid, "name": name, "cgroups": entry.doors, "process": process}
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_ANSWER_DEADLINE_S)
         found = None
         try:
-            with theirs:
-                answer = _ask(container.id, self._send, request, [theirs.fileno()])
+            with theirs, entry:
+                answer = _ask(container.id, self._send, request, [theirs.fileno(), *entry.fds])
             if "ready" in answer:
                 CHILDREN.add(container.id, ChildProcess(answer["pid"], -1, -1))
                 found = _Resident(ours)
@@ -161,9 +173,12 @@ class Starter:
         found: list[tuple[str, int]] | None = answer.get("filters")
         return found
 
-    def make(self, container: ContainerID, order: dict[str, Any], id_map: IdMap) -> int | None:
-        """Make a sandbox, with its resident: the process id of its init, a child of this process, once it runs. None: it
-        could not be made, and what there is of it has no process that is not in its cgroups. Raises SandboxFailed."""
+    def make(
+        self, container: ContainerID, order: dict[str, Any], group: Cgroup, settings: GroupSettings, id_map: IdMap
+    ) -> int | None:
+        """Make a sandbox, with its cgroup and its resident: the process id of its init, a child of this process, once it
+        runs. None: it could not be made, and what there is of it has no process that is not in its cgroup. Raises
+        SandboxFailed."""
         if not self.used:
             return None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -178,7 +193,10 @@ class Starter:
         answer: dict[str, Any] = {}
         try:
             with theirs:
-                answer = _ask(container, self._send, order, [theirs.fileno()], told)
+                group.make(settings)
+                with _Entry([group]) as entry:
+                    order = {**order, "cgroups": entry.doors}
+                    answer = _ask(container, self._send, order, [theirs.fileno(), *entry.fds], told)
             made = "ready" in answer and "error" not in answer
         except OSError as exc:  # the map is refused, or the process was killed
             answer["unable"] = str(exc)
@@ -331,11 +349,3 @@ def _read_only(path: str) -> int:
         os.close(tree)
         raise
     return tree
-
-
-def _cgroup_files(pid: int) -> list[str]:
-    """Where processes are put into the cgroups of a sandbox's init. FileNotFoundError, ProcessLookupError: it is gone."""
-    lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    paths = dict.fromkeys(line.split(":", 2)[2] for line in lines)
-    found = [directory for path in paths for directory in _cgroups.directories(path) if path != "/"]
-    return [str(directory / "cgroup.procs") for directory in found]

@@ -13,6 +13,7 @@ from tests import rigs
 from tests.capabilities import require
 from tests.contracts.runtime import CHECKS, Rig
 from tests.contracts.runtime_rig import eventually
+from tests.leftovers import cgroups
 
 
 @pytest.fixture(
@@ -40,9 +41,7 @@ def rig(request: pytest.FixtureRequest, small_root: Path) -> Iterator[Rig]:
 
 def _assert_clean(rig: Rig, instance: str, directory: Path) -> None:
     assert rig.runtime.list() == []
-    assert [
-        path for point in Path("/sys/fs/cgroup").iterdir() if (path := point / f"snapshotd-{instance}").exists()
-    ] == []
+    assert cgroups(f"snapshotd-{instance}") == []
     assert not list(directory.glob("docker/*"))
     assert not list(directory.glob("runc/bundles/*"))
     assert not list(directory.glob("runc/state/*"))

@@ -10,6 +10,7 @@ import selectors
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -185,7 +186,13 @@ def give_root(container: Container, tree: Path, layer: Path) -> None:
             if container.id_map is None:
                 return fd
             userns = hold(namespaces.user_namespace(container.id_map))
-            return hold(mounts.id_mapped_clone(fd, userns))
+            clone = hold(mounts.id_mapped_clone(fd, userns))
+            if capabilities.layer_naming() is not mounts.LayerNaming.DESCRIPTOR:
+                place = tempfile.mkdtemp(dir=layer)  # these kernels take no layer of a mount that is nowhere
+                mounts.attach(clone, hold(os.open(place, os.O_PATH | os.O_CLOEXEC)))
+                opened.callback(os.rmdir, place)
+                opened.callback(mounts.detach, place)
+            return clone
 
         parent = directory(layer)
         upper, work = (

@@ -4,12 +4,14 @@ gives a sandbox nothing of the host."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import re
 import signal
 import socket
 import stat
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -149,6 +151,25 @@ def check_a_sandbox_looks_as_by_runc(rig: Rig) -> None:
     assert not different, different
 
 
+def check_devices_are_filtered(rig: Rig) -> None:
+    """For a process of the host, too, that is in a sandbox's cgroup: with runc's rules, whoever made the sandbox."""
+    entering = 'for door in "$@"; do echo 0 > "$door" || exit 99; done; '
+    with rig.container(), rig.container() as other:  # the second is the starter's, where it makes sandboxes
+        doors = [f"{place}/cgroup.procs" for place in _cgroup_places(other)]
+        for device, expected in (("/dev/null", 0), ("/dev/kmsg", 1)):
+            script = f"{entering}exec 2>&1; head -c0 {device}"
+            done = subprocess.run(["sh", "-c", script, "sh", *doors], capture_output=True, text=True, check=False)
+            assert done.returncode == expected, done
+            assert expected == 0 or "Operation not permitted" in done.stdout, done
+
+
+def _cgroup_places(container: Container) -> list[Path]:
+    """The directories of its cgroups, in all hierarchies."""
+    paths = {line.split(":", 2)[2] for line in Path(f"/proc/{container.pid}/cgroup").read_text().splitlines()}
+    places = [Path(f"{point}{path}") for point in cgroup.hierarchies() for path in paths if path != "/"]
+    return [place for place in places if place.is_dir()]
+
+
 def _waits(container: Container) -> bool:
     """True if the init has blocked the signals that it waits for, and waits."""
     status = dict(line.split(":\t", 1) for line in Path(f"/proc/{container.pid}/status").read_text().splitlines())
@@ -191,11 +212,11 @@ def _seen(container: Container) -> dict[str, object]:
             link = os.readlink(path) if path.is_symlink() else ""
             owner = [one if _is_inside(container, one) else "nobody" for one in (about.st_uid, about.st_gid)]
             found[str(path.relative_to(proc))] = about.st_mode, owner, about.st_rdev, link
-    for hierarchy in Path("/sys/fs/cgroup").iterdir():
-        for file in hierarchy.glob(f"snapshotd-*/{container.id}/*"):
+    for hierarchy in cgroup.hierarchies():
+        for file in Path(hierarchy).glob(f"snapshotd-*/{container.id}/*"):
             if not _USE.search(file.name):
                 with contextlib.suppress(OSError):  # it is for writing only
-                    found[f"{hierarchy.name}/{file.name}"] = file.read_text()
+                    found[f"{hierarchy}/{file.name}"] = file.read_text()
     return found
 
 
@@ -221,17 +242,21 @@ def check_a_sandbox_that_the_starter_cannot_make_is_made_by_runc(rig: Rig) -> No
         return
     order, before = Pattern.order, _dead_starters()
     with rig.container(), rig.container():  # the pattern, and one like it
-        for name, wrong in (
-            ("owner", -5),
-            ("cgroups", [[["/sys/fs/cgroup/no-such/x", []]]]),
-            ("filters", [["AAAA", 0]]),
-        ):
+        for name, wrong in (("owner", -5), ("filters", [["AAAA", 0]])):
             with (
                 mock.patch.object(Pattern, "order", lambda *args, n=name, w=wrong: {**order(*args), n: w}),
                 rig.container() as container,
             ):
                 assert not _residents(container), name
                 assert rig.shell(container, "echo runs") == "runs\n"
+        make = cgroup.Cgroup.make
+
+        def half_made(group: cgroup.Cgroup, settings: cgroup.GroupSettings) -> None:
+            make(group, settings)
+            raise OSError(errno.EINVAL, "refused")
+
+        with mock.patch.object(cgroup.Cgroup, "make", half_made), rig.container() as container:
+            assert not _residents(container), "the cgroup is refused"
         with (
             rig.container(),
             mock.patch.object(starter, "write_map", side_effect=PermissionError),

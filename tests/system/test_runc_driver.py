@@ -232,19 +232,16 @@ def test_half_made_containers_are_listed_and_removed(rig: Rig) -> None:
     (run_dir / "state" / only_state / "state.json").write_text("{broken")
     runtime = rig.runtime
     assert isinstance(runtime, RuncRuntime)
-    points = [point for point in Path("/sys/fs/cgroup").glob("*") if (point / "cgroup.procs").exists()] or [
-        Path("/sys/fs/cgroup")
-    ]
-    cgroup = next((p for p in points if p.name == "freezer"), points[0]) / runtime._cgroup.lstrip("/") / only_cgroup
-    cgroup.mkdir(parents=True)
+    group = Path(runtime._group(only_cgroup).directory)
+    group.mkdir(parents=True)
     with subprocess.Popen(["sleep", "1000"], stdin=subprocess.DEVNULL) as orphan:
-        (cgroup / "cgroup.procs").write_text(str(orphan.pid))
+        (group / "cgroup.procs").write_text(str(orphan.pid))
         assert runtime.list() == sorted([only_bundle, only_state, only_cgroup])
         for container_id in (only_bundle, only_state, only_cgroup):
             runtime.destroy(container_id)
         assert orphan.wait(60) == -signal.SIGKILL
     assert runtime.list() == []
-    assert not cgroup.parent.exists()
+    assert not group.parent.exists()
 
 
 def test_an_id_that_exists_is_refused_and_left_alone(rig: Rig) -> None:

@@ -45,7 +45,7 @@ class Prepared:
     runtime: Runtime
     container: Container
     target: Target
-    cgroup: cgroups.Cgroup
+    cgroup: cgroups.Members
     server: AgentServer
     calls: AgentCalls
     run_dir: Path
@@ -253,7 +253,7 @@ class Launcher:
         return sandbox, calls
 
     def _parts(
-        self, trajectory: Trajectory, container: Container, target: Target, cgroup: cgroups.Cgroup, server: AgentServer
+        self, trajectory: Trajectory, container: Container, target: Target, cgroup: cgroups.Members, server: AgentServer
     ) -> RootParts:
         disk_bytes = trajectory.spec.limits.disk_bytes
         return RootParts(

@@ -39,7 +39,7 @@ class Survivor:
     runtime: Runtime
     container: Container
     target: Target
-    cgroup: cgroups.Cgroup
+    cgroup: cgroups.Members
     process: Process | None
     commands: dict[CallID, Process]
     root: Root
@@ -159,7 +159,7 @@ def _settled(
     return Survivor(trajectory, runtime, container, target, cgroup, process, commands, root, record, facts)
 
 
-def _end_cut_off_commands(cgroup: cgroups.Cgroup, spared: set[int]) -> None:
+def _end_cut_off_commands(cgroup: cgroups.Members, spared: set[int]) -> None:
     """Kills clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
     ever."""
     inside = set(cgroup.members())

@@ -77,7 +77,7 @@ class RootParts:
     trajectory: TrajectoryID
     store: LayerStore
     target: Target
-    cgroup: cgroups.Cgroup
+    cgroup: cgroups.Members
     init_pid: int
     parked: Callable[[], set[int]]
     """Returns the processes that wait for the daemon."""
@@ -329,7 +329,7 @@ class SandboxRoot:
 
 
 @contextlib.contextmanager
-def frozen(cgroup: cgroups.Cgroup) -> Iterator[None]:
+def frozen(cgroup: cgroups.Members) -> Iterator[None]:
     """Every process of the sandbox stands still inside."""
     cgroup.freeze()
     try:

@@ -148,7 +148,7 @@ class Sandbox:
     trajectory: Trajectory
     runtime: Runtime
     container: Container
-    cgroup: cgroups.Cgroup
+    cgroup: cgroups.Members
     server: AgentServer
     started_at_ns: int
     root: SandboxRoot

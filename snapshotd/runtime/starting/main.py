@@ -12,7 +12,8 @@ process of a command, and sandbox.py, the making of a sandbox.
 
 SOCKET is an inherited descriptor. Each packet carries descriptors: a file with the request (JSON), a pipe for the answer,
 and the rest. The starter's requests bring the socket of a new resident, which enters a sandbox or makes one, or of a
-process that makes a user namespace and waits until its socket closes; a resident's bring a command's standard input,
+process that makes a user namespace and waits until its socket closes, and the cgroup (version 2) that it is to be born
+in; a resident's bring a command's standard input,
 output and error, or a socket that gets its terminal. Both clone (CLONE_PARENT: the new process is a child of the daemon),
 write the new process's id to the pipe, and are ready for the next request. A new resident writes that it is ready, or
 why not; a command why it cannot run. The
@@ -22,6 +23,7 @@ closes, a resident when its socket closes or the sandbox's init ends.
 A new resident that makes a sandbox says that its user namespace has no map, and waits until the daemon has written it.
 
 A resident enters once, because the first write to a `cgroup.procs` waits for an RCU grace period (5 to 15 ms, measured).
+One that is born in its cgroup does not wait.
 No process of the sandbox can see it or send it a signal. It takes one place of the sandbox's limit of processes.
 
 A sandbox sees the command's process before execve, and owns every file that it touches. So at once it has no descriptor
@@ -55,13 +57,13 @@ from snapshotd.kernel.processes import is_ending, stat_fields
 from snapshotd.runtime.starting import sandbox
 from snapshotd.runtime.starting.command import (
     CLONE_NEWUSER,
-    CLONE_PARENT,
     FILTER_BYTES,
     LIBRARY,
     NAMESPACES,
     PR_SET_NO_NEW_PRIVS,
     answer,
     become,
+    clone,
     close_all_but,
     keep_bounding,
     load_filters,
@@ -70,6 +72,8 @@ from snapshotd.runtime.starting.command import (
 )
 
 _DESCRIPTORS_MAX = 5
+_BIRTHPLACE = 3
+"""Number of the descriptor of the new process's cgroup among those that the starter gets."""
 
 
 def main(socket_fd: int) -> None:
@@ -102,8 +106,7 @@ def _serve(connection: socket.socket, init: int | None, action: Callable[[list[i
         if not data:
             return
         try:
-            # Not os.fork: half of its time goes to what only threads need, and the child would be this process's own.
-            pid = sc.call("clone", CLONE_PARENT | signal.SIGCHLD, None, None, None, None)
+            pid = clone(*fds[_BIRTHPLACE:] if init is None else ())
             if pid == 0:
                 try:
                     action(fds)
@@ -121,7 +124,7 @@ def _serve(connection: socket.socket, init: int | None, action: Callable[[list[i
 
 def _begin(fds: list[int]) -> NoReturn:
     """In a new process of the starter's: be what the request says."""
-    request_fd, answer_fd, socket_fd = fds
+    request_fd, answer_fd, socket_fd = fds[:_BIRTHPLACE]
     request = read_request(request_fd)
     if "config" in request:
         _make(request, answer_fd, socket_fd)

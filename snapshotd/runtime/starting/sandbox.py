@@ -29,12 +29,12 @@ from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime.starting.command import (
     ANSWER_FD,
     CLONE_NEWUSER,
-    CLONE_PARENT,
     LIBRARY,
     NAMESPACES,
     PR_SET_NO_NEW_PRIVS,
     CannotEnterError,
     answer,
+    clone,
     close_all_but,
     execute,
     keep_bounding,
@@ -77,7 +77,8 @@ def make(order: dict[str, Any], answer_fd: int, socket_fd: int, filters: Sequenc
     OSError, KeyError: it cannot be made; the daemon removes what is there of it."""
     process = order["config"]["process"]
     close_all_but(answer_fd, socket_fd)
-    _enter_cgroups(order["cgroups"])
+    for door in order["cgroups"]:
+        write(door, "0")
     write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
     for limit in process["rlimits"]:
         resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
@@ -91,7 +92,7 @@ def make(order: dict[str, Any], answer_fd: int, socket_fd: int, filters: Sequenc
     keep_bounding(process["capabilities"]["bounding"])
     sc.prctl(PR_SET_NO_NEW_PRIVS, 1)
     sc.prctl(sc.PR_SET_DUMPABLE, 0)
-    pid = sc.call("clone", CLONE_PARENT | signal.SIGCHLD, None, None, None, None)
+    pid = clone()
     if pid == 0:
         try:
             _be_init(order, answer_fd, filters)
@@ -109,22 +110,6 @@ def own_user_namespace(owner: int) -> None:
     os.setresgid(owner, owner, owner)
     os.setresuid(owner, owner, owner)
     sc.call("unshare", CLONE_NEWUSER)
-
-
-def _enter_cgroups(levels: list[list[tuple[str, list[tuple[str, str]]]]]) -> None:
-    """Make each hierarchy's directories, with their settings, and enter the last. The one that sandboxes share may be
-    there; the sandbox's own may not."""
-    for level in levels:
-        for number, (directory, settings) in enumerate(level, 1):
-            try:
-                os.mkdir(directory, 0o755)
-            except FileExistsError:
-                if number == len(level):
-                    raise
-                continue
-            for name, value in settings:
-                write(f"{directory}/{name}", value)
-        write(f"{level[-1][0]}/cgroup.procs", "0")
 
 
 # -- the init ----------------------------------------------------------------------------------------------------------

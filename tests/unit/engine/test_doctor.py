@@ -142,3 +142,17 @@ def test_the_list_of_packages_runs_before_anything_is_installed() -> None:
 def test_every_level_knows_its_packages() -> None:
     groups = {package.level for package in system_packages.PACKAGES}
     assert groups == set(system_packages.LEVELS["develop"])
+
+
+@pytest.mark.parametrize(
+    ("root", "parent"),
+    [
+        ("/sys/fs/cgroup/freezer", ""),
+        ("/sys/fs/cgroup", ""),
+        ("/sys/fs/cgroup/unified", ""),
+        ("/sys/fs/cgroup/user.slice/a.scope", "/user.slice/a.scope"),
+        ("", ""),
+    ],
+)
+def test_the_parent_of_cgroups_is_named_from_the_mount_point(root: str, parent: str) -> None:
+    assert _lacking(cgroup_root=root).cgroup_parent == parent
