@@ -58,6 +58,7 @@ from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
+from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
@@ -142,7 +143,7 @@ def open_engine(config: Config) -> Engine:
             spool=spool,
             repo=open_repository(places),
             store=store,
-            images=ImageStore(store.root, catalog),
+            images=ImageStore(store.root, catalog, SharedBuilds(Path(config.image_builds))),
             runtimes=runtimes,
             events=EventLogs(state_dir / "runs", config.followed_bytes),
             pins=Pins(catalog.get_snapshot),
@@ -334,9 +335,7 @@ def _share(share: Path) -> Path:
     """
     init = next((path for path in CATATONIT if os.path.exists(path)), None)
     if init is None:
-        raise Unsupported(
-            "no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)"
-        )
+        raise Unsupported("no init for sandboxes: catatonit is not installed; `snapshotd setup` installs it")
     wanted = {Path("init"): Path(init).read_bytes(), Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
     with resources.as_file(resources.files("snapshotd") / "agent") as agent:
         for path in agent.rglob("*"):

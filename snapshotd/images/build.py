@@ -11,6 +11,7 @@ write into the sandbox and show up as changed files.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import select
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.config import passed_on
-from snapshotd.errors import NotPermitted, OutOfSpace, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import OutOfSpace, SnapshotdError, Unsupported, UsageError
 from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
 from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
@@ -88,23 +89,33 @@ _APT_SETTINGS = re.compile(
 
 def unavailable() -> str | None:
     """None if images can be built here; else one sentence with the reason and the fix."""
-    if os.geteuid() != 0:
-        return "building an image needs root; run the daemon as root"
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
         if shutil.which(program) is None:
-            return f"building an image needs the program {program}; `snapshotd setup` or `apt-get install {package}` installs it"
+            return (
+                f"an image of Debian's packages is built with the program {program}, of the package {package}, which `snapshotd "
+                "setup` installs on Debian and Ubuntu; elsewhere use `--image minimal`, an image of an engine or a registry "
+                "such as `--image debian:12`, or `snapshotd image import`"
+            )
     return None
+
+
+def digest(recipe: Recipe) -> str:
+    """Names what `build_root` makes of a recipe here: another one where packages come from other mirrors."""
+    text = recipe.source_id + "".join(
+        f"\n{m.public_uri()} {' '.join(m.suites)}" for m in recipes.host_mirrors(recipe.suite)
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> None:
     """Fill the empty directory `root`. Takes half a minute to minutes, and the network.
 
-    Raises Unsupported, NotPermitted, UsageError (the mirror or a package fails: the message carries the last reason).
+    Raises Unsupported, UsageError (the mirror or a package fails: the message carries the last reason).
     `root` may then hold part of it; no process and no mount is left, also when this process is killed.
     """
     reason = unavailable()
     if reason:
-        raise (NotPermitted if os.geteuid() else Unsupported)(reason)
+        raise Unsupported(reason)
     mirrors = recipes.host_mirrors(recipe.suite)
     began_ns = time.time_ns() - 10**9  # a file's time is the kernel's coarse clock, up to a tick behind
     _run(_command(recipe, root, bool(mirrors)), recipe, _source_lines(mirrors), progress)
@@ -138,6 +149,7 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
     command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={recipe.variant}", "--components=main"]
     command += ['--aptopt=Apt::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"']
     command += [f'--aptopt={name} "{value}"' for name, value in _host_apt_settings()]
+    command.append("--dpkgopt=force-unsafe-io")  # the store makes the whole tree durable at the end
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
     command += [f"--dpkgopt=path-include={pattern}" for pattern in _KEPT]
     if recipe.packages:

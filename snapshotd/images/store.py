@@ -13,6 +13,7 @@ and finds it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -26,14 +27,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Unsupported, UsageError
+from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, SandboxFailed, Unsupported, UsageError
 from snapshotd.formats.ingest_nodes import printable
-from snapshotd.images import build, recipes
+from snapshotd.images import build, machine, recipes
+from snapshotd.images.archive_file import open_archive
 from snapshotd.images.base import ImageRows, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.docker import DockerImages
+from snapshotd.images.registry import RegistryBlobs, is_address
 from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
-from snapshotd.images.sources import Source, open_source
+from snapshotd.images.shared import SharedBuilds
+from snapshotd.images.sources import Source, of_archive, open_source
 from snapshotd.kernel import files
 from snapshotd.types import Image, ImageID, new_id
 
@@ -54,12 +58,14 @@ class _Facts:
 
 
 class ImageStore(Images):
-    """Images in a directory of the layer store, which must exist. Opening it removes what no row refers to."""
+    """Images in a directory of the layer store, which must exist. Opening it removes what no row refers to. `builds`:
+    those that other stores of this machine have made."""
 
-    def __init__(self, layers_dir: Path, catalog: ImageRows) -> None:
+    def __init__(self, layers_dir: Path, catalog: ImageRows, builds: SharedBuilds) -> None:
         self._dir = layers_dir / "images"
         self._dir.mkdir(mode=0o700, exist_ok=True)
         self._catalog = catalog
+        self._builds = builds
         self._docker = DockerImages()
         self._making = threading.RLock()
         self._making_empty = threading.Lock()
@@ -97,7 +103,7 @@ class ImageStore(Images):
             if name in recipes.shipped():
                 return self.build(name, None, progress)
             try:
-                return self._from_docker(name, name, progress)
+                return self._from_elsewhere(name, name, progress)
             except (NotFound, Unsupported) as exc:  # no such image, or no engine
                 known = ", ".join(sorted({*recipes.shipped(), *(i.name for i in self.list() if i.name)}))
                 message = (
@@ -106,19 +112,50 @@ class ImageStore(Images):
                 )
                 raise NotFound(message) from exc
 
+    def _from_elsewhere(self, source: str, name: str, progress: Progress) -> Image:
+        """From the Docker engine, else from the registry that a name leads to. NotFound, Unsupported: neither has it."""
+        try:
+            return self._from_docker(source, name, progress)
+        except (NotFound, Unsupported) as exc:
+            if not is_address(source):
+                raise
+            none_here = exc.message
+        progress(f"asking the registry for {source}")
+        blobs = RegistryBlobs(source)
+        with contextlib.closing(blobs), self._making:
+            try:
+                archive = of_archive("registry", open_archive(blobs, f"the image {source} of the registry"))
+            except (NotFound, SandboxFailed) as exc:
+                raise NotFound(f"{none_here}, and {exc.message}") from exc
+            return self._from_source(archive, source, _checked_name(name), progress)
+
     # -- making --------------------------------------------------------------------------------------------------------
 
     def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
         found = recipes.find_recipe(recipe)
+        own = machine.content() if found.variant == "machine" else None
         facts = _Facts(
-            _checked_name(name or found.name), f"recipe {found.name}", found.source_id, found.env, found.workdir
+            _checked_name(name or found.name),
+            f"recipe {found.name}",
+            found.source_id if own is None else f"{found.source_id}:{own.digest}",
+            found.env,
+            found.workdir,
         )
         with self._making:
             have = self._reuse(facts, progress)
             if have:
                 return have
-            progress(f"building the image {facts.name}: this is done once and takes about a minute")
-            return self._make(facts, lambda root: build.build_root(found, root, progress))
+            if own is not None:
+                progress(f"making the image {facts.name} of this machine's own programs")
+                return self._make(facts, lambda root: machine.build_root(own, root))
+            return self._make(facts, lambda root: self._build_packages(found, root, progress))
+
+    def _build_packages(self, recipe: recipes.Recipe, root: Path, progress: Progress) -> None:
+        def anew() -> None:
+            progress(f"building the image {recipe.name}: this machine does it once, and it takes a minute or two")
+            build.build_root(recipe, root, progress)
+
+        self._builds.fill(build.digest(recipe), root, anew, progress)
 
     def import_(self, source: str, name: str | None, progress: Progress) -> Image:
         if not source:
@@ -129,7 +166,7 @@ class ImageStore(Images):
             return self._from_path(path, name, progress)
         docker_name = source.removeprefix("docker:")
         try:
-            return self._from_docker(docker_name, name or docker_name, progress)
+            return self._from_elsewhere(docker_name, name or docker_name, progress)
         except NotFound as exc:
             raise NotFound(
                 f"{exc.message}, or give the path of a folder or archive (there is none at {source})"
@@ -153,11 +190,14 @@ class ImageStore(Images):
     def _from_path(self, path: Path, name: str | None, progress: Progress) -> Image:
         checked = _checked_name(name or _default_name(path))
         with self._making, open_source(path, self._dir, progress) as source:
-            facts = _Facts(checked, f"{source.kind} {path}", source.source_id, source.env, source.workdir)
-            have = self._reuse(facts, progress)
-            if have:
-                return have
-            return self._make(facts, lambda root: self._extract(source, root, progress))
+            return self._from_source(source, str(path), checked, progress)
+
+    def _from_source(self, source: Source, where: str, name: str, progress: Progress) -> Image:
+        facts = _Facts(name, f"{source.kind} {where}", source.source_id, source.env, source.workdir)
+        have = self._reuse(facts, progress)
+        if have:
+            return have
+        return self._make(facts, lambda root: self._extract(source, root, progress))
 
     def _extract(self, source: Source, root: Path, progress: Progress) -> None:
         with _opened(root) as fd:

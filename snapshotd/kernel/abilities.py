@@ -11,11 +11,13 @@ than a tick 6.13, one path for each layer 6.8, an overlay of id-mapped layers 5.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,7 +27,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
-from snapshotd.kernel import fanotify, files, mounts, namespaces, quota
+from snapshotd.kernel import fanotify, files, mounts, namespaces, quota, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.mounts import LayerNaming
 
@@ -74,6 +76,10 @@ class Abilities:
     """The directory in which they can be made."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Name of a missing ability to the reason, in a few words."""
+    looks: bool = True
+    """A process of a sandbox can be looked at: its files, its namespaces."""
+    priorities: bool = True
+    """A process can get its priority back, and one of another user can be moved to other processors."""
 
     @property
     def cgroup_parent(self) -> str:
@@ -84,6 +90,8 @@ class Abilities:
     def modes(self) -> tuple[Mode, ...]:
         """The modes that this host is able to, the best first."""
         if not (self.mounts and self.overlays and self.redirects and self.seals and self.cgroup_version):
+            return ()
+        if not (self.looks and self.priorities):
             return ()
         return (Mode.PIVOT, Mode.PIVOT_ROOT) if self.user_namespaces and self.mapped_layers else (Mode.PIVOT_ROOT,)
 
@@ -106,7 +114,8 @@ ABILITIES: tuple[Ability, ...] = (
         "mounts",
         "roots of sandboxes",
         "there is no sandbox",
-        "run it as root; in a container, with the capability SYS_ADMIN and seccomp=unconfined",
+        "run it as root; in a container, with the capabilities SYS_ADMIN, SYS_PTRACE and SYS_NICE, seccomp=unconfined and "
+        "apparmor=unconfined",
     ),
     Ability(
         "overlays",
@@ -136,6 +145,20 @@ ABILITIES: tuple[Ability, ...] = (
         "one copy of a layer for all users",
         "a sandbox's root user would be root on the host",
         f"{_NEWER} (Linux 5.19), and put the state directory on ext4, XFS or btrfs",
+    ),
+    Ability(
+        "looks",
+        "looks at processes",
+        "what the processes of a sandbox have open, before a snapshot",
+        "there is no sandbox",
+        "run it as root; in a container, with the capability SYS_PTRACE",
+    ),
+    Ability(
+        "priorities",
+        "priorities",
+        "background work that gives way, and commands that enter a sandbox's cgroup",
+        "there is no sandbox",
+        "run it as root; in a container, with the capability SYS_NICE",
     ),
     Ability(
         "cgroup_version",
@@ -242,6 +265,8 @@ def _probe_here(place: Path) -> Abilities:
         cgroup_version=cgroup[0],
         cgroup_root=cgroup[1],
         reasons=reasons,
+        looks=not user_namespaces or tried("looks", _look),
+        priorities=tried("priorities", _priority),
     )
 
 
@@ -251,10 +276,31 @@ def reason_of(exc: OSError) -> str:
 
 
 def _own_mounts(at: Path) -> None:
-    sc.call("unshare", sc.CLONE_NEWNS)
-    sc.call("mount", "none", "/", None, sc.MS_REC | sc.MS_SLAVE, None)
+    surroundings.make_fit()
+    surroundings.enter_own_mounts()
     sc.call("mount", "none", str(at), "tmpfs", 0, None)
-    mounts.detach(os.fsencode(at))
+    try:
+        _change_root(at)
+    finally:
+        mounts.detach(os.fsencode(at))
+
+
+def _change_root(at: Path) -> None:
+    """In a process of its own, which ends. Docker's filter lets who has CAP_SYS_ADMIN mount, and does not let them do
+    this."""
+    pid = os.fork()
+    if pid == 0:
+        code = 0
+        try:
+            sc.call("unshare", sc.CLONE_NEWNS)
+            os.chdir(at)
+            sc.call("pivot_root", b".", b".")
+        except OSError as exc:
+            code = exc.errno or 1
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code:
+        raise OSError(code, f"pivot_root: {os.strerror(code)}")
 
 
 def _overlay(at: Path, naming: LayerNaming) -> None:
@@ -310,6 +356,37 @@ def _seal(at: Path) -> None:
 
 def _user_namespace(_: Path) -> None:
     os.close(namespaces.user_namespace(namespaces.CONTAINER_IDS))
+
+
+def _look(_: Path) -> None:
+    """At a process that is another user in another user namespace, as those of sandboxes are."""
+    userns = namespaces.user_namespace(namespaces.CONTAINER_IDS)
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            sc.call("setns", userns, sc.CLONE_NEWUSER)
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            os.write(tell, b"x")
+            signal.pause()
+        os._exit(1)
+    os.close(tell)
+    try:
+        os.read(told, 1)
+        os.readlink(f"/proc/{pid}/root")
+    finally:
+        os.close(told)
+        os.close(userns)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _priority(_: Path) -> None:
+    """There and back, which a process may not do by itself."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, own + 1)
+    os.setpriority(os.PRIO_PROCESS, 0, own)
 
 
 def _fine_times(at: Path) -> None:

@@ -22,11 +22,13 @@ import pytest
 import zstandard
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.errors import NotFound, SnapshotdError, UsageError
-from snapshotd.images import recipes
+from snapshotd.errors import NotFound, NotPermitted, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.images import machine, recipes
+from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from snapshotd.types import Image
 from tests import built_images
+from tests.tiny_registry import registry
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
@@ -46,7 +48,7 @@ class Bench:
         self.store = self.open()
 
     def open(self) -> ImageStore:
-        self.store = ImageStore(self.folder / "layers", self.catalog)
+        self.store = ImageStore(self.folder / "layers", self.catalog, SharedBuilds(self.folder / "builds"))
         return self.store
 
     def take(self, source: Path | str, name: str | None = None) -> Image:
@@ -214,11 +216,11 @@ def test_an_empty_image_waits_for_no_other(bench: Bench) -> None:
     def progress(_: str) -> None:
         begun.set()
         end.wait(60)
-        raise InterruptedError
+        raise RuntimeError
 
     def build() -> None:
-        with contextlib.suppress(InterruptedError):
-            bench.store.build("minimal", None, progress)
+        with contextlib.suppress(RuntimeError):
+            bench.store.build(built_images.RECIPE, None, progress)
 
     building = threading.Thread(target=build)
     building.start()
@@ -285,6 +287,76 @@ def test_a_shared_layer_that_is_saved_once_and_linked(bench: Bench, tmp_path: Pa
     }
     (tmp_path / "saved.tar").write_bytes(tar_of(names))
     assert (bench.root(bench.take(tmp_path / "saved.tar")) / "opt/a").read_bytes() == b"1"
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/snapshotd-no-such-engine.sock")
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("pack", ["gzip", "zstd"])
+def test_an_image_of_a_registry(bench: Bench, tmp_path: Path, nested: bool, pack: str) -> None:
+    """Without an engine. It is the same image as a saved one, and is asked for once."""
+    with registry(oci_layout(pack=pack, nested=nested)) as server:
+        name = f"{server.address}/test/app:1"
+        image = bench.store.ensure(name, bench.said.append)
+        assert (image.name, image.source) == (name, f"registry {name}")
+        check_layers(bench, image)
+        asked = len(server.asked)
+        assert bench.store.ensure(name, bench.said.append) == image
+        assert len(server.asked) == asked
+    (tmp_path / "saved.tar").write_bytes(docker_archive())
+    assert bench.take(tmp_path / "saved.tar", name) == image
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_an_image_of_a_registry_by_its_digest(bench: Bench) -> None:
+    layout = oci_layout(nested=False)
+    digest = json.loads(layout["index.json"] or b"")["manifests"][-1]["digest"]
+    blob = f"blobs/{digest.replace(':', '/')}"
+    with registry(layout) as server:
+        name = f"{server.address}/test/app@{digest}"
+        whole = layout[blob]
+        layout[blob] = (whole or b"").replace(b"{", b" {", 1)  # the same to a reader
+        with pytest.raises(UsageError, match="does not have its digest"):
+            bench.store.ensure(name, bench.said.append)
+        layout[blob] = whole
+        check_layers(bench, bench.store.ensure(name, bench.said.append))
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_registry_that_is_hostile_or_has_no_such_image(bench: Bench) -> None:
+    layout = oci_layout(pack="")
+    with registry(layout) as server:
+        name = f"{server.address}/test/app"
+        with pytest.raises(NotFound, match="the registry has no image"):
+            bench.store.ensure(f"{name}:2", bench.said.append)
+        for blob, data in list(layout.items()):
+            if not blob.startswith("blobs/"):
+                continue
+            layout[blob] = (data or b"")[:-1] + b"x"
+            with pytest.raises(SnapshotdError, match=r"damaged|does not have|digest|cannot be read|malformed"):
+                bench.store.ensure(f"{name}:1", bench.said.append)
+            layout[blob] = data
+        server.cut = True
+        with pytest.raises(SandboxFailed, match="cannot be read"):
+            bench.store.ensure(f"{name}:1", bench.said.append)
+        server.cut, server.token = False, "for nobody"
+        with pytest.raises(NotPermitted, match=f"docker pull {name}:1"):
+            bench.store.ensure(f"{name}:1", bench.said.append)
+    with pytest.raises(
+        NotFound, match=r"the Docker engine cannot be reached .* and the registry .* Connection refused"
+    ):
+        bench.store.ensure(f"{name}:1", bench.said.append)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_word_alone_is_asked_of_no_registry(bench: Bench) -> None:
+    with pytest.raises(NotFound, match="there is no image defalt here"):
+        bench.store.ensure("defalt", bench.said.append)
+    assert bench.said == []
 
 
 @pytest.mark.docker
@@ -469,7 +541,7 @@ def packages(root: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def built(run_folder: Path) -> Iterator[Bench]:
-    """The minimal image, built for the tests below and for those of other files."""
+    """The essential image, built for the tests below and for those of other files."""
     bench = Bench(built_images.minimal(run_folder))
     bench.said += json.loads((bench.folder / built_images.SAID).read_text())
     yield bench
@@ -477,7 +549,7 @@ def built(run_folder: Path) -> Iterator[Bench]:
 
 
 def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -> None:
-    root = built.root(built.store.find("minimal"))
+    root = built.root(built.store.find(built_images.RECIPE))
     said = subprocess.run(
         ["chroot", root, "python3", "-B", "-c", "print(6 * 7)"], capture_output=True, text=True, check=True
     )
@@ -487,6 +559,69 @@ def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -
     assert (root / "etc/resolv.conf").read_bytes() == b""
     assert not (root / "var/lib/apt/lists").exists() or list((root / "var/lib/apt/lists").iterdir()) == []
     assert any("installing essential packages" in line for line in built.said)
+
+
+def test_an_image_of_this_machines_programs_is_there_at_once(bench: Bench) -> None:
+    """Python with its libraries, a shell and tools, all of which work; nothing of /etc, and no program is another
+    user's."""
+    image = bench.store.ensure("minimal", bench.said.append)
+    root = bench.root(image)
+    assert bench.said == ["making the image minimal of this machine's own programs"]
+    program = (
+        "import asyncio, bz2, ctypes, hashlib, json, lzma, sqlite3, ssl, subprocess, zlib, pwd, socket\n"
+        "assert pwd.getpwuid(0).pw_shell == '/bin/sh' and socket.getaddrinfo('127.0.0.1', 80)\n"
+        "print(subprocess.run(['bash', '-c', 'seq 3 | sort -r | sed s/^/=/ | paste -s | awk {print\\$2}'], "
+        "capture_output=True, text=True))\n"
+        "import pip"
+    )
+    said = subprocess.run(
+        ["chroot", root, "python3", "-B", "-c", program],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+    assert "stdout='=2\\n', stderr=''" in said.stdout
+    assert said.stderr.endswith("No module named 'pip'\n")
+    script = [
+        "chroot",
+        root,
+        "/bin/sh",
+        "-c",
+        "printf '#!/usr/bin/env python3\\nprint(1)' > /tmp/x; chmod +x /tmp/x; /tmp/x",
+    ]
+    assert subprocess.run(script, capture_output=True, text=True, check=True).stdout == "1\n"
+    names = {path.name for path in (root / "etc").iterdir()}
+    assert names <= {
+        *("passwd", "group", "nsswitch.conf", "ld.so.conf", "ld.so.cache", "alternatives"),
+        *("hosts", "hostname", "resolv.conf"),
+    }
+    assert not {path.name for path in (root / "usr/lib").rglob("*")} & {"site-packages", "dist-packages", "test"}
+
+
+def test_no_program_of_this_machine_acts_for_another_user(tmp_path: Path) -> None:
+    for name, mode in (("program", 0o6755), ("closed", 0o700)):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(mode)
+        os.chown(tmp_path / name, 1234, 1234)
+        (tmp_path / name).chmod(mode)  # a change of the owner takes the bits away
+    found = machine.Content({}, {})
+    machine._take(tmp_path / "program", found)
+    machine._take(tmp_path / "closed", found)
+    assert list(found.files) == [tmp_path / "program"], "what others may not read stays out"
+    (root := tmp_path / "root").mkdir()
+    machine.build_root(found, root)
+    st = (root / (tmp_path / "program").relative_to("/")).stat()
+    assert (st.st_uid, st.st_gid, stat.S_IMODE(st.st_mode)) == (0, 0, 0o755)
+
+
+def test_the_programs_are_taken_again_after_an_upgrade(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.store.build("minimal", None, bench.said.append)
+    assert bench.store.build("minimal", None, bench.said.append) == first
+    found = machine.content()
+    path = next(iter(found.files))
+    found.files[path] = (path.parent).stat()  # another size and time
+    monkeypatch.setattr(machine, "content", lambda: found)
+    assert bench.store.build("minimal", None, bench.said.append).id != first.id
 
 
 @pytest.mark.long  # minutes of packages
@@ -515,8 +650,8 @@ def test_the_images_with_node_run_their_programs(
 
 
 def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
-    image = built.store.find("minimal")
-    assert built.store.build("minimal", None, built.said.append) == image
+    image = built.store.find(built_images.RECIPE)
+    assert built.store.build(built_images.RECIPE, None, built.said.append) == image
     assert "unchanged" in built.said[-1]
 
 
@@ -524,7 +659,7 @@ def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
 def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
     built: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The minimal recipe with a tree of files and a customize script: what they add is there, and all else is the first
+    """The recipe of essential packages with a tree of files and a customize script: what they add is there, and all else is the first
     build's. The script's programs trust whom this machine trusts. The first may be kept from an earlier run, so it is
     made again if Debian has other packages by now."""
     (tmp_path / "authorities").write_text("an authority")
@@ -539,7 +674,9 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
     (recipe / "customize").write_text("#!/bin/sh\nset -e\ntool > /made\ngrep authority $NODE_EXTRA_CA_CERTS\n")
     (recipe / "customize").chmod(0o755)
     settings = (
-        (recipes.shipped()["minimal"] / "image.toml").read_text().replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')
+        (recipes.shipped()[built_images.RECIPE] / "image.toml")
+        .read_text()
+        .replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')
     )
     (recipe / "image.toml").write_text(settings)
     other = Bench(tmp_path / "again")
@@ -550,10 +687,10 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
     assert ((root / "etc/motd.own").stat().st_uid, stat.S_IMODE((root / "usr/bin/tool").stat().st_mode)) == (0, 0o755)
     assert os.readlink(root / "bin") == "usr/bin"
     same = built
-    if packages(root) != packages(built.root(built.store.find("minimal"))):
+    if packages(root) != packages(built.root(built.store.find(built_images.RECIPE))):
         same = Bench(tmp_path / "first")
-        same.store.build("minimal", None, same.said.append)
-    first, second = manifest(same.root(same.store.find("minimal"))), manifest(root)
+        same.store.build(built_images.RECIPE, None, same.said.append)
+    first, second = manifest(same.root(same.store.find(built_images.RECIPE))), manifest(root)
     assert set(second) - set(first) == {"made", "etc/motd.own", "usr/bin/tool"}
     assert {path: (first[path], second.get(path)) for path in first if first[path] != second.get(path)} == {}
     before = recipes.load_recipe(recipe).source_id

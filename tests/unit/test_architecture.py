@@ -125,7 +125,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "ahocorasick_rs": ("secrets/needles.py",),
     "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
     "cryptography": ("secrets/vault.py", "client/bundles/sealing.py"),
-    "zstandard": ("repo/", "images/decompress.py", "integrations/langgraph/"),
+    "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
     "httpx2": ("gateway/forward.py",),
@@ -137,7 +137,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "starlette": ("daemon/",),  # comes with fastapi
     "pydantic": ("daemon/", "engine/transfer/trajectories/"),  # comes with fastapi
     "anyio": ("daemon/",),  # comes with fastapi
-    "requests": ("runtime/", "images/docker.py"),  # what docker raises; comes with it
+    "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
 }
 """Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by
 nobody."""
