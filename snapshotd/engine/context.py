@@ -13,6 +13,7 @@ from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import DataLoss, NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
+from snapshotd.kernel.members import BY_CGROUP, Grouping
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
@@ -43,6 +44,7 @@ class Context:
     keeper: Keeper
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
+    grouping: Grouping = BY_CGROUP
 
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
@@ -87,6 +89,8 @@ class Context:
                 reasons.append(f"{candidate}: {reason}")
             raise Unsupported(f"no container runtime can be used here ({'; '.join(reasons)}); run `snapshotd setup`")
         runtime = self.runtimes.get(name)
+        if runtime is None and name == "docker":
+            raise Unsupported("sandboxes in Docker containers need root's daemon: run the command with sudo")
         if runtime is None:
             raise UsageError(f"unknown runtime {name!r}; choose auto, {', '.join(sorted(self.runtimes))}")
         reason = runtime.unavailable()

@@ -26,13 +26,14 @@ from enum import StrEnum
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
-from snapshotd.kernel import fanotify, files, mounts, namespaces, quota
+from snapshotd.kernel import fanotify, files, mounts, namespaces, quota, rootless
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.mounts import LayerNaming
 from snapshotd.types import IdMap
 
 FILE_NAME = "abilities.json"
 _PROBE_MAP = IdMap(base=1_000_000, count=65536)
+_ALL_IDS = 2**32 - 1
 _CGROUP_ROOTS = (
     ("/sys/fs/cgroup/freezer", "freezer.state", 1),
     ("/sys/fs/cgroup", "cgroup.freeze", 2),
@@ -50,6 +51,42 @@ class Mode(StrEnum):
     PIVOT_ROOT = "pivot-root"
     """The container's root user is root on the host, held by capabilities and seccomp alone (docs/threat-model.md). Only
     where a setting asks for it."""
+    ROOTLESS = "rootless"
+    """The daemon of an ordinary user, in a user namespace. Each snapshot is a copy of what changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The names of the extended attributes with which overlayfs marks entries of layers, by what they begin with. The host
+    decides on the first kind or the second; each layer directory has one of them."""
+
+    prefix: bytes
+    """Attributes that begin with it are never shown as content."""
+
+    @property
+    def opaque(self) -> str:
+        return self.prefix.decode() + "opaque"
+
+    @property
+    def redirect(self) -> str:
+        return self.prefix.decode() + "redirect"
+
+    @property
+    def whiteout(self) -> str:
+        return self.prefix.decode() + "whiteout"
+
+    @property
+    def origin(self) -> str:
+        return self.prefix.decode() + "origin"
+
+    @property
+    def kept(self) -> frozenset[bytes]:
+        """Those that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
+        return frozenset(os.fsencode(name) for name in (self.opaque, self.redirect, self.whiteout))
+
+
+TRUSTED, BY_USER = Marks(b"trusted.overlay."), Marks(b"user.overlay.")
+"""Those that root of the host alone can set, and those of overlays in a user namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +100,8 @@ class Abilities:
     layer_naming: LayerNaming
     """The way in which overlayfs is told its layers."""
     redirects: bool
-    """A directory of a lower layer can be renamed."""
+    """A directory of a lower layer can be renamed. Without it every live upper is laid over the image alone, and snapshots
+    are copies (layers/delta.py)."""
     seals: bool
     """The attributes of a mount can be changed: a root becomes a read-only layer."""
     user_namespaces: bool
@@ -72,6 +110,11 @@ class Abilities:
     """An overlay takes layers whose ids are shifted by a mount."""
     fine_times: bool
     """Two changes of a file never have the same time. Without it, changes within one tick of the clock look alike."""
+    marks: str
+    """What the names of overlayfs's marks begin with (`Marks`)."""
+    ids: int
+    """Number of user ids that this process can give to files: 4,294,967,295 outside of user namespaces, one more than a
+    container's in a user's range (kernel/rootless.py), or 1."""
     cgroup_version: int
     """The version of the cgroups that can be made and frozen, 1 or 2. 0: none."""
     cgroup_root: str
@@ -81,9 +124,25 @@ class Abilities:
 
     def modes(self) -> tuple[Mode, ...]:
         """The modes that this host is able to, the best first."""
+        if self.is_rootless:
+            return (Mode.ROOTLESS,) if self.mounts and self.overlays and self.user_namespaces else ()
         if not (self.mounts and self.overlays and self.redirects and self.seals and self.cgroup_version):
             return ()
         return (Mode.PIVOT, Mode.PIVOT_ROOT) if self.user_namespaces and self.mapped_layers else (Mode.PIVOT_ROOT,)
+
+    @property
+    def is_rootless(self) -> bool:
+        """True in a user namespace: an ordinary user's daemon, or a container's root."""
+        return self.ids < _ALL_IDS
+
+    @property
+    def overlay_marks(self) -> Marks:
+        return Marks(self.marks.encode())
+
+    def needed(self) -> frozenset[str]:
+        """The abilities without which there is no sandbox of the best kind."""
+        always = frozenset({"mounts", "overlays", "user_namespaces"})
+        return always if self.is_rootless else always | {"redirects", "seals", "mapped_layers", "cgroup_version"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +216,7 @@ def find(layers: Path, kept: Path) -> Abilities:
     """The abilities with layers in this directory: as the file `kept` has them from an earlier start since the machine
     booted, else by probes. On a full disk, where nothing can be tried, those of any earlier start. OSError: the probes
     could not be started."""
-    key = [_boot(), os.getuid(), os.stat(layers).st_dev, _own_code()]
+    key = [_boot(), os.getuid(), rootless.ids_here(), os.stat(layers).st_dev, _own_code()]
     earlier = None
     try:
         document = json.loads(kept.read_text())
@@ -224,14 +283,18 @@ def _probe_here(place: Path) -> Abilities:
         return True
 
     mounts_ = tried("mounts", _own_mounts)
-    naming = next((one for one in LayerNaming if tried("overlays", functools.partial(_overlay, naming=one))), None)
+    marks = TRUSTED if tried("trusted marks", _trusted_marks) else BY_USER
+    reasons.pop("trusted marks", None)
+    naming = next(
+        (one for one in LayerNaming if tried("overlays", functools.partial(_overlay, naming=one, marks=marks))), None
+    )
     if naming is not None:
         reasons.pop("overlays", None)  # an earlier way, which this kernel does not have
     user_namespaces = tried("user_namespaces", _user_namespace)
     redirects = mapped = False
     if naming is not None:
-        redirects = tried("redirects", functools.partial(_rename, naming=naming))
-        mapped = user_namespaces and tried("mapped_layers", functools.partial(_mapped, naming=naming))
+        redirects = tried("redirects", functools.partial(_rename, naming=naming, marks=marks))
+        mapped = user_namespaces and tried("mapped_layers", functools.partial(_mapped, naming=naming, marks=marks))
     cgroup = freezer()
     if isinstance(cgroup, str):
         reasons["cgroup_version"], cgroup = cgroup, (0, "")
@@ -244,6 +307,8 @@ def _probe_here(place: Path) -> Abilities:
         user_namespaces=user_namespaces,
         mapped_layers=mapped,
         fine_times=tried("fine_times", _fine_times),
+        marks=marks.prefix.decode(),
+        ids=rootless.ids_here(),
         cgroup_version=cgroup[0],
         cgroup_root=cgroup[1],
         reasons=reasons,
@@ -262,19 +327,23 @@ def _own_mounts(at: Path) -> None:
     mounts.detach(os.fsencode(at))
 
 
-def _overlay(at: Path, naming: LayerNaming) -> None:
-    with _mounted(at, naming) as mount:
+def _trusted_marks(at: Path) -> None:
+    os.setxattr(at, TRUSTED.opaque, b"y")
+
+
+def _overlay(at: Path, naming: LayerNaming, marks: Marks) -> None:
+    with _mounted(at, naming, marks) as mount:
         os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 
 
-def _rename(at: Path, naming: LayerNaming) -> None:
+def _rename(at: Path, naming: LayerNaming, marks: Marks) -> None:
     (at / "lower").mkdir()
     (at / "lower" / "made-earlier").mkdir()
-    with _mounted(at, naming) as mount:
+    with _mounted(at, naming, marks) as mount:
         os.rename("made-earlier", "renamed", src_dir_fd=mount, dst_dir_fd=mount)
 
 
-def _mapped(at: Path, naming: LayerNaming) -> None:
+def _mapped(at: Path, naming: LayerNaming, marks: Marks) -> None:
     """As `LayerStore.mapped`: one clone of the directory of all layers, which is attached somewhere."""
     with ExitStack() as opened:
         userns = namespaces.user_namespace(_PROBE_MAP)
@@ -285,12 +354,12 @@ def _mapped(at: Path, naming: LayerNaming) -> None:
         opened.callback(os.close, clone)
         mounts.attach(clone, directory)
         opened.callback(mounts.detach, os.fsencode(at))
-        with _mounted(at, naming, clone) as mount:
+        with _mounted(at, naming, marks, clone) as mount:
             os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 
 
 @contextmanager
-def _mounted(at: Path, naming: LayerNaming, base: int | None = None) -> Iterator[int]:
+def _mounted(at: Path, naming: LayerNaming, marks: Marks, base: int | None = None) -> Iterator[int]:
     """An overlay of one empty layer, `lower` may be there already. `base`: a mount of the directory to go through."""
     with ExitStack() as opened:
         layers = []
@@ -299,7 +368,7 @@ def _mounted(at: Path, naming: LayerNaming, base: int | None = None) -> Iterator
             where = (at / name, None) if base is None else (name, base)
             layers.append(os.open(where[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=where[1]))
             opened.callback(os.close, layers[-1])
-        mount = mounts.overlay(layers[:1], layers[1], layers[2], naming)
+        mount = mounts.overlay(layers[:1], layers[1], layers[2], naming, user_marks=marks == BY_USER)
         opened.callback(os.close, mount)
         yield mount
 
@@ -314,7 +383,14 @@ def _seal(at: Path) -> None:
 
 
 def _user_namespace(_: Path) -> None:
-    os.close(namespaces.user_namespace(_PROBE_MAP))
+    ids = rootless.ids_here()
+    namespaces.check_user_namespace(_PROBE_MAP if ids == _ALL_IDS else container_ids(ids))
+
+
+def container_ids(ids: int) -> IdMap:
+    """The map of a container's ids in a user namespace with this number of them: the same ids, without the user's own
+    where there is a range."""
+    return IdMap(0, max(ids - 1, 1))
 
 
 def _fine_times(at: Path) -> None:

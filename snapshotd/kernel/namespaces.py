@@ -148,6 +148,11 @@ def user_namespace(id_map: IdMap) -> int:
         return os.dup(_mappings[id_map])
 
 
+def check_user_namespace(id_map: IdMap) -> None:
+    """OSError where a user namespace with this map cannot be made to live in."""
+    os.close(_user_namespace(f"0 {id_map.base} {id_map.count}\n"))
+
+
 def _user_namespace(extents: str) -> int:
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()

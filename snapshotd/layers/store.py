@@ -34,7 +34,7 @@ from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.kernel import abilities, files, loop, quota
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.abilities import Abilities
+from snapshotd.kernel.abilities import TRUSTED, Abilities, Marks
 from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
 from snapshotd.layers.mounting import PATH_FLAGS, LayerMounts
@@ -69,15 +69,18 @@ class LayerStore:
         kind: str,
         host: Abilities | None = None,
         *,
+        marks: Marks = TRUSTED,
         image: Path | None = None,
         witness: Witness | None = None,
         missing: str = "",
     ) -> None:
-        """`host`: None where no layer is mounted, or the host is still to be probed. `image`: the file that the file
+        """`host`: None where no layer is mounted, or the host is still to be probed; the layers have these `marks` then.
+        `image`: the file that the file
         system lies in, whose blocks are allocated ahead and given back (ballast.py). `witness`: the store's own from now
         on; None for a store that only a child process opens. `missing`: the reason why the layers cannot be reached;
         `root` is an empty directory then."""
         self.kind = kind
+        self.marks = marks if host is None else host.overlay_marks
         self._fd = os.open(root, files.DIR_FLAGS)
         self._mounts = LayerMounts(root, self._fd, host)
         self.proof = Proof(root, self._fd, image, witness, missing)
@@ -206,7 +209,7 @@ class LayerStore:
                     opened.callback(os.close, fds[-1])
                 fds.append(self.read_image(stack.image))
                 opened.callback(os.close, fds[-1])
-                return StackView(fds, lambda: self.release(stack.layers))
+                return StackView(fds, lambda: self.release(stack.layers), self.marks)
         except BaseException:
             self.release(stack.layers)
             raise
@@ -351,11 +354,11 @@ class LayerStore:
 
         The root directory's own metadata come from the upper alone, so a fresh one must look like the one below.
         """
-        below = self._open_top(stack)
+        below, marks = self._open_top(stack), self.marks
         try:
             target = self.open_upper(layer)
             try:
-                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(b"trusted.overlay.")}
+                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(marks.prefix)}
                 files.copy_metadata(os.fstat(below), xattrs, target)
             finally:
                 os.close(target)
@@ -365,11 +368,11 @@ class LayerStore:
     def unchanged(self, layer: LayerID, stack: Stack) -> bool:
         """True if a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
         stats."""
-        below = self._open_top(stack)
+        below, marks = self._open_top(stack), self.marks
         try:
             upper = os.open(f"{layer}/upper", files.DIR_FLAGS, dir_fd=self._fd)
             try:
-                return files.is_empty_dir(upper) and _root_identity(upper) == _root_identity(below)
+                return files.is_empty_dir(upper) and _root_identity(upper, marks) == _root_identity(below, marks)
             finally:
                 os.close(upper)
         finally:
@@ -465,9 +468,9 @@ class LayerStore:
         self.proof.sync()
 
 
-def _root_identity(fd: int) -> tuple[object, ...]:
+def _root_identity(fd: int, marks: Marks) -> tuple[object, ...]:
     st = os.fstat(fd)
-    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")}
+    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.prefix)}
     return st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, xattrs
 
 

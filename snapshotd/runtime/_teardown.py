@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
+import signal
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -23,13 +25,16 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
     reaped.
 
     Again and again, because a command may just be entering. `init_pidfd` (if known) is waited for but not reaped; it
-    ends last, since its pid namespace has to be empty first. A crashed daemon may have left the container frozen, where
+    ends last, since its pid namespace has to be empty first. Without `cgroups` it is killed, and all end with it. A crashed daemon may have left the container frozen, where
     version 1 delivers no SIGKILL. Raises SandboxFailed after 10 s: a process is stuck in the kernel.
     """
     begin = time.monotonic()
     delay = 0.0005
     while True:
         left = set[int]()
+        if not cgroups and init_pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(init_pidfd, signal.SIGKILL)
         for path in cgroups:
             _cgroups.thaw(path)
             left |= _cgroups.kill(path)

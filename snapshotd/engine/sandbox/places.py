@@ -99,7 +99,9 @@ class Places:
         if sandbox.root.changed:
             return False
         base = sandbox.root.base
-        return base == snapshot.id or self._context.catalog.get_snapshot(base).stack == snapshot.stack
+        return base is not None and (
+            base == snapshot.id or self._context.catalog.get_snapshot(base).stack == snapshot.stack
+        )
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
         """Writes the differing files over the present ones while the sandbox stands still, so that its live upper can
@@ -111,7 +113,7 @@ class Places:
             root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
             try:
                 with (
-                    store.view(sandbox.root.stack.push(sandbox.root.upper)) as now,
+                    store.view(sandbox.root.live_stack) as now,
                     open_view(self._context, snapshot) as wanted,
                 ):
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0

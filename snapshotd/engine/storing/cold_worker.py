@@ -29,7 +29,7 @@ class ColdService:
             with DifferenceView(self._repository, tree, TreeID(request["below"])) as layer:
                 fd = self._store.read_upper(LayerID(request["layer"]))
                 try:
-                    return _answer(materialise.materialise(layer, b"", fd, whiteouts=True))
+                    return _answer(materialise.materialise(layer, b"", fd, whiteouts=True, marks=self._store.marks))
                 finally:
                     os.close(fd)
         with StoredView(self._repository, tree) as view:

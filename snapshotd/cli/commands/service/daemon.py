@@ -19,7 +19,7 @@ import click
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
-from snapshotd.config import Config, read
+from snapshotd.config import Config, places, read
 from snapshotd.daemon.http.wire import hook_socket_of, lock_path_of, log_path_of
 from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
 
@@ -101,7 +101,8 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
     def progress(text: str) -> None:
         click.echo(f"snapshotd: {printable(text)}", err=True)
 
-    report = server.alone(client.state_dir, lambda _: wiring.rebuild_catalog(_config(client), progress))
+    where, config = places(), _config(client)
+    report = server.alone(where, client.state_dir, lambda _: wiring.rebuild_catalog(config, progress, where))
     if as_json:
         print_json(
             {
@@ -126,17 +127,20 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
 def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
     from snapshotd.daemon.server import ServerOptions, serve
 
+    where, config = places(), _config(client)  # before this process may enter a user namespace
+
     def open_engine(_: Path) -> Engine:
         from snapshotd.daemon import wiring
 
-        return wiring.open_engine(_config(client))
+        return wiring.open_engine(config, where)
 
     options = ServerOptions(
         client.state_dir,
         client.socket_path,
         foreground=foreground,
         ready_fd=ready_fd,
-        hook_socket=hook_socket_of(client.state_dir),
+        hook_socket=hook_socket_of(client.state_dir, where),
+        places=where,
     )
     code = 1
     try:
