@@ -47,9 +47,9 @@ class LayerMounts:
             return self._host
 
     def base(self, id_map: IdMap | None) -> int:
-        """The descriptor of the layer directory: itself, or its mount with these ids, which is made at its first use. It
-        stays this object's. OSError."""
-        if id_map is None:
+        """The descriptor of the layer directory: itself, where ids are the same, or its mount with these ids, which is made
+        at its first use. It stays this object's. OSError."""
+        if id_map is None or id_map.base == 0:
             return self._fd
         with self._lock:
             if id_map not in self._mapped:

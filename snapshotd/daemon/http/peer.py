@@ -72,8 +72,12 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
 
 
 def _pid_namespace(pid: int) -> str | None:
+    """The name of a process's pid namespace; None: it is gone. A process that this one may not look into lies outside of
+    its user namespace, and so in no sandbox."""
     try:
         return os.readlink(f"/proc/{pid}/ns/pid")
+    except PermissionError:
+        return os.readlink("/proc/self/ns/pid")
     except OSError:
         return None
 
