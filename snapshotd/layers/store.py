@@ -92,7 +92,7 @@ class LayerStore:
         """Layers that a sweep would have removed if they had not been held."""
         self._unneeded: Callable[[], object] = lambda: None
         self._lazy: dict[LayerID, LazyOpener] = {}
-        self._sizes = LayerSizes()
+        self._sizes = LayerSizes(self.marks)
         self._trash = threading.Lock()
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
