@@ -95,6 +95,12 @@ def own_inode() -> int:
     return os.stat("/proc/self/ns/user").st_ino
 
 
+def owner_outside() -> tuple[int, int] | None:
+    """The user and group of files that are written outside of layers, for the user: an ordinary user's own. None: the
+    files have the owners that they had in the sandbox."""
+    return (os.geteuid(), os.getegid()) if in_own_namespace() else None
+
+
 def as_its_root() -> tuple[str, ...]:
     """The words to put before a program's that asks for the user id 0 where it needs capabilities alone."""
     return () if os.geteuid() == 0 else ("setpriv", "--reuid=0", "--regid=0", "--clear-groups", "--")

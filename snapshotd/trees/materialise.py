@@ -62,10 +62,12 @@ _OPEN_ENDS = 4096
 """Number of directories that may wait for their metadata."""
 _MAX_THREADS = 4
 _T = TypeVar("_T")
+Owner = tuple[int, int]
+"""User and group."""
 
 
 def materialise(
-    view: View, path: bytes, target_fd: int, *, whiteouts: bool = False, marks: Marks = TRUSTED
+    view: View, path: bytes, target_fd: int, *, whiteouts: bool = False, marks: Marks = TRUSTED, owner: Owner | None = None
 ) -> RestoreReport:
     """Write the directory `path` of `view` into the empty directory `target_fd`, which gets its metadata, too.
 
@@ -74,6 +76,7 @@ def materialise(
     precision, sockets) becomes a warning that names the path; the rest is written. Not durable on return.
     `whiteouts`: the target is a layer for overlayfs, with these `marks`. Character devices 0:0 are made, which are whiteouts there (and are
     left out with a warning otherwise), and so are sockets, since the layer stands for the tree itself.
+    `owner`: the user and group of everything; None: those of the snapshot.
     Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss,
     OSError (EIO). On an error the target holds a part. The caller keeps others from writing to the target meanwhile.
     Memory: the listings on the way to the current entry, and a few MiB per processor.
@@ -81,7 +84,7 @@ def materialise(
     if not is_empty_dir(target_fd):
         raise ValueError("the target directory is not empty")
     _without_acls(target_fd)
-    writer = Writer(view, whiteouts=whiteouts, marks=marks)
+    writer = Writer(view, whiteouts=whiteouts, marks=marks, owner=owner)
     try:
         return writer.write(path, target_fd)
     finally:
@@ -113,9 +116,16 @@ class Writer:
     make files; `shift`: the number by which ids are higher in the target."""
 
     def __init__(
-        self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0, marks: Marks = TRUSTED
+        self,
+        view: View,
+        *,
+        whiteouts: bool,
+        threads: bool = True,
+        shift: int = 0,
+        marks: Marks = TRUSTED,
+        owner: Owner | None = None,
     ) -> None:
-        self._marks = marks
+        self._marks, self._owner = marks, owner
         self._view, self._whiteouts, self._shift = view, whiteouts, shift
         self._out = Handles()
         self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
@@ -389,7 +399,7 @@ class Writer:
         made with.
         """
         follow = entry.kind is not Kind.SYMLINK  # a link's mode means nothing
-        uid, gid = entry.uid + self._shift, entry.gid + self._shift
+        uid, gid = self._owner or (entry.uid + self._shift, entry.gid + self._shift)
         if not xattrs and _is_as_made(what, entry, (uid, gid), follow):
             return
         st = os.stat(what, follow_symlinks=follow)
