@@ -55,7 +55,7 @@ def become_able(places: Places, state_dir: Path) -> None:
     for directory in (places.sockets, places.run_source):
         _make_own(directory)
     try:
-        rootless.enter(_earlier(state_dir))
+        rootless.enter(*_earlier(state_dir))
         sc.call("unshare", sc.CLONE_NEWNS)
         sc.call("mount", "none", "/", None, sc.MS_REC | sc.MS_SLAVE, None)
         _cover(places)
@@ -70,14 +70,16 @@ def note_namespace(places: Places, state_dir: Path) -> None:
     """Have the next daemon of the state directory find the sandboxes that this one may leave. The caller holds its
     lock."""
     if not places.is_root:
-        (state_dir / _NAMESPACE).write_text(str(rootless.own_inode()))
+        (state_dir / _NAMESPACE).write_text(f"{rootless.own_inode()} {rootless.ids_here()}")
 
 
-def _earlier(state_dir: Path) -> int | None:
+def _earlier(state_dir: Path) -> tuple[int | None, int]:
+    """The inode of the namespace of the last daemon, and its number of ids (0: any)."""
     try:
-        return int((state_dir / _NAMESPACE).read_text())
+        inode, ids = (state_dir / _NAMESPACE).read_text().split()
+        return int(inode), int(ids)
     except (OSError, ValueError):
-        return None
+        return None, 0
 
 
 def _make_own(directory: Path) -> None:

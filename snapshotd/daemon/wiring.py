@@ -54,7 +54,7 @@ from snapshotd.engine.storing.linkgroups import LinkGroups
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.engine.storing.worker import Worker
-from snapshotd.errors import SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import Conflict, SnapshotdError, Unsupported, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
@@ -81,6 +81,7 @@ CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _STORE_URL, _LOCAL = "store_url", "local"
 """Default place of packs: the state directory itself."""
+_WAY = "way"
 _INSTANCE, _STATE_DIR = "instance", "state-dir"
 """The name of an instance in the catalog, and the file in its directory below /run that says whose it is."""
 _SWITCH_INTERVAL_S = 0.0005
@@ -107,6 +108,7 @@ def open_engine(config: Config, where: Places = OF_ROOT) -> Engine:
     store = layer_store.prepare(state_dir)
     try:
         mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
+        _check_way(catalog, state_dir, mode)
         instance = catalog.get_meta(_INSTANCE)
         if instance is None:
             instance = new_id()[:12]
@@ -145,6 +147,7 @@ def open_engine(config: Config, where: Places = OF_ROOT) -> Engine:
             keeper=keeper,
             child=places.command,
             grouping=grouping,
+            mode=mode,
         )
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _lazy_refusal(store.host))
         survivors = recover.recover(context)
@@ -222,6 +225,7 @@ def rebuild_catalog(
                 catalog.set_meta(_STORE_URL, url)
             if (instance := _left_behind(where.run_root, state_dir)) is not None:
                 catalog.set_meta(_INSTANCE, instance)
+            catalog.set_meta(_WAY, "root" if where.is_root else "rootless")
             report = rebuild.rebuild(repository.records(), catalog, repository.contains)
             rebuild.count_changes(catalog, repository)
             catalog.flush()
@@ -291,6 +295,22 @@ def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
     from snapshotd.gateway.routes import said  # most daemons never need it
 
     return said(api, reply)
+
+
+def _check_way(catalog: Catalog, state_dir: Path, mode: Mode) -> None:
+    """Note at the first start whether root's daemon or an ordinary user's keeps a state directory: the layers of one are
+    unusable for the other. Conflict."""
+    way = "rootless" if mode is Mode.ROOTLESS else "root"
+    known = catalog.get_meta(_WAY)
+    if known is None:
+        known = "root" if catalog.get_meta(_INSTANCE) is not None else way  # from before there was another way
+        catalog.set_meta(_WAY, known)
+    if known != way:
+        theirs, ours = ("an ordinary user's", "root's") if known == "rootless" else ("root's", "an ordinary user's")
+        raise Conflict(
+            f"the state directory {state_dir} is that of {theirs} daemon, and its layers cannot be used by {ours}: start with "
+            "another directory, and take trajectories over with `snapshotd export` there and `snapshotd import` here"
+        )
 
 
 def _container_ids(mode: Mode, host: Abilities) -> IdMap | None:

@@ -22,11 +22,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.config import passed_on
-from snapshotd.errors import NotPermitted, OutOfSpace, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import OutOfSpace, SnapshotdError, Unsupported, UsageError
 from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
 from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
-from snapshotd.kernel import files
+from snapshotd.kernel import files, rootless
 
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "don't have enough free space")
 """Words of programs, and of apt, about a full disk."""
@@ -88,8 +88,11 @@ _APT_SETTINGS = re.compile(
 
 def unavailable() -> str | None:
     """None if images can be built here; else one sentence with the reason and the fix."""
-    if os.geteuid() != 0:
-        return "building an image needs root; run the daemon as root"
+    if rootless.ids_here() == 1:
+        return (
+            "building an image needs more user ids than one, since packages have files of several users: `snapshotd doctor` says "
+            "how to get a range, or import an image (`snapshotd image import`), from a tar or a folder"
+        )
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
         if shutil.which(program) is None:
             return f"building an image needs the program {program}; `snapshotd setup` or `apt-get install {package}` installs it"
@@ -99,12 +102,12 @@ def unavailable() -> str | None:
 def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> None:
     """Fill the empty directory `root`. Takes half a minute to minutes, and the network.
 
-    Raises Unsupported, NotPermitted, UsageError (the mirror or a package fails: the message carries the last reason).
+    Raises Unsupported, UsageError (the mirror or a package fails: the message carries the last reason).
     `root` may then hold part of it; no process and no mount is left, also when this process is killed.
     """
     reason = unavailable()
     if reason:
-        raise (NotPermitted if os.geteuid() else Unsupported)(reason)
+        raise Unsupported(reason)
     mirrors = recipes.host_mirrors(recipe.suite)
     began_ns = time.time_ns() - 10**9  # a file's time is the kernel's coarse clock, up to a tick behind
     _run(_command(recipe, root, bool(mirrors)), recipe, _source_lines(mirrors), progress)
@@ -123,6 +126,7 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
     """The command that builds, in a mount and process namespace of its own, bound to this thread's life: no build
     outlives the daemon, no mount stays."""
     command = [
+        *rootless.as_its_root(),
         "setpriv",
         "--pdeathsig",
         "KILL",

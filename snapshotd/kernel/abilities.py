@@ -145,6 +145,18 @@ class Abilities:
         return always if self.is_rootless else always | {"redirects", "seals", "mapped_layers", "cgroup_version"}
 
 
+def weaker(mode: Mode, host: Abilities) -> str:
+    """The ways in which sandboxes are weaker than in the best mode, as one sentence for a user; empty: in none."""
+    if mode is Mode.PIVOT_ROOT:
+        return "the root user of a sandbox is root on this machine, held by capabilities and a system call filter alone"
+    parts = []
+    if host.ids == 1:
+        parts.append("all files of a sandbox belong to this user, and to root in there (one user id)")
+    if host.is_rootless and not host.cgroup_version:
+        parts.append("a sandbox has no limits of memory, processors and processes (no cgroups)")
+    return "; ".join(parts)
+
+
 @dataclass(frozen=True, slots=True)
 class Ability:
     """One field of the record, for people: its purpose, what is lost without it, and how to get it."""
@@ -154,6 +166,8 @@ class Ability:
     purpose: str
     lost: str
     fix: str
+    without_root: tuple[str, str] | None = None
+    """`lost` and `fix` for an ordinary user, where these are others."""
 
 
 _NEWER = "boot a newer kernel"
@@ -164,6 +178,7 @@ ABILITIES: tuple[Ability, ...] = (
         "roots of sandboxes",
         "there is no sandbox",
         "run it as root; in a container, with the capability SYS_ADMIN and seccomp=unconfined",
+        ("there is no sandbox", "as for user namespaces, or run it as root"),
     ),
     Ability(
         "overlays",
@@ -186,6 +201,11 @@ ABILITIES: tuple[Ability, ...] = (
         "container root without rights on the host",
         "a sandbox's root user would be root on the host",
         "`sysctl user.max_user_namespaces=15000` (inside a chroot the kernel allows none)",
+        (
+            "there is no sandbox",
+            "as root: `sysctl user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1`; on Ubuntu also "
+            "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; or run it as root",
+        ),
     ),
     Ability(
         "mapped_layers",
@@ -200,6 +220,10 @@ ABILITIES: tuple[Ability, ...] = (
         "stopping a sandbox for a copy, limits, and its end",
         "there is no sandbox",
         "run it as root on a machine with the freezer; in a container, with writable cgroups",
+        (
+            "a sandbox has no limits of memory, processors and processes, and is stopped by signals",
+            "run it as root",
+        ),
     ),
     Ability(
         "fine_times",
@@ -503,5 +527,29 @@ def loop_devices() -> str | None:
     return None
 
 
+def _answer(place: Path) -> Abilities:
+    """The answer to `probe`. An ordinary user's daemon has a user namespace, so its abilities are those in one."""
+    if not rootless.is_root() and not rootless.in_own_namespace():
+        try:
+            rootless.enter()
+        except OSError as exc:
+            return Abilities(
+                mounts=False,
+                overlays=False,
+                layer_naming=LayerNaming.OPTIONS,
+                redirects=False,
+                seals=False,
+                user_namespaces=False,
+                mapped_layers=False,
+                fine_times=False,
+                marks=BY_USER.prefix.decode(),
+                ids=1,
+                cgroup_version=0,
+                cgroup_root="",
+                reasons={"user_namespaces": reason_of(exc)},
+            )
+    return _probe_here(place)
+
+
 if __name__ == "__main__":
-    print(json.dumps(asdict(_probe_here(Path(sys.argv[1])))))  # noqa: T201 - the answer to `probe`
+    print(json.dumps(asdict(_answer(Path(sys.argv[1])))))  # noqa: T201

@@ -55,6 +55,11 @@ def ids_here() -> int:
         return sum(int(line.split()[2]) for line in f)
 
 
+def is_root() -> bool:
+    """True for root, that of a user namespace included."""
+    return os.geteuid() == 0
+
+
 def in_own_namespace() -> bool:
     """True in a user namespace that is not the host's."""
     return ids_here() < 2**32 - 1
@@ -72,18 +77,19 @@ def no_range() -> str | None:
     return None
 
 
-def enter(earlier: int | None) -> None:
+def enter(earlier: int | None = None, ids: int = 0) -> None:
     """Give this process a user namespace with all capabilities in it, which programs that it starts keep. `earlier`: the
-    inode of the namespace of an earlier daemon, which is entered if something still lives in it.
+    inode of the namespace of an earlier daemon, which is entered if something still lives in it. `ids`: the number of ids
+    that it has to have, since files have them; 0: as many as there are.
 
-    From the main thread, before others start. OSError, with the reason: the machine allows none.
+    From the main thread, before others start. OSError, with the reason: the machine allows none, or not so many ids.
     """
     held = None if earlier is None else _find(earlier)
     try:
         if held is not None:
             sc.call("setns", held, sc.CLONE_NEWUSER)
         else:
-            _enter_new()
+            _enter_new(ids)
     finally:
         if held is not None:
             os.close(held)
@@ -103,15 +109,18 @@ def owner_outside() -> tuple[int, int] | None:
 
 def as_its_root() -> tuple[str, ...]:
     """The words to put before a program's that asks for the user id 0 where it needs capabilities alone."""
-    return () if os.geteuid() == 0 else ("setpriv", "--reuid=0", "--regid=0", "--clear-groups", "--")
+    return () if is_root() else ("setpriv", "--reuid=0", "--regid=0", "--clear-groups", "--")
 
 
 # -- a new one ---------------------------------------------------------------------------------------------------------
 
 
-def _enter_new() -> None:
-    uid, gid = os.geteuid(), os.getegid()
-    ranges = None if no_range() is not None else (_range_in("/etc/subuid"), _range_in("/etc/subgid"))
+def _enter_new(ids: int) -> None:
+    uid, gid, missing = os.geteuid(), os.getegid(), no_range()
+    if ids > 1 and missing is not None:
+        raise OSError(errno.EPERM, f"files of this state directory have ids of a range that there is no more ({missing})")
+    wants_range = missing is None and ids != 1
+    ranges = (_range_in("/etc/subuid"), _range_in("/etc/subgid")) if wants_range else None
     map_ids = _helper(uid, gid, ranges)
     try:
         sc.call("unshare", sc.CLONE_NEWUSER)
@@ -119,6 +128,8 @@ def _enter_new() -> None:
         raise OSError(exc.errno, f"a user namespace cannot be made: {os.strerror(exc.errno or 0)}") from None
     if map_ids():
         return
+    if ids > 1:
+        raise OSError(errno.EPERM, "newuidmap cannot map the range of /etc/subuid: see that it is set-user-id root")
     for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
         try:
             with open(f"/proc/self/{name}", "w") as f:
