@@ -54,7 +54,7 @@ from snapshotd.engine.storing.linkgroups import LinkGroups
 from snapshotd.engine.storing.merging import Merger
 from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.engine.storing.worker import Worker
-from snapshotd.errors import Conflict, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
@@ -299,7 +299,7 @@ def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
 
 def _check_way(catalog: Catalog, state_dir: Path, mode: Mode) -> None:
     """Note at the first start whether root's daemon or an ordinary user's keeps a state directory: the layers of one are
-    unusable for the other. Conflict."""
+    unusable for the other. UsageError."""
     way = "rootless" if mode is Mode.ROOTLESS else "root"
     known = catalog.get_meta(_WAY)
     if known is None:
@@ -307,7 +307,7 @@ def _check_way(catalog: Catalog, state_dir: Path, mode: Mode) -> None:
         catalog.set_meta(_WAY, known)
     if known != way:
         theirs, ours = ("an ordinary user's", "root's") if known == "rootless" else ("root's", "an ordinary user's")
-        raise Conflict(
+        raise UsageError(
             f"the state directory {state_dir} is that of {theirs} daemon, and its layers cannot be used by {ours}: start with "
             "another directory, and take trajectories over with `snapshotd export` there and `snapshotd import` here"
         )

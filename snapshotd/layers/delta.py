@@ -63,6 +63,17 @@ def fill(store: LayerStore, upper: LayerID, stack: Stack) -> Seen:
         os.close(fd)
 
 
+def mounted(store: LayerStore, upper: LayerID, seen: Seen) -> None:
+    """The upper that was filled is mounted now: overlayfs has put marks on its root directory, which is no change."""
+    fd = store.read_upper(upper)
+    try:
+        now = signature_of(os.fstat(fd))
+    finally:
+        os.close(fd)
+    if (*now[:5], now[6]) == (*seen[b""][:5], seen[b""][6]):
+        seen[b""] = now
+
+
 def unchanged(store: LayerStore, upper: LayerID, seen: Seen) -> bool:
     """True if a live upper holds what it did then. Cost: a status of each of its entries."""
     fd = store.read_upper(upper)

@@ -397,6 +397,8 @@ def enter(
         else:
             seen = delta.fill(store, upper, stack)
         pivot(target, store, ground, upper, layout_of(target), seal=False)
+        if seen is not None:
+            delta.mounted(store, upper, seen)
         hit("engine.start.pivoted")
     except BaseException:
         store.remove(upper)
