@@ -8,11 +8,13 @@ the kernel ends all.
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import fcntl
 import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,6 +23,8 @@ from snapshotd.kernel import cgroup
 from snapshotd.kernel.processes import is_ending, stat_fields
 
 _FREEZE_DEADLINE_S = 10.0
+_NS_GET_TGID_FROM_PIDNS = 2 << 30 | 4 << 16 | 0xB7 << 8 | 7
+"""linux/nsfs.h, from Linux 6.11: the number that a process of that namespace has in this one."""
 _STOPPED = (b"T", b"t", b"Z", b"X")
 
 
@@ -63,11 +67,31 @@ class PidNamespace:
     """Processes that `freeze` has stopped, with their start time."""
 
     def processes(self) -> list[int]:
-        """See `Members`. Cost: a status of every process of the machine."""
-        found = [int(name) for name in os.listdir("/proc") if name.isdigit() and _namespace(int(name)) == self.inode]
+        """See `Members`. Cost: before Linux 6.11 a look at every process of the machine."""
+        try:
+            found = self._listed()
+        except OSError:
+            found = [int(name) for name in os.listdir("/proc") if name.isdigit() and _namespace(int(name)) == self.inode]
         if self.init not in found:
             raise SandboxFailed(f"process {self.init} is gone: its container died")
         return found
+
+    def _listed(self) -> list[int]:
+        """As the container's own /proc lists them, which nothing in there can cover or move. OSError: the kernel does not
+        translate its numbers, or the container is gone."""
+        with ExitStack() as opened:
+            listing = os.open(f"/proc/{self.init}/root/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            opened.callback(os.close, listing)
+            if os.stat("1/ns/pid", dir_fd=listing).st_ino != self.inode:
+                raise OSError(errno.ESTALE, "another namespace is listed there")
+            namespace = os.open(f"/proc/{self.init}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            opened.callback(os.close, namespace)
+            found = []
+            for name in os.listdir(listing):
+                if name.isdigit():
+                    with suppress(ProcessLookupError):
+                        found.append(fcntl.ioctl(namespace, _NS_GET_TGID_FROM_PIDNS, int(name)))
+            return found
 
     def members(self) -> list[int]:
         return self.processes()
@@ -100,12 +124,12 @@ class PidNamespace:
         """Children go on before their parents, which would otherwise be told that these have stopped. What an earlier
         daemon has stopped goes on, too."""
         if not self._stopped:
-            with contextlib.suppress(SandboxFailed):
+            with suppress(SandboxFailed):
                 for pid in set(self.processes()) - {self.init}:
                     if _stands_still(pid):
                         self._note(pid)
         for pid, started in sorted(self._stopped.items(), key=lambda item: -item[1]):
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 pidfd = os.pidfd_open(pid)
                 try:
                     if int(stat_fields(pid)[19]) == started:
@@ -115,7 +139,7 @@ class PidNamespace:
         self._stopped.clear()
 
     def _stop(self, pid: int) -> None:
-        with contextlib.suppress(OSError):  # it has ended
+        with suppress(OSError):  # it has ended
             pidfd = os.pidfd_open(pid)
             try:
                 if _namespace(pid) == self.inode:  # else the number was given to another process
@@ -125,7 +149,7 @@ class PidNamespace:
                 os.close(pidfd)
 
     def _note(self, pid: int) -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             self._stopped[pid] = int(stat_fields(pid)[19])
 
 
