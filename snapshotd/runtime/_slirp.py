@@ -37,6 +37,10 @@ def require() -> str:
         )
     if not os.path.exists("/dev/net/tun"):
         raise Unsupported("network bridge with runc needs /dev/net/tun: `modprobe tun`, or use network none")
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        raise Unsupported(
+            "network bridge with runc needs /dev/net/tun, which this user may not open: `sudo chmod 666 /dev/net/tun`, or use network none"
+        )
     return program
 
 
