@@ -1,6 +1,6 @@
 """The daemon's life: checks, lock, engine, socket, requests, end.
 
-    rights (an ordinary user: a user namespace)  ->  lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
+    rights (a user's: a user namespace)  ->  lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
     SIGTERM/SIGINT  ->  no new connections  ->  engine.close (a last snapshot of every sandbox)  ->  answers end  ->  exit 0
     a second signal  ->  exit at once; the next daemon recovers, as after kill -9
 

@@ -203,9 +203,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Local
     )
 
 
-def rebuild_catalog(
-    config: Config, progress: Callable[[str], object], where: Places = OF_ROOT
-) -> rebuild.Report:
+def rebuild_catalog(config: Config, progress: Callable[[str], object], where: Places = OF_ROOT) -> rebuild.Report:
     """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
@@ -322,7 +320,9 @@ def _container_ids(mode: Mode, host: Abilities) -> IdMap | None:
 def _lazy_refusal(host: Abilities) -> Unsupported | None:
     """The reason why no layer is served before it is written; None: it can be."""
     if not host.redirects:
-        return Unsupported("a live upper begins with a copy of all files, so a layer that is not there yet is of no use")
+        return Unsupported(
+            "a live upper begins with a copy of all files, so a layer that is not there yet is of no use"
+        )
     missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else abilities.fuse()
     return None if missing is None else Unsupported(missing)
 

@@ -18,7 +18,18 @@ from snapshotd.kernel.members import BY_CGROUP, Grouping
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
-from snapshotd.types import FOLDER, BlobID, Image, ImageID, Limits, OutputKind, SandboxSpec, Snapshot, TrajectoryID, short
+from snapshotd.types import (
+    FOLDER,
+    BlobID,
+    Image,
+    ImageID,
+    Limits,
+    OutputKind,
+    SandboxSpec,
+    Snapshot,
+    TrajectoryID,
+    short,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from snapshotd.types import IdMap
 
 FILE_NAME = "abilities.json"
 _PROBE_MAP = IdMap(base=1_000_000, count=65536)
-_ALL_IDS = 2**32 - 1
+ALL_IDS = 2**32 - 1
 _CGROUP_ROOTS = (
     ("/sys/fs/cgroup/freezer", "freezer.state", 1),
     ("/sys/fs/cgroup", "cgroup.freeze", 2),
@@ -110,15 +110,15 @@ class Abilities:
     """An overlay takes layers whose ids are shifted by a mount."""
     fine_times: bool
     """Two changes of a file never have the same time. Without it, changes within one tick of the clock look alike."""
-    marks: str
-    """What the names of overlayfs's marks begin with (`Marks`)."""
-    ids: int
-    """Number of user ids that this process can give to files: 4,294,967,295 outside of user namespaces, one more than a
-    container's in a user's range (kernel/rootless.py), or 1."""
     cgroup_version: int
     """The version of the cgroups that can be made and frozen, 1 or 2. 0: none."""
     cgroup_root: str
     """The directory in which they can be made."""
+    marks: str = TRUSTED.prefix.decode()
+    """What the names of overlayfs's marks begin with (`Marks`)."""
+    ids: int = ALL_IDS
+    """Number of user ids that this process can give to files: all outside of user namespaces, one more than a container's in
+    a user's range (kernel/rootless.py), or 1."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Name of a missing ability to the reason, in a few words."""
 
@@ -133,7 +133,7 @@ class Abilities:
     @property
     def is_rootless(self) -> bool:
         """True in a user namespace: an ordinary user's daemon, or a container's root."""
-        return self.ids < _ALL_IDS
+        return self.ids < ALL_IDS
 
     @property
     def overlay_marks(self) -> Marks:
@@ -220,10 +220,7 @@ ABILITIES: tuple[Ability, ...] = (
         "stopping a sandbox for a copy, limits, and its end",
         "there is no sandbox",
         "run it as root on a machine with the freezer; in a container, with writable cgroups",
-        (
-            "a sandbox has no limits of memory, processors and processes, and is stopped by signals",
-            "run it as root",
-        ),
+        ("a sandbox has no limits of memory, processors and processes, and is stopped by signals", "run it as root"),
     ),
     Ability(
         "fine_times",
@@ -408,7 +405,7 @@ def _seal(at: Path) -> None:
 
 def _user_namespace(_: Path) -> None:
     ids = rootless.ids_here()
-    namespaces.check_user_namespace(_PROBE_MAP if ids == _ALL_IDS else container_ids(ids))
+    namespaces.check_user_namespace(_PROBE_MAP if ids == ALL_IDS else container_ids(ids))
 
 
 def container_ids(ids: int) -> IdMap:

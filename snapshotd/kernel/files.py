@@ -180,7 +180,9 @@ def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
     return {os.fsencode(name): os.getxattr(path, name) for name in names if name not in SHADOWS}
 
 
-def give(what: int | str | bytes, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True) -> None:
+def give(
+    what: int | str | bytes, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True
+) -> None:
     """chown(2). An id that this process's user namespace does not have (an ordinary user's daemon has few) stays what it
     is: that of the daemon's root. OSError."""
     try:

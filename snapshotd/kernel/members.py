@@ -71,7 +71,9 @@ class PidNamespace:
         try:
             found = self._listed()
         except OSError:
-            found = [int(name) for name in os.listdir("/proc") if name.isdigit() and _namespace(int(name)) == self.inode]
+            found = [
+                int(name) for name in os.listdir("/proc") if name.isdigit() and _namespace(int(name)) == self.inode
+            ]
         if self.init not in found:
             raise SandboxFailed(f"process {self.init} is gone: its container died")
         return found

@@ -80,9 +80,7 @@ def overlay(
     return mount
 
 
-def _by_parameters(
-    lower_fds: Sequence[int], upper_fd: int, work_fd: int, naming: LayerNaming, user_marks: bool
-) -> int:
+def _by_parameters(lower_fds: Sequence[int], upper_fd: int, work_fd: int, naming: LayerNaming, user_marks: bool) -> int:
     fs = sc.call("fsopen", "overlay", sc.FSOPEN_CLOEXEC)
     try:
         layers = [("lowerdir+", fd) for fd in lower_fds]

@@ -118,7 +118,9 @@ def as_its_root() -> tuple[str, ...]:
 def _enter_new(ids: int) -> None:
     uid, gid, missing = os.geteuid(), os.getegid(), no_range()
     if ids > 1 and missing is not None:
-        raise OSError(errno.EPERM, f"files of this state directory have ids of a range that there is no more ({missing})")
+        raise OSError(
+            errno.EPERM, f"files of this state directory have ids of a range that there is no more ({missing})"
+        )
     wants_range = missing is None and ids != 1
     ranges = (_range_in("/etc/subuid"), _range_in("/etc/subgid")) if wants_range else None
     map_ids = _helper(uid, gid, ranges)

@@ -144,7 +144,9 @@ class Copier:
         if tolerant:
             return  # entries that the next pass makes in a directory would inherit its default access control list
         self._finish()
-        for path in sorted(self.made, reverse=True):  # children first, or writing them would change their parent's times
+        for path in sorted(
+            self.made, reverse=True
+        ):  # children first, or writing them would change their parent's times
             if stat.S_ISDIR(self.made[path][1]):
                 self._dress_directory(path)
 

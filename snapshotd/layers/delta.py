@@ -21,7 +21,6 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 
 from snapshotd.failpoints import hit
-from snapshotd.kernel import files
 from snapshotd.kernel.abilities import Marks
 from snapshotd.layers.capture import Copier, Parent, Seen, Signature, signature_of
 from snapshotd.layers.merge import merge

@@ -142,9 +142,7 @@ def _equal(root_fd: int, first: bytes, other: bytes, marks: Marks) -> bool:
             opened.callback(os.close, fds[-1])
         if os.fstat(fds[0]).st_ino == os.fstat(fds[1]).st_ino or os.fstat(fds[0]).st_size > MAX_COMPARED_BYTES:
             return False
-        attributes = [
-            {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.prefix)} for fd in fds
-        ]
+        attributes = [{k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.prefix)} for fd in fds]
         if attributes[0] != attributes[1]:
             return False
         while piece := os.read(fds[0], _PIECE_BYTES):

@@ -196,9 +196,9 @@ def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) ->
         parts = [
             hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for name in ("upper", "work")
         ]
-        mount = hold(mounts.overlay(
-                lowers, parts[0], parts[1], store.host.layer_naming, user_marks=store.marks == BY_USER
-            ))
+        mount = hold(
+            mounts.overlay(lowers, parts[0], parts[1], store.host.layer_naming, user_marks=store.marks == BY_USER)
+        )
         target.trim()
         yield mount
 

@@ -25,8 +25,9 @@ def end_all(container_id: ContainerID, cgroups: Collection[str], init_pidfd: int
     reaped.
 
     Again and again, because a command may just be entering. `init_pidfd` (if known) is waited for but not reaped; it
-    ends last, since its pid namespace has to be empty first. Without `cgroups` it is killed, and all end with it. A crashed daemon may have left the container frozen, where
-    version 1 delivers no SIGKILL. Raises SandboxFailed after 10 s: a process is stuck in the kernel.
+    ends last, since its pid namespace has to be empty first. Without `cgroups` it is killed, and all end with it. A crashed
+    daemon may have left the container frozen, where version 1 delivers no SIGKILL. Raises SandboxFailed after 10 s: a
+    process is stuck in the kernel.
     """
     begin = time.monotonic()
     delay = 0.0005

@@ -435,9 +435,7 @@ class _Archiver:
         """The attributes of an entry of the directory (b"": of that directory itself)."""
         if names == []:
             return ()
-        xattrs, size, problems = read_xattrs(
-            target, names, min(MOST_BYTES, directory.xattr_bytes_left), self._names
-        )
+        xattrs, size, problems = read_xattrs(target, names, min(MOST_BYTES, directory.xattr_bytes_left), self._names)
         directory.xattr_bytes_left -= size
         for problem in problems:
             self.warnings.add(problem, [*directory.path(), name] if name else directory.path())

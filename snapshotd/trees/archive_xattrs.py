@@ -39,8 +39,8 @@ def list_xattrs(target: int | bytes) -> list[str] | None:
 def read_xattrs(
     target: int | bytes, names: list[str] | None, most_bytes: int, marks: Marks
 ) -> tuple[Xattrs, int, list[str]]:
-    """The members of `names` (from `list_xattrs`) that belong to the tree and are none of overlayfs's `marks`, sorted; their size in bytes; and the missing
-    ones, as parts of sentences."""
+    """The members of `names` (from `list_xattrs`) that belong to the tree and are none of overlayfs's `marks`, sorted; their
+    size in bytes; and the missing ones, as parts of sentences."""
     if names is None:
         return (), 0, ["has more extended attributes than the kernel lists; none of them is recorded"]
     found, problems, total = [], [], 0

@@ -67,7 +67,13 @@ Owner = tuple[int, int]
 
 
 def materialise(
-    view: View, path: bytes, target_fd: int, *, whiteouts: bool = False, marks: Marks = TRUSTED, owner: Owner | None = None
+    view: View,
+    path: bytes,
+    target_fd: int,
+    *,
+    whiteouts: bool = False,
+    marks: Marks = TRUSTED,
+    owner: Owner | None = None,
 ) -> RestoreReport:
     """Write the directory `path` of `view` into the empty directory `target_fd`, which gets its metadata, too.
 

@@ -130,7 +130,10 @@ class StackView(View):
             if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
                 return {}
             raise
-        return {os.fsencode(name): os.getxattr(path, name, follow_symlinks=False) for name in public_xattrs(names, self._marks)}
+        return {
+            os.fsencode(name): os.getxattr(path, name, follow_symlinks=False)
+            for name in public_xattrs(names, self._marks)
+        }
 
     def directory_xattrs(self, directory: Directory) -> dict[bytes, bytes]:
         path = fd_path(self._lookup.handles.fd(directory.sources[0]))

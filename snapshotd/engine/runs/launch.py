@@ -90,9 +90,7 @@ class Launcher:
                     SandboxIdentity.of(trajectory.id),
                 )
                 identity.cover_machine_id(prepared.target, self._context.store, stack.image, prepared.run_dir)
-                upper, seen = enter(
-                    prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes
-                )
+                upper, seen = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
             except BaseException:
                 prepared.destroy()
                 raise

@@ -112,10 +112,7 @@ class Places:
         with frozen(sandbox.cgroup):
             root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
             try:
-                with (
-                    store.view(sandbox.root.live_stack) as now,
-                    open_view(self._context, snapshot) as wanted,
-                ):
+                with store.view(sandbox.root.live_stack) as now, open_view(self._context, snapshot) as wanted:
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
                     changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
                     apply.apply(root, changes, wanted, shift=shift, whole_groups=True)

@@ -384,9 +384,7 @@ def _ground(store: LayerStore, stack: Stack) -> Stack:
     return stack if store.host.redirects else Stack(stack.image)
 
 
-def enter(
-    target: Target, store: LayerStore, stack: Stack, disk_bytes: int
-) -> tuple[LayerID, copying.Seen | None]:
+def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> tuple[LayerID, copying.Seen | None]:
     """Give a fresh container its first root with the files of `stack`, which is held; returns the live upper, and where it
     is never sealed the entries in it. Nothing is left behind on error. `disk_bytes`: as in `Limits`."""
     upper, ground, seen = store.create(), _ground(store, stack), None
