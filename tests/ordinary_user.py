@@ -40,8 +40,8 @@ def interpreter() -> str:
 
 
 class OrdinaryUser:
-    """See the module's text. `host`: what root does in the mount namespace before the user's command, as shell text; `chroot`: the root directory of
-    the command."""
+    """See the module's text. `host`: what root does in the mount namespace before the user's command, as shell text.
+    `chroot`: the root directory of the command."""
 
     def __init__(self, home: Path, number: int, *, ids: bool, host: str = "", chroot: str = "") -> None:
         self.home, self.id, self.ids = home, 62_000 + number, ids

@@ -24,7 +24,6 @@ import os
 import pwd
 import shutil
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -177,6 +176,8 @@ def _helper(uid: int, gid: int, ranges: tuple[_Range | None, _Range | None] | No
 
 def _run_helpers(target: int, wanted: tuple[tuple[int, _Range | None], ...]) -> int:
     """0; 1: nothing is mapped; 2: only one of two is."""
+    import subprocess  # only then: it takes 10 ms, and every client imports this module
+
     for number, (program, (own, spare)) in enumerate(zip(("newuidmap", "newgidmap"), wanted, strict=True)):
         assert spare is not None
         extents = ["0", str(spare.first), str(RANGE_IDS), str(RANGE_IDS), str(own), "1"]

@@ -2,7 +2,7 @@
 
 Source: the kernel's fs/overlayfs/namei.c (ovl_lookup, ovl_lookup_layer, ovl_lookup_single) for the options of
 `kernel.mounts`: redirect_dir=on (or off, and then no layer has any), metacopy=off, index=off. Marks are extended
-attributes whose names begin as the host's `Marks` say (`trusted.overlay.` for root's daemon). The rules, for a name in a merged directory:
+attributes whose names begin as the host's `Marks` say. The rules, for a name in a merged directory:
 
 - the directory's sources are asked newest first; the first that has the name decides what it is
 - a whiteout (character device 0:0, or an empty regular file with the mark `whiteout`) and anything but a

@@ -298,7 +298,7 @@ def test_what_cannot_be_had_is_refused(user: OrdinaryUser) -> None:
     assert "rootless: sandboxes in a user namespace" in report
     if not user.ids:
         assert "more user ids than one" in user.refused("image", "build", "minimal")
-        assert "gives" in report and "no 65536 ids" in report
+        assert "no 65536 ids" in report
 
 
 def daemon_with(user: OrdinaryUser, **env: str) -> str:
