@@ -114,7 +114,7 @@ class Config:
     state_dir: str = _text(
         "SNAPSHOTD_STATE_DIR",
         "/var/lib/snapshotd",
-        "`/var/lib/snapshotd`; without root `$XDG_STATE_HOME/snapshotd` (`~/.local/state/snapshotd`)",
+        "/var/lib/snapshotd as root, else `$XDG_STATE_HOME/snapshotd` (`~/.local/state/snapshotd`)",
         "The daemon's state directory; `--state-dir` comes first.",
         "a path",
     )
