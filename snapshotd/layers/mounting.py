@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from snapshotd.kernel import abilities, mounts, namespaces
-from snapshotd.kernel.abilities import Abilities
+from snapshotd.kernel.abilities import Abilities, Marks
 from snapshotd.types import IdMap
 
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -22,7 +22,9 @@ class LayerMounts:
     """See the module's text. `root`: the layer directory; `fd`: the caller's descriptor of it; `host` None: it is still to
     be probed. Thread-safe."""
 
-    def __init__(self, root: Path, fd: int, host: Abilities | None) -> None:
+    def __init__(self, root: Path, fd: int, host: Abilities | None, marks: Marks) -> None:
+        """`marks`: those of the layers where the host is not known."""
+        self.marks = marks if host is None else host.overlay_marks
         self.root = root
         self._fd, self._host = fd, host
         self._lock = threading.Lock()

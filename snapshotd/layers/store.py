@@ -80,9 +80,8 @@ class LayerStore:
         on; None for a store that only a child process opens. `missing`: the reason why the layers cannot be reached;
         `root` is an empty directory then."""
         self.kind = kind
-        self.marks = marks if host is None else host.overlay_marks
         self._fd = os.open(root, files.DIR_FLAGS)
-        self._mounts = LayerMounts(root, self._fd, host)
+        self._mounts = LayerMounts(root, self._fd, host, marks)
         self.proof = Proof(root, self._fd, image, witness, missing)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 
@@ -149,6 +148,11 @@ class LayerStore:
     def root(self) -> Path:
         """The layer directory."""
         return self._mounts.root
+
+    @property
+    def marks(self) -> Marks:
+        """The names of overlayfs's marks in its layers."""
+        return self._mounts.marks
 
     @property
     def host(self) -> Abilities:

@@ -206,7 +206,10 @@ class _Archiver:
         except BaseException:
             self._handles.close()
             raise
-        self._device = self._root.inode[0]
+
+    @property
+    def _device(self) -> int:
+        return self._root.inode[0]
 
     def close(self) -> None:
         self._handles.close()

@@ -64,7 +64,7 @@ for top, names, others in os.walk("/", followlinks=False):
         except OSError:
             pass
 for name in os.listdir("/proc"):
-    if not name.isdigit():
+    if not name.isdigit() or int(name) == os.getpid():
         continue
     try:
         command = open(f"/proc/{name}/cmdline", "rb").read()
