@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import Field, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
 from snapshotd.errors import UsageError
@@ -62,9 +63,48 @@ def _starts_with(text: str) -> str:
 
 
 def _mode(text: str) -> str:
-    if text not in ("pivot", "pivot-root"):
+    if text not in ("pivot", "pivot-root", "rootless"):
         raise ValueError
     return text
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The places of a user's daemons that no setting names: root's, or any other user's own. Chosen once, by `places`."""
+
+    state_dir: Path
+    """The state directory of the daemon that commands use by default."""
+    sockets: Path
+    """Directory of the sockets that commands and agents' hooks connect to."""
+    run_root: Path
+    """Directory in which every daemon has one for what lasts until the machine boots. Each user may go through it, since
+    the user of a container may be any."""
+    share_root: Path
+    """Directory in which every daemon has one that its sandboxes see read-only. Not where `noexec` is usual."""
+    run_source: Path | None = None
+    """The directory that a rootless daemon sees at `run_root`, where a user's own directories could not be gone through;
+    None: it is the directory itself."""
+
+    @property
+    def is_root(self) -> bool:
+        """True for root's places; False for the places of an ordinary user, whose daemon has a user namespace."""
+        return self.run_source is None
+
+    def socket_of(self, state_dir: Path) -> Path:
+        """Path of the socket of a state directory's daemon, by default."""
+        lies_there = not self.is_root and state_dir == self.state_dir  # a home may be on a network's file system
+        return (self.sockets if lies_there else state_dir) / "snapshotd.sock"
+
+
+OF_ROOT = Places(
+    state_dir=Path("/var/lib/snapshotd"),
+    sockets=Path("/run/snapshotd"),
+    run_root=Path("/run/snapshotd"),
+    share_root=Path("/var/lib/snapshotd-share"),
+)
+COVERED = Path("/root")
+"""A directory that every machine has, and that no ordinary user can enter: a rootless daemon mounts its own over it, in
+its own mount namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +114,14 @@ class Config:
     state_dir: str = _text(
         "SNAPSHOTD_STATE_DIR",
         "/var/lib/snapshotd",
-        "`/var/lib/snapshotd`",
+        "/var/lib/snapshotd as root, else `$XDG_STATE_HOME/snapshotd` (`~/.local/state/snapshotd`)",
         "The daemon's state directory; `--state-dir` comes first.",
         "a path",
     )
     socket: str = _text(
         "SNAPSHOTD_SOCKET",
         "",
-        "`snapshotd.sock` in the state directory",
+        "`snapshotd.sock` in the state directory; without root, for the default one, in `$XDG_RUNTIME_DIR/snapshotd`",
         "The daemon's socket; `--socket` comes first. Where only a socket is named, no command starts a daemon.",
         "a path",
     )
@@ -197,9 +237,9 @@ class Config:
         "the best one that keeps a sandbox's root user from being root here",
         "Way to run sandboxes, from which the daemon does not fall back. `pivot`: a sandbox's root user is nobody on this "
         "machine. `pivot-root`: it is root on this machine, held by capabilities and a system call filter alone, for "
-        "kernels before 5.19 ([threat model](threat-model.md)).",
+        "kernels before 5.19 ([threat model](threat-model.md)). `rootless`: the daemon of an ordinary user.",
         _mode,
-        "`pivot` or `pivot-root`",
+        "`pivot`, `pivot-root` or `rootless`",
     )
     docker_host: str = _text(
         "DOCKER_HOST",
@@ -242,7 +282,22 @@ def read(only: Collection[str] | None = None, environ: Mapping[str, str] = os.en
             raise UsageError(
                 f"{name} is {text[:80]!r}, but it takes {allowed}; set that, or unset it for the default"
             ) from None
-    return Config(**found, given=frozenset(found))
+    given = frozenset(found)
+    if "state_dir" not in given:
+        found["state_dir"] = str(places(environ).state_dir)
+    return Config(**found, given=given)
+
+
+def places(environ: Mapping[str, str] = os.environ) -> Places:
+    """The places of the user who runs this process, root inside of a user namespace included."""
+    uid = os.geteuid()
+    if uid == 0:
+        return OF_ROOT
+    home = environ.get("HOME") or os.path.expanduser("~")
+    state_home, runtime_dir = environ.get("XDG_STATE_HOME", ""), environ.get("XDG_RUNTIME_DIR", "")
+    state = Path(state_home) if state_home.startswith("/") else Path(home, ".local", "state")
+    sockets = Path(runtime_dir, "snapshotd") if runtime_dir.startswith("/") else Path(f"/tmp/snapshotd-{uid}")
+    return Places(state / "snapshotd", sockets, COVERED / "run", COVERED / "share", run_source=sockets / "run")
 
 
 def passed_on(names: Collection[str]) -> dict[str, str]:

@@ -16,26 +16,38 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.writing import packer
 from snapshotd.store.open import open_store
 
+if TYPE_CHECKING:
+    from snapshotd.layers.store import LayerStore
+
 
 @dataclass(frozen=True, slots=True)
 class StatePlaces:
-    """The places of one daemon's state. `store_url`: of the packs."""
+    """The places of one daemon's state. `store_url`: of the packs. `marks`: what overlayfs's marks in layers begin with."""
 
     state_dir: Path
     layers_root: Path
     layers_kind: str
     store_url: str
+    marks: str = TRUSTED.prefix.decode()
 
     @property
     def repo_dir(self) -> Path:
         """Key, spool and index."""
         return self.state_dir / "repo"
+
+    def open_layers(self) -> LayerStore:
+        """The layers, for a process that mounts none."""
+        from snapshotd.layers.store import LayerStore
+
+        return LayerStore(self.layers_root, self.layers_kind, marks=Marks(self.marks.encode()))
 
     def command(self, role: str) -> list[str]:
         """The command line of a child; a role may take further arguments."""
@@ -50,7 +62,6 @@ def open_repository(places: StatePlaces) -> PackReader:
 def _archive(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storing import archiver, child
     from snapshotd.kernel import memory
-    from snapshotd.layers.store import LayerStore
     from snapshotd.repo.spool import FileSpool
     from snapshotd.repo.upkeep.maintenance import PackMaintenance
 
@@ -58,8 +69,8 @@ def _archive(places: StatePlaces, _: list[str]) -> None:
     memory.collect_rarely()
     index, key = places.repo_dir / "index.db", load_key(places.repo_dir)
     maintenance = PackMaintenance(open_store(places.store_url), index, key, places.command("pack"))
-    store = LayerStore(places.layers_root, places.layers_kind)
-    child.serve(archiver.ArchiverService(maintenance, store, FileSpool(places.repo_dir, owner=False)))
+    spool = FileSpool(places.repo_dir, owner=False)
+    child.serve(archiver.ArchiverService(maintenance, places.open_layers(), spool))
 
 
 def _pack(places: StatePlaces, _: list[str]) -> None:
@@ -68,9 +79,8 @@ def _pack(places: StatePlaces, _: list[str]) -> None:
 
 def _cold(places: StatePlaces, _: list[str]) -> None:
     from snapshotd.engine.storing import child, cold_worker
-    from snapshotd.layers.store import LayerStore
 
-    child.serve(cold_worker.ColdService(open_repository(places), LayerStore(places.layers_root, places.layers_kind)))
+    child.serve(cold_worker.ColdService(open_repository(places), places.open_layers()))
 
 
 def _lazy(places: StatePlaces, arguments: list[str]) -> None:
@@ -99,8 +109,8 @@ _ROLES: dict[str, Callable[[StatePlaces, list[str]], None]] = {
 
 
 def main(arguments: list[str]) -> None:
-    role, state_dir, layers_root, layers_kind, store_url, *rest = arguments
-    _ROLES[role](StatePlaces(Path(state_dir), Path(layers_root), layers_kind, store_url), rest)
+    role, state_dir, layers_root, layers_kind, store_url, marks, *rest = arguments
+    _ROLES[role](StatePlaces(Path(state_dir), Path(layers_root), layers_kind, store_url, marks), rest)
 
 
 if __name__ == "__main__":

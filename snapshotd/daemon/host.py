@@ -1,35 +1,37 @@
-"""The daemon's demands on the host: root, a way to run sandboxes, and a mount namespace of its own."""
+"""The daemon's demands on the host: a way to run sandboxes, and namespaces of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import stat
+from pathlib import Path
 
+from snapshotd.config import COVERED, Places
 from snapshotd.errors import NotPermitted, Unsupported
-from snapshotd.kernel import cgroup, surroundings
+from snapshotd.kernel import cgroup, mounts, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities, Mode
 
 _log = logging.getLogger("snapshotd.daemon")
+_NAMESPACE = "namespace"
+"""File of a state directory: the user namespace of its last daemon."""
 _left: int | None = None
-
-
-def check_root() -> None:
-    """NotPermitted when not root. `choose_mode` looks at the rest later, when the state directory is there."""
-    if os.geteuid() != 0:
-        raise NotPermitted(
-            f"the daemon needs root (mounts, namespaces, cgroups), but runs as user {os.geteuid()}; start it with sudo, or as the service"
-        )
 
 
 def choose_mode(host: Abilities, wanted: Mode | None) -> Mode:
     """The way to run sandboxes: the wanted one, or the best one that keeps the root user of a sandbox from being root on
     the host. Unsupported when this host is not able to it, with what is missing."""
     able = host.modes()
-    mode = wanted or Mode.PIVOT
+    best = Mode.ROOTLESS if host.is_rootless else Mode.PIVOT
+    mode = wanted or best
     if mode in able:
         return mode
-    missing = "; ".join(f"{name}: {reason}" for name, reason in host.reasons.items() if name != "fine_times")
+    if wanted is not None and (mode is Mode.ROOTLESS) != host.is_rootless:
+        whose = "an ordinary user's daemon" if mode is Mode.ROOTLESS else "root's daemon"
+        raise Unsupported(f"the mode {mode} is for {whose}: unset SNAPSHOTD_MODE, or run the command as such a user")
+    missing = "; ".join(f"{name}: {reason}" for name, reason in host.reasons.items() if name in host.needed())
     weaker = (
         f". With SNAPSHOTD_MODE={Mode.PIVOT_ROOT} it runs, but the root user of a sandbox is then root on this machine "
         "(docs/threat-model.md)"
@@ -37,8 +39,8 @@ def choose_mode(host: Abilities, wanted: Mode | None) -> Mode:
         else ""
     )
     raise Unsupported(
-        f"this machine cannot run sandboxes in the mode {mode}: {missing}. `snapshotd doctor` says how to get what is "
-        f"missing{weaker}"
+        f"this machine cannot run sandboxes in the mode {mode}: {missing}.{rootless.restriction() if host.is_rootless else ''} "
+        f"`snapshotd doctor` says how to get what is missing{weaker}"
     )
 
 
@@ -47,6 +49,76 @@ def hand_down_controllers(host: Abilities) -> None:
     missing = cgroup.hand_down_controllers(host.cgroup_root) if host.cgroup_version == 2 else {}
     if missing:
         _log.warning("sandboxes cannot have all limits", extra={"fields": {"controllers": missing}})
+
+
+def become_able(places: Places, state_dir: Path) -> None:
+    """Make sure that this process may make sandboxes: an ordinary user's enters a user namespace of its own, or the one
+    that an earlier daemon of the state directory has left sandboxes in. Does nothing for root.
+
+    From the main thread, before others start: a thread started earlier would stay behind. Unsupported: the machine gives an
+    ordinary user no such rights. NotPermitted: the directory of the sockets is not the user's own.
+    """
+    if places.is_root:
+        return
+    assert places.run_source is not None
+    for directory in (places.sockets, places.run_source):
+        _make_own(directory)
+    try:
+        rootless.enter(*_earlier(state_dir))
+        surroundings.enter_own_mounts()
+        _cover(places)
+    except OSError as exc:
+        raise Unsupported(
+            f"an ordinary user cannot run sandboxes on this machine: {exc.strerror or exc}.{rootless.restriction()} "
+            "`snapshotd doctor` says more; as root (sudo) they can be run"
+        ) from exc
+
+
+def note_namespace(places: Places, state_dir: Path) -> None:
+    """Have the next daemon of the state directory find the sandboxes that this one may leave. The caller holds its
+    lock."""
+    if not places.is_root:
+        (state_dir / _NAMESPACE).write_text(f"{rootless.own_inode()} {rootless.ids_here()}")
+
+
+def _earlier(state_dir: Path) -> tuple[int | None, int]:
+    """The inode of the namespace of the last daemon, and its number of ids (0: any)."""
+    try:
+        inode, ids = (state_dir / _NAMESPACE).read_text().split()
+        return int(inode), int(ids)
+    except (OSError, ValueError):
+        return None, 0
+
+
+def _make_own(directory: Path) -> None:
+    """Make a directory that only this user can enter. NotPermitted when another user's is in its place."""
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700, parents=True)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise NotPermitted(
+            f"{directory} is not a directory of this user's own (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}): "
+            "remove it, or name another place in XDG_RUNTIME_DIR"
+        )
+
+
+def _cover(places: Places) -> None:
+    """Give `places` their directories in this mount namespace. Users of containers can go through these; the user's own
+    directories are closed to them."""
+    sc.call("mount", "snapshotd", str(COVERED), "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, "mode=0711")
+    for directory in (places.run_root, places.share_root):
+        directory.mkdir(mode=0o711)
+    assert places.run_source is not None
+    os.chmod(places.run_source, 0o711)
+    source = os.open(places.run_source, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    target = os.open(places.run_root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        tree = mounts.clone(source)
+        mounts.attach(tree, target)
+        os.close(tree)
+    finally:
+        os.close(source)
+        os.close(target)
 
 
 def enter_own_mount_namespace() -> None:

@@ -1,6 +1,6 @@
 """The daemon's life: checks, lock, engine, socket, requests, end.
 
-    refuse (not root, kernel too old)  ->  lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
+    rights (a user's: a user namespace)  ->  lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
     SIGTERM/SIGINT  ->  no new connections  ->  engine.close (a last snapshot of every sandbox)  ->  answers end  ->  exit 0
     a second signal  ->  exit at once; the next daemon recovers, as after kill -9
 
@@ -29,8 +29,9 @@ from typing import TypeVar
 import uvicorn
 
 import snapshotd
+from snapshotd.config import OF_ROOT, Places
 from snapshotd.daemon.hooks import HookServer
-from snapshotd.daemon.host import check_root, enter_own_mount_namespace
+from snapshotd.daemon.host import become_able, enter_own_mount_namespace, note_namespace
 from snapshotd.daemon.http.api import create_app
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
@@ -64,6 +65,7 @@ class ServerOptions:
     ready_fd: int | None = None
     hook_socket: Path | None = None
     """Socket for hooks of agents in users' folders; None: there is none."""
+    places: Places = OF_ROOT
     is_sandboxed: SandboxPredicate | None = None
     """Decides if a peer is refused because it lives in a sandbox; None asks the engine."""
 
@@ -71,28 +73,30 @@ class ServerOptions:
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
     """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
 
-    NotPermitted (not root), Conflict (another daemon), UsageError (paths); errors of
-    `open_engine`. Each error is also written to `ready_fd`.
+    Conflict (another daemon), UsageError (paths); errors of `become_able` and of `open_engine`. Each error is also
+    written to `ready_fd`.
     """
 
     def isolated(state_dir: Path) -> Engine:
+        note_namespace(options.places, state_dir)
         enter_own_mount_namespace()
         return open_engine(state_dir)
 
     with told_to(options.ready_fd):
-        check_root()
+        become_able(options.places, options.state_dir)
         return serve_here(options, isolated)
 
 
-def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
+def alone(places: Places, state_dir: Path, action: Callable[[Path], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
-    NotPermitted, Conflict (a daemon serves it); errors of `action`.
+    NotPermitted, Conflict (a daemon serves it); errors of `become_able` and of `action`.
     """
-    check_root()
+    become_able(places, state_dir)
     make_state_dir(state_dir)
     lock = StateLock(state_dir)
     try:
+        note_namespace(places, state_dir)
         enter_own_mount_namespace()
         return action(state_dir)
     finally:
@@ -100,7 +104,7 @@ def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
 
 
 def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
-    """`serve` without the steps that need root: no check of the host, no mount namespace."""
+    """`serve` without the steps that need rights: no namespaces of its own."""
     if options.ready_fd is not None:
         os.set_inheritable(options.ready_fd, False)  # a child of ours that kept it would keep the client waiting
     check_socket_path(options.socket_path)

@@ -18,7 +18,7 @@ from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.database import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.config import Config
+from snapshotd.config import OF_ROOT, Config, Places
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import choose_mode, hand_down_controllers, host_mounts
@@ -61,8 +61,9 @@ from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedRepl
 from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
-from snapshotd.kernel.abilities import Mode
+from snapshotd.kernel.abilities import Abilities, Mode
 from snapshotd.kernel.files import sync_dir
+from snapshotd.kernel.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
 from snapshotd.layers import store as layer_store
 from snapshotd.repo.key import load_key
@@ -76,16 +77,11 @@ from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
-from snapshotd.types import Message, new_id
+from snapshotd.types import IdMap, Message, new_id
 
-RUN_ROOT = Path("/run/snapshotd")
-"""Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged
-host id."""
-SHARE_ROOT = Path("/var/lib/snapshotd-share")
-"""Directory that sandboxes see read-only. It is not below /run, which is often mounted noexec, nor in the state
-directory, which only root may search."""
 _STORE_URL, _LOCAL = "store_url", "local"
 """Default place of packs: the state directory itself."""
+_WAY = "way"
 _INSTANCE, _STATE_DIR = "instance", "state-dir"
 """The name of an instance in the catalog, and the file in its directory below /run that says whose it is."""
 _SWITCH_INTERVAL_S = 0.0005
@@ -94,7 +90,7 @@ pivot gives it up once."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
-def open_engine(config: Config) -> Engine:
+def open_engine(config: Config, where: Places = OF_ROOT) -> Engine:
     """The engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
 
     Raises Unsupported (something is missing on this machine), DataLoss (a file is damaged, or missing although others
@@ -115,29 +111,39 @@ def open_engine(config: Config) -> Engine:
     try:
         mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
         hand_down_controllers(store.host)
+        _check_way(catalog, state_dir, mode)
         instance = catalog.get_meta(_INSTANCE)
         if instance is None:
             instance = new_id()[:12]
             catalog.set_meta(_INSTANCE, instance)
-        run_dir = _run_dir(instance, state_dir)
+        run_dir = _run_dir(where.run_root, instance, state_dir)
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
-        starter = Starter(used=config.starts_with == "starter")
-        ids = CONTAINER_IDS if mode is Mode.PIVOT else None
-        runtimes: dict[str, Runtime] = {
-            "runc": RuncRuntime(
-                instance, run_dir / "runc", ids, keeper=keeper, starter=starter, cgroup_parent=store.host.cgroup_parent
-            ),
-            "docker": DockerRuntime(
+        # The kernel tells no process of a user namespace the filters that the starter copies.
+        starter = Starter(used=config.starts_with == "starter" and mode is not Mode.ROOTLESS)
+        grouping = BY_CGROUP if store.host.cgroup_version else BY_NAMESPACE
+        runc = RuncRuntime(
+            instance,
+            run_dir / "runc",
+            _container_ids(mode, store.host),
+            keeper=keeper,
+            starter=starter,
+            cgroup_parent=store.host.cgroup_parent,
+            grouped=grouping.limits,
+        )
+        runtimes: dict[str, Runtime] = {"runc": runc}
+        if mode is not Mode.ROOTLESS:
+            runtimes["docker"] = DockerRuntime(
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
-            ),
-        }
+            )
         spool = FileSpool(state_dir / "repo")
-        places = StatePlaces(state_dir, store.root, store.kind, _store_url(config, catalog))
+        places = StatePlaces(
+            state_dir, store.root, store.kind, _store_url(config, catalog), store.marks.prefix.decode()
+        )
         context = Context(
             config=config,
             state_dir=state_dir,
             run_dir=run_dir,
-            share_dir=_share(SHARE_ROOT / instance),
+            share_dir=_share(where.share_root / instance),
             instance=instance,
             catalog=catalog,
             spool=spool,
@@ -150,8 +156,10 @@ def open_engine(config: Config) -> Engine:
             secrecy=Secrecy(FileVault(state_dir, lambda: not catalog.trajectories()), catalog),
             keeper=keeper,
             child=places.command,
+            grouping=grouping,
+            mode=mode,
         )
-        lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _fuse_refusal())
+        lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _lazy_refusal(store.host))
         survivors = recover.recover(context)
         engine = _assemble(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
         engine.start(survivors)
@@ -164,7 +172,7 @@ def open_engine(config: Config) -> Engine:
 def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> LocalEngine:
     """The engine over its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
     endpoint."""
-    worker = Worker(context.store.root, context.store.kind)
+    worker = Worker(context.store.root, context.store.kind, context.store.marks)
     merger, links = Merger(context.store, worker), LinkGroups(worker)
     archiver = Archiver(context.child("archive"))
     archive = Archive(context, archiver)
@@ -205,7 +213,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Local
     )
 
 
-def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuild.Report:
+def rebuild_catalog(config: Config, progress: Callable[[str], object], where: Places = OF_ROOT) -> rebuild.Report:
     """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
@@ -213,7 +221,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
     store = layer_store.prepare(state_dir)
     try:
         url = _known_store_url(config)
-        places = StatePlaces(state_dir, store.root, store.kind, url)
+        places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
         maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
         for action in maintenance.repair(progress).actions:
             progress(action)
@@ -223,8 +231,9 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
         try:
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
-            if (instance := _left_behind(state_dir)) is not None:
+            if (instance := _left_behind(where.run_root, state_dir)) is not None:
                 catalog.set_meta(_INSTANCE, instance)
+            catalog.set_meta(_WAY, "root" if where.is_root else "rootless")
             report = rebuild.rebuild(repository.records(), catalog, repository.contains)
             rebuild.count_changes(catalog, repository)
             catalog.flush()
@@ -296,24 +305,51 @@ def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
     return said(api, reply)
 
 
-def _fuse_refusal() -> Unsupported | None:
+def _check_way(catalog: Catalog, state_dir: Path, mode: Mode) -> None:
+    """Note at the first start whether root's daemon or an ordinary user's keeps a state directory: the layers of one are
+    unusable for the other. UsageError."""
+    way = "rootless" if mode is Mode.ROOTLESS else "root"
+    known = catalog.get_meta(_WAY)
+    if known is None:
+        known = "root" if catalog.get_meta(_INSTANCE) is not None else way  # from before there was another way
+        catalog.set_meta(_WAY, known)
+    if known != way:
+        theirs, ours = ("an ordinary user's", "root's") if known == "rootless" else ("root's", "an ordinary user's")
+        raise UsageError(
+            f"the state directory {state_dir} is that of {theirs} daemon, and its layers cannot be used by {ours}: start with "
+            "another directory, and take trajectories over with `snapshotd export` there and `snapshotd import` here"
+        )
+
+
+def _container_ids(mode: Mode, host: Abilities) -> IdMap | None:
+    if mode is Mode.ROOTLESS:
+        return abilities.container_ids(host.ids)
+    return CONTAINER_IDS if mode is Mode.PIVOT else None
+
+
+def _lazy_refusal(host: Abilities) -> Unsupported | None:
+    """The reason why no layer is served before it is written; None: it can be."""
+    if not host.redirects:
+        return Unsupported(
+            "a live upper begins with a copy of all files, so a layer that is not there yet is of no use"
+        )
     missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else abilities.fuse()
     return None if missing is None else Unsupported(missing)
 
 
-def _run_dir(instance: str, state_dir: Path) -> Path:
-    run_dir = RUN_ROOT / instance
-    for directory in (RUN_ROOT, run_dir, run_dir / "runc", run_dir / "c"):
+def _run_dir(root: Path, instance: str, state_dir: Path) -> Path:
+    run_dir = root / instance
+    for directory in (root, run_dir, run_dir / "runc", run_dir / "c"):
         directory.mkdir(mode=0o711, exist_ok=True)
         directory.chmod(0o711)
     (run_dir / _STATE_DIR).write_text(_inode_of(state_dir))
     return run_dir
 
 
-def _left_behind(state_dir: Path) -> str | None:
+def _left_behind(root: Path, state_dir: Path) -> str | None:
     """The instance whose sandboxes a killed daemon of this state directory has left. The next daemon has to bear its
     name: another would not find them, and they would run for ever."""
-    for name in RUN_ROOT.glob(f"*/{_STATE_DIR}"):
+    for name in root.glob(f"*/{_STATE_DIR}"):
         with contextlib.suppress(FileNotFoundError):  # its daemon is just ending
             if name.read_text() == _inode_of(state_dir):
                 return name.parent.name

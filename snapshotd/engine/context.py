@@ -13,10 +13,23 @@ from snapshotd.engine.pins import Pins
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import DataLoss, NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
+from snapshotd.kernel.abilities import Mode
+from snapshotd.kernel.members import BY_CGROUP, Grouping
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
-from snapshotd.types import FOLDER, BlobID, Image, ImageID, OutputKind, SandboxSpec, Snapshot, TrajectoryID, short
+from snapshotd.types import (
+    FOLDER,
+    BlobID,
+    Image,
+    ImageID,
+    Limits,
+    OutputKind,
+    SandboxSpec,
+    Snapshot,
+    TrajectoryID,
+    short,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +56,8 @@ class Context:
     keeper: Keeper
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
+    grouping: Grouping = BY_CGROUP
+    mode: Mode = Mode.PIVOT
 
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
@@ -55,6 +70,15 @@ class Context:
     def sandbox_spec(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec of a sandbox that begins at a snapshot of a trajectory with this one. Unsupported."""
         return replace(spec, runtime=self.runtime("auto").name) if spec.runtime == FOLDER else spec
+
+    def check_limits(self, limits: Limits) -> None:
+        """Unsupported where nothing can keep a sandbox to the limits that a user asks for."""
+        asked = replace(limits, disk_bytes=0)
+        if not self.grouping.limits and asked != Limits():
+            raise Unsupported(
+                "this daemon cannot limit the memory, processors and processes of a sandbox, since it may make no cgroups: leave "
+                "the limits out, or see `snapshotd doctor`"
+            )
 
     def output(self, blob: BlobID) -> Iterator[bytes]:
         """A recorded output in pieces, from the spool or the repository. NotFound, DataLoss."""
@@ -87,6 +111,8 @@ class Context:
                 reasons.append(f"{candidate}: {reason}")
             raise Unsupported(f"no container runtime can be used here ({'; '.join(reasons)}); run `snapshotd setup`")
         runtime = self.runtimes.get(name)
+        if runtime is None and name == "docker":
+            raise Unsupported("sandboxes in Docker containers need root's daemon: run the command with sudo")
         if runtime is None:
             raise UsageError(f"unknown runtime {name!r}; choose auto, {', '.join(sorted(self.runtimes))}")
         reason = runtime.unavailable()

@@ -74,6 +74,7 @@ from snapshotd.engine.storing.worker import Worker
 from snapshotd.engine.transfer import bundle, imports
 from snapshotd.engine.transfer.trajectories.turns import Replies
 from snapshotd.errors import SnapshotdError, UsageError
+from snapshotd.kernel.abilities import weaker
 from snapshotd.kernel.memory import available_bytes
 from snapshotd.layers.store import release
 from snapshotd.trees.base import Change, RestoreReport
@@ -213,6 +214,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         check_name(request.name)
         requirements = python_packages.wanted(request, agent_file)
         runtime = self._context.runtime(request.runtime)
+        self._context.check_limits(request.limits)
         image = self._context.images.ensure(request.image, lambda _: None)
         spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
         stack = Stack(image.id)
@@ -600,6 +602,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         return {
             "instance": context.instance,
             "state_dir": str(context.state_dir),
+            "mode": str(context.mode),
+            "weaker": weaker(context.mode, context.store.host),
             "layer_kind": context.store.kind,
             "free_bytes": context.store.free_bytes(),
             "free_memory_bytes": available_bytes(),

@@ -139,7 +139,7 @@ def set_metadata(
     Order matters: chown clears setuid and file capabilities; times come last.
     """
     target = files.fd_path(fd)
-    os.chown(target, *owner)
+    files.give(target, *owner)
     os.chmod(target, mode & 0o7777)
     if xattrs:
         set_xattrs(fd, path, xattrs, tally)
@@ -148,7 +148,7 @@ def set_metadata(
 
 def set_link_metadata(dir_fd: int, name: bytes, owner: tuple[int, int], mtime_ns: int) -> None:
     """Owner and time of the symbolic link `name`; it has no mode, and attributes of links are not content."""
-    os.chown(name, *owner, dir_fd=dir_fd, follow_symlinks=False)
+    files.give(name, *owner, dir_fd=dir_fd, follow_symlinks=False)
     os.utime(name, ns=(mtime_ns, mtime_ns), dir_fd=dir_fd, follow_symlinks=False)
 
 

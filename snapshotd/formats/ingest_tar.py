@@ -21,6 +21,7 @@ from snapshotd.formats import ingest_nodes as nodes
 from snapshotd.formats.ingest_nodes import IngestReport, printable
 from snapshotd.formats.tar_reader import MAX_PATH_BYTES, ByteSource, Member, MemberKind, TarReader
 from snapshotd.kernel import files, turns
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.trees.lookup import Handles, Node, make_whiteout, public_xattrs
 
 PATH_MAX = 4095
@@ -48,21 +49,22 @@ def ingest_tar(
     *,
     oci_whiteouts: bool,
     overlay_marks: bool = False,
+    marks: Marks = TRUSTED,
     limits: TarLimits | None = None,
 ) -> IngestReport:
     """Apply a plain (not compressed) tar to the directory that `target_fd` (O_PATH is fine) holds.
 
     Later members replace earlier ones and existing files. With `oci_whiteouts`, `.wh.NAME` deletes NAME and
     `.wh..wh..opq` empties its directory of the entries of earlier archives (image layers are applied in order into one
-    directory). With `overlay_marks`, the target is a layer of ours and a character device 0:0 is a deletion in it.
-    Other device nodes are kept as nodes; overlay's attributes are left out with a warning.
+    directory). With `overlay_marks`, the target is a layer of ours, with these `marks`, and a character device 0:0 is a
+    deletion in it. Other device nodes are kept as nodes where this process may make some; overlay's attributes are left out with a warning.
 
     Raises UsageError (naming the member: a path that leaves the tree, is absolute or passes through a link; a hard link
     to nowhere; a character device 0:0 without `overlay_marks`; a damaged archive), LimitExceeded, OutOfSpace,
     NotPermitted. The target then holds part of the archive. Memory: some MiB, and with `oci_whiteouts` the paths of the
     archive.
     """
-    ingest = _TarIngest(target_fd, oci_whiteouts, overlay_marks, limits or TarLimits())
+    ingest = _TarIngest(target_fd, oci_whiteouts, overlay_marks, limits or TarLimits(), marks)
     try:
         reader = TarReader(stream)
         for member in reader:
@@ -109,7 +111,10 @@ class _Held:
 
 
 class _TarIngest:
-    def __init__(self, target_fd: int, oci_whiteouts: bool, overlay_marks: bool, limits: TarLimits) -> None:
+    def __init__(
+        self, target_fd: int, oci_whiteouts: bool, overlay_marks: bool, limits: TarLimits, marks: Marks
+    ) -> None:
+        self._marks = marks
         self.tally = nodes.Tally()
         self._whiteouts, self._overlay_marks = oci_whiteouts, overlay_marks
         self._limits = limits
@@ -255,7 +260,7 @@ class _TarIngest:
             self.tally.directories += 1
         try:
             nodes.drop_xattrs(
-                fd, public_xattrs(os.listxattr(fd))
+                fd, public_xattrs(os.listxattr(fd), self._marks)
             )  # an older directory's, or inherited from a default access list
             self._dress(fd, path, member)
         finally:
@@ -270,8 +275,7 @@ class _TarIngest:
                 name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
             )
         else:
-            self._special(member, parent, name)
-            if member.kind is MemberKind.CHAR_DEVICE and member.device == (0, 0):
+            if not self._special(member, parent, name):
                 return
             fd = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         try:
@@ -284,15 +288,16 @@ class _TarIngest:
         finally:
             os.close(fd)
 
-    def _special(self, member: Member, parent: int, name: bytes) -> None:
+    def _special(self, member: Member, parent: int, name: bytes) -> bool:
+        """False: it made nothing that has attributes."""
         if member.kind is MemberKind.FIFO:
             os.mkfifo(name, 0o600, dir_fd=parent)
-            return
+            return True
         major, minor = member.device
         if member.kind is MemberKind.CHAR_DEVICE and member.device == (0, 0):
             if self._overlay_marks:
-                make_whiteout(parent, name)
-                return
+                make_whiteout(parent, name, self._marks)
+                return False
             raise UsageError(
                 f"{printable(member.path)} in the archive is a character device 0:0, which overlayfs takes for a deletion; leave it out"
             )
@@ -301,7 +306,12 @@ class _TarIngest:
                 f"{printable(member.path)} in the archive has the device number {major}:{minor}, which Linux does not have"
             )
         kind = stat.S_IFCHR if member.kind is MemberKind.CHAR_DEVICE else stat.S_IFBLK
-        os.mknod(name, kind | 0o600, os.makedev(major, minor), dir_fd=parent)
+        try:
+            os.mknod(name, kind | 0o600, os.makedev(major, minor), dir_fd=parent)
+        except PermissionError:
+            self.tally.count("a device node was left out, which a daemon without root cannot make")
+            return False
+        return True
 
     def _symlink(self, member: Member, parent: int, name: bytes) -> None:
         if not member.link or b"\0" in member.link or len(member.link) > PATH_MAX:

@@ -27,7 +27,7 @@ from snapshotd.errors import OutOfSpace, SnapshotdError, Unsupported, UsageError
 from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
 from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
-from snapshotd.kernel import files
+from snapshotd.kernel import files, rootless
 
 _FULL = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT), "don't have enough free space")
 """Words of programs, and of apt, about a full disk."""
@@ -89,6 +89,11 @@ _APT_SETTINGS = re.compile(
 
 def unavailable() -> str | None:
     """None if images can be built here; else one sentence with the reason and the fix."""
+    if rootless.ids_here() == 1:
+        return (
+            "building an image needs more user ids than one, since packages have files of several users: `snapshotd doctor` says "
+            "how to get a range, or import an image (`snapshotd image import`), from a tar or a folder"
+        )
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
         if shutil.which(program) is None:
             return (
@@ -134,6 +139,7 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
     """The command that builds, in a mount and process namespace of its own, bound to this thread's life: no build
     outlives the daemon, no mount stays."""
     command = [
+        *rootless.as_its_root(),
         "setpriv",
         "--pdeathsig",
         "KILL",

@@ -19,6 +19,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -27,17 +28,20 @@ from enum import StrEnum
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
-from snapshotd.kernel import fanotify, files, mounts, namespaces, quota, surroundings
+from snapshotd.kernel import fanotify, files, mounts, namespaces, quota, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.mounts import LayerNaming
+from snapshotd.types import IdMap
 
 FILE_NAME = "abilities.json"
+ALL_IDS = 2**32 - 1
 _CGROUP_ROOTS = (
     ("/sys/fs/cgroup/freezer", "freezer.state", 1),
     ("/sys/fs/cgroup", "cgroup.kill", 2),
     ("/sys/fs/cgroup/unified", "cgroup.kill", 2),
 )
 _TIMES_TRIED = 8
+_PROBE_TIMEOUT_S = 60
 
 
 class Mode(StrEnum):
@@ -48,6 +52,42 @@ class Mode(StrEnum):
     PIVOT_ROOT = "pivot-root"
     """The container's root user is root on the host, held by capabilities and seccomp alone (docs/threat-model.md). Only
     where a setting asks for it."""
+    ROOTLESS = "rootless"
+    """The daemon of an ordinary user, in a user namespace. Each snapshot is a copy of what changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The names of the extended attributes with which overlayfs marks entries of layers, by what they begin with. The host
+    decides on the first kind or the second; each layer directory has one of them."""
+
+    prefix: bytes
+    """Attributes that begin with it are never shown as content."""
+
+    @property
+    def opaque(self) -> str:
+        return self.prefix.decode() + "opaque"
+
+    @property
+    def redirect(self) -> str:
+        return self.prefix.decode() + "redirect"
+
+    @property
+    def whiteout(self) -> str:
+        return self.prefix.decode() + "whiteout"
+
+    @property
+    def origin(self) -> str:
+        return self.prefix.decode() + "origin"
+
+    @property
+    def kept(self) -> frozenset[bytes]:
+        """Those that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
+        return frozenset(os.fsencode(name) for name in (self.opaque, self.redirect, self.whiteout))
+
+
+TRUSTED, BY_USER = Marks(b"trusted.overlay."), Marks(b"user.overlay.")
+"""Those that root of the host alone can set, and those of overlays in a user namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +101,8 @@ class Abilities:
     layer_naming: LayerNaming
     """The way in which overlayfs is told its layers."""
     redirects: bool
-    """A directory of a lower layer can be renamed."""
+    """A directory of a lower layer can be renamed. Without it every live upper is laid over the image alone, and snapshots
+    are copies (layers/delta.py)."""
     seals: bool
     """The attributes of a mount can be changed: a root becomes a read-only layer."""
     user_namespaces: bool
@@ -74,6 +115,11 @@ class Abilities:
     """The version of the cgroups that can be made, frozen and killed, 1 or 2. 0: none."""
     cgroup_root: str
     """The directory in which they can be made."""
+    marks: str = TRUSTED.prefix.decode()
+    """What the names of overlayfs's marks begin with (`Marks`)."""
+    ids: int = ALL_IDS
+    """Number of user ids that this process can give to files: all outside of user namespaces, one more than a container's in
+    a user's range (kernel/rootless.py), or 1."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Name of a missing ability to the reason, in a few words."""
     looks: bool = True
@@ -89,11 +135,40 @@ class Abilities:
 
     def modes(self) -> tuple[Mode, ...]:
         """The modes that this host is able to, the best first."""
+        if self.is_rootless:
+            return (Mode.ROOTLESS,) if self.mounts and self.overlays and self.user_namespaces else ()
         if not (self.mounts and self.overlays and self.redirects and self.seals and self.cgroup_version):
             return ()
         if not (self.looks and self.priorities):
             return ()
         return (Mode.PIVOT, Mode.PIVOT_ROOT) if self.user_namespaces and self.mapped_layers else (Mode.PIVOT_ROOT,)
+
+    @property
+    def is_rootless(self) -> bool:
+        """True in a user namespace: an ordinary user's daemon, or a container's root."""
+        return self.ids < ALL_IDS
+
+    @property
+    def overlay_marks(self) -> Marks:
+        return Marks(self.marks.encode())
+
+    def needed(self) -> frozenset[str]:
+        """The abilities without which there is no sandbox of the best kind."""
+        always = frozenset({"mounts", "overlays", "user_namespaces"})
+        of_root = {"redirects", "seals", "mapped_layers", "looks", "priorities", "cgroup_version"}
+        return always if self.is_rootless else always | of_root
+
+
+def weaker(mode: Mode, host: Abilities) -> str:
+    """The ways in which sandboxes are weaker than in the best mode, as one sentence for a user; empty: in none."""
+    if mode is Mode.PIVOT_ROOT:
+        return "the root user of a sandbox is root on this machine, held by capabilities and a system call filter alone"
+    parts = []
+    if host.ids == 1:
+        parts.append("all files of a sandbox belong to this user, and to root in there (one user id)")
+    if host.is_rootless and not host.cgroup_version:
+        parts.append("a sandbox has no limits of memory, processors and processes (no cgroups)")
+    return "; ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +180,8 @@ class Ability:
     purpose: str
     lost: str
     fix: str
+    without_root: tuple[str, str] | None = None
+    """`lost` and `fix` for an ordinary user, where these are others."""
 
 
 _NEWER = "boot a newer kernel"
@@ -116,6 +193,7 @@ ABILITIES: tuple[Ability, ...] = (
         "there is no sandbox",
         "run it as root; in a container, with the capabilities SYS_ADMIN, SYS_PTRACE and SYS_NICE, seccomp=unconfined and "
         "apparmor=unconfined",
+        ("there is no sandbox", "as for user namespaces, or run it as root"),
     ),
     Ability(
         "overlays",
@@ -138,6 +216,11 @@ ABILITIES: tuple[Ability, ...] = (
         "container root without rights on the host",
         "a sandbox's root user would be root on the host",
         "`sysctl user.max_user_namespaces=15000` (inside a chroot the kernel allows none)",
+        (
+            "there is no sandbox",
+            "as root: `sysctl user.max_user_namespaces=15000 kernel.unprivileged_userns_clone=1`; on Ubuntu also "
+            "`sysctl kernel.apparmor_restrict_unprivileged_userns=0`; or run it as root",
+        ),
     ),
     Ability(
         "mapped_layers",
@@ -166,6 +249,7 @@ ABILITIES: tuple[Ability, ...] = (
         "stopping a sandbox for a copy, limits, and its end",
         "there is no sandbox",
         "run it as root on a machine with the freezer; in a container, with writable cgroups",
+        ("a sandbox has no limits of memory, processors and processes, and is stopped by signals", "run it as root"),
     ),
     Ability(
         "fine_times",
@@ -182,7 +266,7 @@ def find(layers: Path, kept: Path) -> Abilities:
     """The abilities with layers in this directory: as the file `kept` has them from an earlier start since the machine
     booted, else by probes. On a full disk, where nothing can be tried, those of any earlier start. OSError: the probes
     could not be started."""
-    key = [_boot(), os.getuid(), os.stat(layers).st_dev, _own_code()]
+    key = [_boot(), os.getuid(), rootless.ids_here(), os.stat(layers).st_dev, _own_code()]
     earlier = None
     try:
         document = json.loads(kept.read_text())
@@ -209,7 +293,21 @@ def find(layers: Path, kept: Path) -> Abilities:
 def probe(place: Path) -> Abilities:
     """Probe everything, for a state directory that lies at or below the directory `place`. OSError."""
     with scratch(place) as directory:
-        return namespaces.apart("abilities", lambda: _probe_here(directory))
+        if rootless.is_root() or rootless.in_own_namespace():
+            return namespaces.apart("abilities", lambda: _probe_here(directory))
+        return _probe_elsewhere(directory)
+
+
+def _probe_elsewhere(directory: Path) -> Abilities:
+    """In a child process, which can leave this user namespace."""
+    command = [sys.executable, "-m", __spec__.name, str(directory)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+    )
+    try:
+        return _of(json.loads(done.stdout))
+    except ValueError:
+        raise OSError(0, f"the abilities of this host cannot be probed: {done.stderr.strip()[-500:]}") from None
 
 
 def _of(document: dict[str, object]) -> Abilities:
@@ -242,14 +340,18 @@ def _probe_here(place: Path) -> Abilities:
         return True
 
     mounts_ = tried("mounts", _own_mounts)
-    naming = next((one for one in LayerNaming if tried("overlays", functools.partial(_overlay, naming=one))), None)
+    marks = TRUSTED if tried("trusted marks", _trusted_marks) else BY_USER
+    reasons.pop("trusted marks", None)
+    naming = next(
+        (one for one in LayerNaming if tried("overlays", functools.partial(_overlay, naming=one, marks=marks))), None
+    )
     if naming is not None:
         reasons.pop("overlays", None)  # an earlier way, which this kernel does not have
     user_namespaces = tried("user_namespaces", _user_namespace)
     redirects = mapped = False
     if naming is not None:
-        redirects = tried("redirects", functools.partial(_rename, naming=naming))
-        mapped = user_namespaces and tried("mapped_layers", functools.partial(_mapped, naming=naming))
+        redirects = tried("redirects", functools.partial(_rename, naming=naming, marks=marks))
+        mapped = user_namespaces and tried("mapped_layers", functools.partial(_mapped, naming=naming, marks=marks))
     cgroup = freezer()
     if isinstance(cgroup, str):
         reasons["cgroup_version"], cgroup = cgroup, (0, "")
@@ -262,10 +364,12 @@ def _probe_here(place: Path) -> Abilities:
         user_namespaces=user_namespaces,
         mapped_layers=mapped,
         fine_times=tried("fine_times", _fine_times),
+        marks=marks.prefix.decode(),
+        ids=rootless.ids_here(),
         cgroup_version=cgroup[0],
         cgroup_root=cgroup[1],
         reasons=reasons,
-        looks=not user_namespaces or tried("looks", _look),
+        looks=not user_namespaces or rootless.ids_here() < ALL_IDS or tried("looks", _look),
         priorities=tried("priorities", _priority),
     )
 
@@ -303,19 +407,23 @@ def _change_root(at: Path) -> None:
         raise OSError(code, f"pivot_root: {os.strerror(code)}")
 
 
-def _overlay(at: Path, naming: LayerNaming) -> None:
-    with _mounted(at, naming) as mount:
+def _trusted_marks(at: Path) -> None:
+    os.setxattr(at, TRUSTED.opaque, b"y")
+
+
+def _overlay(at: Path, naming: LayerNaming, marks: Marks) -> None:
+    with _mounted(at, naming, marks) as mount:
         os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 
 
-def _rename(at: Path, naming: LayerNaming) -> None:
+def _rename(at: Path, naming: LayerNaming, marks: Marks) -> None:
     (at / "lower").mkdir()
     (at / "lower" / "made-earlier").mkdir()
-    with _mounted(at, naming) as mount:
+    with _mounted(at, naming, marks) as mount:
         os.rename("made-earlier", "renamed", src_dir_fd=mount, dst_dir_fd=mount)
 
 
-def _mapped(at: Path, naming: LayerNaming) -> None:
+def _mapped(at: Path, naming: LayerNaming, marks: Marks) -> None:
     """As `LayerStore.mapped`: one clone of the directory of all layers, which is attached somewhere."""
     with ExitStack() as opened:
         userns = namespaces.user_namespace(namespaces.CONTAINER_IDS)
@@ -326,12 +434,12 @@ def _mapped(at: Path, naming: LayerNaming) -> None:
         opened.callback(os.close, clone)
         mounts.attach(clone, directory)
         opened.callback(mounts.detach, os.fsencode(at))
-        with _mounted(at, naming, clone) as mount:
+        with _mounted(at, naming, marks, clone) as mount:
             os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 
 
 @contextmanager
-def _mounted(at: Path, naming: LayerNaming, base: int | None = None) -> Iterator[int]:
+def _mounted(at: Path, naming: LayerNaming, marks: Marks, base: int | None = None) -> Iterator[int]:
     """An overlay of one empty layer, `lower` may be there already. `base`: a mount of the directory to go through."""
     with ExitStack() as opened:
         layers = []
@@ -340,7 +448,7 @@ def _mounted(at: Path, naming: LayerNaming, base: int | None = None) -> Iterator
             where = (at / name, None) if base is None else (name, base)
             layers.append(os.open(where[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=where[1]))
             opened.callback(os.close, layers[-1])
-        mount = mounts.overlay(layers[:1], layers[1], layers[2], naming)
+        mount = mounts.overlay(layers[:1], layers[1], layers[2], naming, user_marks=marks == BY_USER)
         opened.callback(os.close, mount)
         yield mount
 
@@ -355,7 +463,17 @@ def _seal(at: Path) -> None:
 
 
 def _user_namespace(_: Path) -> None:
-    os.close(namespaces.user_namespace(namespaces.CONTAINER_IDS))
+    ids = rootless.ids_here()
+    if ids == ALL_IDS:
+        os.close(namespaces.user_namespace(namespaces.CONTAINER_IDS))
+    else:
+        namespaces.check_user_namespace(container_ids(ids))
+
+
+def container_ids(ids: int) -> IdMap:
+    """The map of a container's ids in a user namespace with this number of them: the same ids, without the user's own
+    where there is a range."""
+    return IdMap(0, max(ids - 1, 1))
 
 
 def _look(_: Path) -> None:
@@ -503,3 +621,31 @@ def loop_devices() -> str | None:
     except OSError as exc:
         return reason_of(exc)
     return None
+
+
+def _answer(place: Path) -> Abilities:
+    """The answer to `probe`. An ordinary user's daemon has a user namespace, so its abilities are those in one."""
+    if not rootless.is_root() and not rootless.in_own_namespace():
+        try:
+            rootless.enter()
+        except OSError as exc:
+            return Abilities(
+                mounts=False,
+                overlays=False,
+                layer_naming=LayerNaming.OPTIONS,
+                redirects=False,
+                seals=False,
+                user_namespaces=False,
+                mapped_layers=False,
+                fine_times=False,
+                marks=BY_USER.prefix.decode(),
+                ids=1,
+                cgroup_version=0,
+                cgroup_root="",
+                reasons={"user_namespaces": reason_of(exc)},
+            )
+    return _probe_here(place)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asdict(_answer(Path(sys.argv[1])))))  # noqa: T201

@@ -1,5 +1,5 @@
-"""The processes of one sandbox as one thing, to look at, to stop and to end: `Members`. Cgroups hold them together, of
-version 1, of version 2, or of the hybrid of both, in which version 1 has the controllers."""
+"""Cgroups, which hold the processes of a sandbox together: to look at, to stop, to limit and to end. Of version 1, of
+version 2, or of the hybrid of both, in which version 1 has the controllers."""
 
 from __future__ import annotations
 
@@ -43,38 +43,6 @@ _SETTINGS = (
 """Files of a sandbox's own group, in either version, in the order in which they can be set."""
 
 
-class Members(ABC):
-    """The processes of one sandbox. Where there are no cgroups, something else may hold them together."""
-
-    def processes(self) -> list[int]:
-        """The container's own processes: not those of this process's pid namespace, which start its commands.
-        SandboxFailed when the sandbox is gone."""
-        return [pid for pid in self.members() if not in_own_namespace(pid)]
-
-    @abstractmethod
-    def members(self) -> list[int]:
-        """All process ids in the daemon's pid namespace; zombies may be among them. SandboxFailed when the sandbox is
-        gone."""
-
-    @abstractmethod
-    def freeze(self) -> None:
-        """Stop every task and return when all have stopped. SandboxFailed after 10 s (thawed again)."""
-
-    @abstractmethod
-    def thaw(self) -> None:
-        """Let every task go on. Not an error when nothing was frozen or the sandbox is gone."""
-
-    @abstractmethod
-    def kill(self) -> set[int]:
-        """SIGKILL to every process, which are returned, perhaps before they have ended. Call it until none is left: some
-        may just be starting. Not an error when the sandbox is gone."""
-
-    @abstractmethod
-    def remove(self) -> None:
-        """Kill the remaining processes, and remove what has held them together. SandboxFailed when some are still there
-        after 10 s (stuck in the kernel)."""
-
-
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     """The settings of a sandbox's cgroup. `levels`: for each hierarchy its mount point, and what is written to files of
@@ -84,8 +52,9 @@ class GroupSettings:
     programs: Sequence[bpf.DeviceProgram]
 
 
-class Cgroup(Members):
-    """The cgroup `path` ("/a/b"): a directory in each hierarchy. One of them can freeze. It need not be there."""
+class Cgroup(ABC):
+    """The cgroup `path` ("/a/b"): a directory in each hierarchy. One of them can freeze. It need not be there. Errors:
+    SandboxFailed when it is gone and has to be there."""
 
     version: int
     freezer: str
@@ -100,10 +69,16 @@ class Cgroup(Members):
         self.path = path
         self.directory = f"{_layout()[1]}{path}"
 
+    def processes(self) -> list[int]:
+        """See `members.Members`."""
+        return [pid for pid in self.members() if not in_own_namespace(pid)]
+
     def members(self) -> list[int]:
+        """All process ids in the daemon's pid namespace; zombies may be among them."""
         return [int(word) for word in self._read("cgroup.procs").split()]
 
     def freeze(self) -> None:
+        """Stop every task and return when all have stopped. SandboxFailed after 10 s (thawed again)."""
         self._write(self.freezer, self._stop)
         deadline = time.monotonic() + _FREEZE_DEADLINE_S
         delay = 0.00005
@@ -120,12 +95,20 @@ class Cgroup(Members):
                 self._write(self.freezer, self._stop)  # version 1 retries only when asked again
 
     def thaw(self) -> None:
+        """Let every task go on. Not an error when nothing was frozen or it is gone."""
         try:
             self._write(self.freezer, self._go)
         except SandboxFailed:
             pass  # gone: nothing left to thaw
 
+    @abstractmethod
+    def kill(self) -> set[int]:
+        """SIGKILL to every process, which are returned, perhaps before they have ended. Call it until none is left: some
+        may just be starting. Not an error when it is gone."""
+
     def remove(self) -> None:
+        """Kill the remaining processes, and remove its directories. SandboxFailed when some are still there after 10 s
+        (stuck in the kernel)."""
         deadline = time.monotonic() + _EMPTY_DEADLINE_S
         delay = 0.0005
         while left := [place for place in self._places() if not _remove_directory(place)]:
@@ -190,8 +173,8 @@ class Cgroup(Members):
     def _programs(self) -> list[bpf.DeviceProgram]:
         return []
 
-    def _use(self, programs: Sequence[bpf.DeviceProgram]) -> None:
-        pass
+    def _use(self, programs: Sequence[bpf.DeviceProgram]) -> None:  # noqa: B027 - nothing to do is right for version 1
+        """Have programs allow devices. Version 1 has a list for it, one of the settings."""
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -301,7 +284,7 @@ def all_of_process(pid: int) -> list[Cgroup]:
     return [at(path) for path in dict.fromkeys(paths) if path != "/"]
 
 
-def of_process(pid: int) -> Members:
+def of_process(pid: int) -> Cgroup:
     """The group that holds the processes of `pid`'s container together. Raises SandboxFailed when the process is gone
     or cannot be frozen."""
     version, point = _layout()

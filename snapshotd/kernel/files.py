@@ -180,13 +180,31 @@ def read_xattrs(path_fd: int) -> dict[bytes, bytes]:
     return {os.fsencode(name): os.getxattr(path, name) for name in names if name not in SHADOWS}
 
 
+def give(
+    what: int | str | bytes, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True
+) -> None:
+    """chown(2). An id that this process's user namespace does not have (an ordinary user's daemon has few) stays what it
+    is: that of the daemon's root. OSError."""
+    try:
+        os.chown(what, uid, gid, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:
+            raise
+        for owner, group in ((uid, -1), (-1, gid)):
+            try:
+                os.chown(what, owner, group, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+            except OSError as other:
+                if other.errno != errno.EINVAL:
+                    raise
+
+
 def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd: int) -> None:
     """Give `target_fd` (O_PATH is fine; not a symbolic link) the owner, mode, xattrs and times of `source`.
 
     Order matters: chown clears setuid and file capabilities, writing xattrs changes ctime only, times come last.
     """
     path = fd_path(target_fd)
-    os.chown(path, source.st_uid, source.st_gid)
+    give(path, source.st_uid, source.st_gid)
     os.chmod(path, stat.S_IMODE(source.st_mode))
     for name, value in xattrs.items():
         os.setxattr(path, name, value)

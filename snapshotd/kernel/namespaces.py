@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+from snapshotd.kernel import rootless
 from snapshotd.kernel import syscalls as sc
 from snapshotd.types import IdMap
 
@@ -40,11 +41,17 @@ def as_seen_by(pid: int, action: Callable[[], T]) -> T:
     """Run `action`, which opens files by path, where paths mean what they mean to process `pid`: the daemon does not see
     what was mounted after its start where `/` is a private mount, nor the files of a container.
 
-    0 stands for this process itself. OSError when the process is gone.
+    0 stands for this process itself. An ordinary user's daemon cannot enter the namespace of a process outside: there,
+    paths mean what they meant where the daemon was started. OSError when the process is gone.
     """
     if pid == 0:
         return action()
-    ns_fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        ns_fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    except PermissionError:
+        if not rootless.in_own_namespace():
+            raise
+        return action()
     try:
         return in_mount_namespace(ns_fd, action)
     finally:
@@ -149,6 +156,11 @@ def user_namespace(id_map: IdMap) -> int:
         if id_map not in _mappings:
             _mappings[id_map] = _user_namespace(f"0 {id_map.base} {id_map.count}\n{id_map.count} 0 1\n")
         return os.dup(_mappings[id_map])
+
+
+def check_user_namespace(id_map: IdMap) -> None:
+    """OSError where a user namespace with this map cannot be made to live in."""
+    os.close(_user_namespace(f"0 {id_map.base} {id_map.count}\n"))
 
 
 def _user_namespace(extents: str) -> int:

@@ -28,12 +28,10 @@ from dataclasses import dataclass
 from snapshotd.errors import NO_ROOM, LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
+from snapshotd.kernel.abilities import Marks
 from snapshotd.layers.store import LayerStore
-from snapshotd.trees.lookup import ORIGIN, get_xattr
+from snapshotd.trees.lookup import get_xattr
 from snapshotd.types import LayerID
-
-_KEPT_MARKS = (b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"trusted.overlay.whiteout")
-"""Overlay marks that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
 
 MAX_PATHS_BYTES = 128 << 20
 """The paths of everything in the upper are remembered, and each is a walk from the root: a deep tree would take memory
@@ -44,7 +42,8 @@ _CLOCK_REALTIME_COARSE = 5
 Signature = tuple[int, int, int, int, int, int, int]
 
 
-def _signature(st: os.stat_result) -> Signature:
+def signature_of(st: os.stat_result) -> Signature:
+    """What a change of the entry changes."""
     return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_ctime_ns, st.st_mtime_ns
 
 
@@ -56,6 +55,10 @@ def _unsettled(st: os.stat_result) -> Signature:
 def _tick_ns() -> int:
     """The clock that the kernel takes a file's times from: it stands still between two ticks."""
     return time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+
+
+Seen = dict[bytes, Signature]
+"""Path in an upper to the signature of the entry there."""
 
 
 @dataclass(slots=True)
@@ -84,7 +87,8 @@ def capture(
         source, target = store.read_upper(upper), store.read_upper(layer)
         old = store.read_upper(previous.layer) if previous else -1
         try:
-            copier = _Copier(source, target, old, previous.seen if previous else {}, store.host.fine_times)
+            earlier = previous.seen if previous else {}
+            copier = Copier(source, target, store.marks, store.host.fine_times, old=old, old_seen=earlier)
             copier.run(tolerant=True, always=set())
             with frozen:
                 copier.run(tolerant=False, always=volatile())
@@ -100,38 +104,58 @@ def capture(
         raise
 
 
-class _Copier:
+class Copier:
     """Makes `target` equal to `source`; `run` may be called again and then copies only changed entries."""
 
-    def __init__(self, source: int, target: int, old: int, old_seen: dict[bytes, Signature], fine_times: bool) -> None:
-        self._source, self._target, self._fine_times = source, target, fine_times
-        self._old, self._old_seen = old, old_seen
-        self.seen: dict[bytes, Signature] = {}
+    def __init__(
+        self, source: int, target: int, marks: Marks, fine_times: bool, *, old: int = -1, old_seen: Seen | None = None
+    ) -> None:
+        """`old`: a layer in which the files that have not changed since `old_seen` can be linked."""
+        self._source, self._target, self._marks, self._fine_times = source, target, marks, fine_times
+        self._old, self._old_seen = old, old_seen or {}
+        self.seen: Seen = {}
+        """The entries of the source, in the last run."""
+        self.made: Seen = {}
+        """Those that are in the target."""
         self._links: dict[tuple[int, int], bytes] = {}
 
     def run(self, *, tolerant: bool, always: set[bytes]) -> None:
         """One pass. `tolerant`: entries that vanish or change type under our hands are left to the next pass."""
-        before, self.seen, self._links = self.seen, {}, {}
+        before, self.made, self.seen, self._links = self.made, {}, {}, {}
         forced = self._inodes(always)
-        directories: list[bytes] = []
-        for path, st, settled in self._walk(tolerant=tolerant):
+        for path, st, settled in self.walk(tolerant=tolerant):
+            force = (st.st_dev, st.st_ino) in forced
+            signature = signature_of(st) if settled and not force else _unsettled(st)
             try:
-                self._one(path, st, before, force=(st.st_dev, st.st_ino) in forced)
+                wanted = self._is_wanted(path, signature, before)
+                if wanted:
+                    self._one(path, st, before, force=force)
             except OSError as exc:
                 if not tolerant or exc.errno in (*NO_ROOM, errno.EIO):
                     raise
                 if path not in self.seen:  # a directory that changes while it is listed may show a name twice
                     self._remove(path)  # a half-made copy; the next pass takes unknown names for absent
                 continue
-            self.seen[path] = _signature(st) if settled else _unsettled(st)
-            if stat.S_ISDIR(st.st_mode):
-                directories.append(path)
-        for path in sorted(before.keys() - self.seen.keys(), reverse=True):
+            self.seen[path] = signature
+            if wanted:
+                self.made[path] = signature
+        for path in sorted(before.keys() - self.made.keys(), reverse=True):
             self._remove(path)
         if tolerant:
             return  # entries that the next pass makes in a directory would inherit its default access control list
-        for path in reversed(directories):  # children first, or writing them would change their parent's times again
-            self._dress_directory(path)
+        self._finish()
+        for path in sorted(
+            self.made, reverse=True
+        ):  # children first, or writing them would change their parent's times
+            if stat.S_ISDIR(self.made[path][1]):
+                self._dress_directory(path)
+
+    def _is_wanted(self, path: bytes, signature: Signature, before: Seen) -> bool:
+        """True for an entry that belongs into the target, and whose directory is there now."""
+        return True
+
+    def _finish(self) -> None:
+        """Everything was looked at, and no process writes."""
 
     def _inodes(self, paths: set[bytes]) -> set[tuple[int, int]]:
         """Inodes of the files that the names hold, if they hold one: every other name of the same file has changed with
@@ -139,7 +163,7 @@ class _Copier:
         found: set[tuple[int, int]] = set()
         for path in paths:
             try:
-                with _Parent(self._source, path) as (fd, name):
+                with Parent(self._source, path) as (fd, name):
                     st = os.stat(name, dir_fd=fd, follow_symlinks=False)
             except OSError as exc:
                 if exc.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG):
@@ -148,7 +172,7 @@ class _Copier:
             found.add((st.st_dev, st.st_ino))
         return found
 
-    def _walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result, bool]]:
+    def walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result, bool]]:
         """Path, status, and False for an entry that may change after this without a new ctime."""
         pending, size = [b""], 0
         yield b"", os.fstat(self._source), True  # a directory is compared with nothing
@@ -184,14 +208,14 @@ class _Copier:
             finally:
                 os.close(fd)
 
-    def _one(self, path: bytes, st: os.stat_result, before: dict[bytes, Signature], *, force: bool) -> None:
-        signature = _signature(st)
+    def _one(self, path: bytes, st: os.stat_result, before: Seen, *, force: bool) -> None:
+        signature = signature_of(st)
         known = before.get(path)
         if stat.S_ISDIR(st.st_mode):
             if known is None or not stat.S_ISDIR(known[1]):
                 self._replace(path, known)
                 if path:
-                    with _Parent(self._target, path) as (fd, name):
+                    with Parent(self._target, path) as (fd, name):
                         os.mkdir(name, 0o700, dir_fd=fd)
             return
         key = (st.st_dev, st.st_ino)
@@ -215,33 +239,34 @@ class _Copier:
             if stat.S_ISDIR(known[1]):
                 for gone in [p for p in self.seen if p.startswith(prefix)]:
                     del self.seen[gone]
+                    self.made.pop(gone, None)
 
     def _remove(self, path: bytes) -> None:
         try:
-            with _Parent(self._target, path) as (fd, name):
+            with Parent(self._target, path) as (fd, name):
                 files.remove_tree(fd, name)
         except (FileNotFoundError, NotADirectoryError):
             pass  # went with its directory
 
     def _link(self, from_root: int, source: bytes, path: bytes) -> None:
-        with _Parent(from_root, source) as (source_fd, source_name), _Parent(self._target, path) as (fd, name):
+        with Parent(from_root, source) as (source_fd, source_name), Parent(self._target, path) as (fd, name):
             os.link(source_name, name, src_dir_fd=source_fd, dst_dir_fd=fd, follow_symlinks=False)
 
     def _copy(self, path: bytes, st: os.stat_result) -> None:
-        with _Parent(self._source, path) as (source_fd, name), _Parent(self._target, path) as (fd, _):
+        with Parent(self._source, path) as (source_fd, name), Parent(self._target, path) as (fd, _):
             if stat.S_ISREG(st.st_mode):
-                _copy_file(source_fd, fd, name, st)
+                _copy_file(source_fd, fd, name, st, self._marks)
                 return
             if stat.S_ISLNK(st.st_mode):
                 os.symlink(os.readlink(name, dir_fd=source_fd), name, dir_fd=fd)
-                os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
+                files.give(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
             else:
                 os.mknod(
                     name, st.st_mode, st.st_rdev, dir_fd=fd
                 )  # fifos, sockets, and whiteouts (character device 0:0)
-                os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
+                files.give(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
                 os.chmod(name, stat.S_IMODE(st.st_mode), dir_fd=fd)
-            _copy_xattrs(source_fd, fd, name)
+            _copy_xattrs(source_fd, fd, name, self._marks)
             os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
 
     def _dress_directory(self, path: bytes) -> None:
@@ -251,18 +276,23 @@ class _Copier:
             try:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
-                files.copy_metadata(os.fstat(source), _xattrs(source, path), target)
-                if (
-                    get_xattr(source, ORIGIN) is not None
-                ):  # as `make_whiteout`: its handle means nothing in a lower layer
-                    os.setxattr(target, ORIGIN, b"")
+                files.copy_metadata(os.fstat(source), self._marked(path, _xattrs(source, path, self._marks)), target)
+                if self._had_origin(source, path):  # as `make_whiteout`: its handle means nothing in a lower layer
+                    os.setxattr(target, self._marks.origin, b"")
             finally:
                 os.close(target)
         finally:
             os.close(source)
 
+    def _marked(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """The attributes of a directory in the target."""
+        return xattrs
 
-class _Parent:
+    def _had_origin(self, source: int, path: bytes) -> bool:
+        return get_xattr(source, self._marks.origin) is not None
+
+
+class Parent:
     """Context manager: the directory descriptor and the last component of a path of any length."""
 
     def __init__(self, root: int, path: bytes) -> None:
@@ -276,14 +306,11 @@ class _Parent:
         os.close(self._fd)
 
 
-def _meaningful(xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    return {k: v for k, v in xattrs.items() if not k.startswith(b"trusted.overlay.") or k in _KEPT_MARKS}
-
-
-def _xattrs(source: int, name: bytes) -> dict[bytes, bytes]:
+def _xattrs(source: int, name: bytes, marks: Marks) -> dict[bytes, bytes]:
     """The extended attributes to copy. LimitExceeded: the kernel does not list them."""
     try:
-        return _meaningful(files.read_xattrs(source))
+        found = files.read_xattrs(source)
+        return {k: v for k, v in found.items() if not k.startswith(marks.prefix) or k in marks.kept}
     except OSError as exc:
         if exc.errno not in (errno.E2BIG, errno.ERANGE):
             raise
@@ -293,7 +320,7 @@ def _xattrs(source: int, name: bytes) -> dict[bytes, bytes]:
         ) from exc
 
 
-def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result) -> None:
+def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result, marks: Marks) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     source = os.open(name, flags, dir_fd=source_dir)
     try:
@@ -305,20 +332,20 @@ def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result
         )
         try:
             files.copy_data(source, target, now.st_size)
-            files.copy_metadata(st, _xattrs(source, name), target)
+            files.copy_metadata(st, _xattrs(source, name, marks), target)
         finally:
             os.close(target)
     finally:
         os.close(source)
 
 
-def _copy_xattrs(source_dir: int, target_dir: int, name: bytes) -> None:
+def _copy_xattrs(source_dir: int, target_dir: int, name: bytes, marks: Marks) -> None:
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     source = os.open(name, flags, dir_fd=source_dir)
     try:
         # /proc/self/fd follows to exactly what the descriptor holds, a link included; user.* is not allowed on these
         # types
-        xattrs = _xattrs(source, name)
+        xattrs = _xattrs(source, name, marks)
         if xattrs:
             target = os.open(name, flags, dir_fd=target_dir)
             try:

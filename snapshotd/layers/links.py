@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from snapshotd.kernel import files
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.trees.lookup import Handles, Node
 from snapshotd.trees.view import View
 
@@ -96,7 +97,7 @@ def torn(upper_fd: int, known: Iterable[Group]) -> list[Group]:
     return found
 
 
-def relink(upper_fd: int, candidates: Iterable[Group], parent: View) -> int:
+def relink(upper_fd: int, candidates: Iterable[Group], parent: View, marks: Marks = TRUSTED) -> int:
     """Link each candidate's names again that are one file in `parent` and equal in the sealed layer. Returns how many
     names were linked.
 
@@ -106,7 +107,7 @@ def relink(upper_fd: int, candidates: Iterable[Group], parent: View) -> int:
     for group in candidates:
         first = group[0]
         for other in group[1:]:
-            if _one_file(parent, first, other) and _equal(upper_fd, first, other):
+            if _one_file(parent, first, other) and _equal(upper_fd, first, other, marks):
                 _link_over(upper_fd, first, other)
                 linked += 1
     return linked
@@ -132,7 +133,7 @@ def _one_file(parent: View, first: bytes, other: bytes) -> bool:
         return False
 
 
-def _equal(root_fd: int, first: bytes, other: bytes) -> bool:
+def _equal(root_fd: int, first: bytes, other: bytes, marks: Marks) -> bool:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     with contextlib.ExitStack() as opened:
         fds = []
@@ -141,9 +142,7 @@ def _equal(root_fd: int, first: bytes, other: bytes) -> bool:
             opened.callback(os.close, fds[-1])
         if os.fstat(fds[0]).st_ino == os.fstat(fds[1]).st_ino or os.fstat(fds[0]).st_size > MAX_COMPARED_BYTES:
             return False
-        attributes = [
-            {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")} for fd in fds
-        ]
+        attributes = [{k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.prefix)} for fd in fds]
         if attributes[0] != attributes[1]:
             return False
         while piece := os.read(fds[0], _PIECE_BYTES):

@@ -18,9 +18,10 @@ from collections.abc import Iterator, Sequence
 
 from snapshotd import failpoints
 from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
 from snapshotd.trees.base import Child
-from snapshotd.trees.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
+from snapshotd.trees.lookup import Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
 from snapshotd.types import Kind
 
 _KEPT_COPIES = 64
@@ -28,7 +29,7 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def merge(layer_fds: Sequence[int], target_fd: int) -> int:
+def merge(layer_fds: Sequence[int], target_fd: int, marks: Marks = TRUSTED) -> int:
     """Combine `layer_fds` (directories of sealed layers, newest first, that follow each other in a stack) into
     `target_fd`.
 
@@ -41,7 +42,7 @@ def merge(layer_fds: Sequence[int], target_fd: int) -> int:
     """
     if not layer_fds or not is_empty_dir(target_fd):
         raise ValueError("merge needs at least one layer and an empty target directory")
-    merger = _Merger(layer_fds, target_fd)
+    merger = _Merger(layer_fds, target_fd, marks)
     try:
         merger.run()
     except OSError as exc:
@@ -57,8 +58,9 @@ def merge(layer_fds: Sequence[int], target_fd: int) -> int:
 
 
 class _Merger:
-    def __init__(self, layer_fds: Sequence[int], target_fd: int) -> None:
-        self._layers = Lookup(layer_fds, complete=False)
+    def __init__(self, layer_fds: Sequence[int], target_fd: int, marks: Marks) -> None:
+        self._marks = marks
+        self._layers = Lookup(layer_fds, complete=False, marks=marks)
         self._out = Handles()
         try:
             self._top = self._out.add_root(target_fd)
@@ -95,7 +97,7 @@ class _Merger:
         if not directory.stopped:  # else nothing is below that could come into view
             fd = self._out.fd(target)
             for name in hidden:  # our own rather than links: an xattr whiteout would need a mark on its directory, too
-                make_whiteout(fd, name)
+                make_whiteout(fd, name, self._marks)
         return directory, target, iter(children)
 
     def _count(self, child: Child, target: Node) -> None:
@@ -144,7 +146,7 @@ class _Merger:
             self._copies[child.entry.inode] = fd
             st = os.fstat(source_fd)
             copy_data(source_fd, fd, st.st_size)
-            _copy_metadata(source_fd, fd, st)
+            _copy_metadata(source_fd, fd, st, self._marks)
         finally:
             os.close(source_fd)
 
@@ -153,16 +155,16 @@ class _Merger:
         fd = self._out.fd(target)
         source_fd = self._layers.handles.fd(directory.sources[0])
         st = os.fstat(source_fd)
-        _copy_metadata(source_fd, fd, st)
+        _copy_metadata(source_fd, fd, st, self._marks)
         parent = directory.parent
         if parent is not None:
             if directory.stopped:
                 if not parent.stopped:
-                    os.setxattr(fd, OPAQUE, b"y")
+                    os.setxattr(fd, self._marks.opaque, b"y")
             else:
                 redirect = _redirect(directory, parent, target.name)
                 if redirect is not None:
-                    _set_redirect(fd, redirect)
+                    _set_redirect(fd, redirect, self._marks)
         os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
 
 
@@ -177,9 +179,9 @@ def _redirect(directory: Directory, parent: Directory, name: bytes) -> bytes | N
     return b"/" + b"/".join(path)
 
 
-def _set_redirect(fd: int, redirect: bytes) -> None:
+def _set_redirect(fd: int, redirect: bytes, marks: Marks) -> None:
     try:
-        os.setxattr(fd, REDIRECT, redirect)
+        os.setxattr(fd, marks.redirect, redirect)
     except OSError as exc:
         if exc.errno not in (errno.ENOSPC, errno.E2BIG, errno.ERANGE):
             raise
@@ -189,9 +191,9 @@ def _set_redirect(fd: int, redirect: bytes) -> None:
         ) from exc
 
 
-def _copy_metadata(source_fd: int, fd: int, st: os.stat_result) -> None:
+def _copy_metadata(source_fd: int, fd: int, st: os.stat_result, marks: Marks) -> None:
     os.fchown(fd, st.st_uid, st.st_gid)
     os.fchmod(fd, stat.S_IMODE(st.st_mode))
-    for name in public_xattrs(os.listxattr(source_fd)):
+    for name in public_xattrs(os.listxattr(source_fd), marks):
         os.setxattr(fd, name, os.getxattr(source_fd, name))
     os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))

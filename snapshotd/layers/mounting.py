@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from snapshotd.kernel import abilities, mounts, namespaces
-from snapshotd.kernel.abilities import Abilities
+from snapshotd.kernel.abilities import Abilities, Marks
 from snapshotd.types import IdMap
 
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -22,7 +22,9 @@ class LayerMounts:
     """See the module's text. `root`: the layer directory; `fd`: the caller's descriptor of it; `host` None: it is still to
     be probed. Thread-safe."""
 
-    def __init__(self, root: Path, fd: int, host: Abilities | None) -> None:
+    def __init__(self, root: Path, fd: int, host: Abilities | None, marks: Marks) -> None:
+        """`marks`: those of the layers where the host is not known."""
+        self.marks = marks if host is None else host.overlay_marks
         self.root = root
         self._fd, self._host = fd, host
         self._lock = threading.Lock()
@@ -47,9 +49,9 @@ class LayerMounts:
             return self._host
 
     def base(self, id_map: IdMap | None) -> int:
-        """The descriptor of the layer directory: itself, or its mount with these ids, which is made at its first use. It
-        stays this object's. OSError."""
-        if id_map is None:
+        """The descriptor of the layer directory: itself, where ids are the same, or its mount with these ids, which is made
+        at its first use. It stays this object's. OSError."""
+        if id_map is None or id_map.base == 0:
             return self._fd
         with self._lock:
             if id_map not in self._mapped:

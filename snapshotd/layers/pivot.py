@@ -28,6 +28,7 @@ from pathlib import Path
 from snapshotd.errors import NO_ROOM, SandboxFailed
 from snapshotd.kernel import files, mounts, namespaces
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.abilities import BY_USER
 from snapshotd.layers.store import LayerStore, LazyOpener
 from snapshotd.types import IdMap, LayerID, Stack
 
@@ -195,7 +196,9 @@ def _overlay(target: Target, store: LayerStore, stack: Stack, upper: LayerID) ->
         parts = [
             hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent)) for name in ("upper", "work")
         ]
-        mount = hold(mounts.overlay(lowers, parts[0], parts[1], store.host.layer_naming))
+        mount = hold(
+            mounts.overlay(lowers, parts[0], parts[1], store.host.layer_naming, user_marks=store.marks == BY_USER)
+        )
         target.trim()
         yield mount
 

@@ -6,15 +6,18 @@ import errno
 import os
 
 from snapshotd.errors import NO_ROOM
+from snapshotd.kernel.abilities import Marks
 from snapshotd.types import LayerID
-
-_SIZE = "trusted.snapshotd.bytes"
 
 
 class LayerSizes:
-    """The sizes of the layers of a store. The store's lock guards it, but for `read`. `fd`: the store's directory."""
+    """The sizes of the layers of a store. The store's lock guards it, but for `read`. `fd`: the store's directory.
 
-    def __init__(self) -> None:
+    The attribute is of the kind that only root can set (`trusted`), or, like overlayfs's `marks`, of a user's (`user`): no
+    sandbox sees the directory that has it."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._name = f"{marks.prefix.decode().partition('.')[0]}.snapshotd.bytes"
         self._sized: dict[LayerID, int] | None = None
         self._unnoted: dict[LayerID, int] = {}
         """Sizes for which there was no room on the disk."""
@@ -22,7 +25,7 @@ class LayerSizes:
     def note(self, fd: int, layer: LayerID, size_bytes: int) -> None:
         """See `LayerStore.note_size`."""
         try:
-            os.setxattr(f"/proc/self/fd/{fd}/{layer}", _SIZE, str(size_bytes).encode())
+            os.setxattr(f"/proc/self/fd/{fd}/{layer}", self._name, str(size_bytes).encode())
         except FileNotFoundError:
             return
         except OSError as exc:
@@ -57,7 +60,7 @@ class LayerSizes:
             path = f"/proc/self/fd/{fd}/{layer}"
             try:
                 used = os.stat(path).st_mtime_ns
-                found[layer] = (self._unnoted.get(layer) or int(os.getxattr(path, _SIZE)), used)
+                found[layer] = (self._unnoted.get(layer) or int(os.getxattr(path, self._name)), used)
             except OSError as exc:
                 if exc.errno not in (errno.ENODATA, errno.ENOENT, errno.EOPNOTSUPP):
                     raise

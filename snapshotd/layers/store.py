@@ -33,7 +33,7 @@ from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
 from snapshotd.kernel import abilities, files, loop, quota
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.abilities import Abilities
+from snapshotd.kernel.abilities import TRUSTED, Abilities, Marks
 from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
 from snapshotd.layers.mounting import PATH_FLAGS, LayerMounts
@@ -68,17 +68,19 @@ class LayerStore:
         kind: str,
         host: Abilities | None = None,
         *,
+        marks: Marks = TRUSTED,
         image: Path | None = None,
         witness: Witness | None = None,
         missing: str = "",
     ) -> None:
-        """`host`: None where no layer is mounted, or the host is still to be probed. `image`: the file that the file
+        """`host`: None where no layer is mounted, or the host is still to be probed; the layers have these `marks` then.
+        `image`: the file that the file
         system lies in, whose blocks are allocated ahead and given back (ballast.py). `witness`: the store's own from now
         on; None for a store that only a child process opens. `missing`: the reason why the layers cannot be reached;
         `root` is an empty directory then."""
         self.kind = kind
         self._fd = os.open(root, files.DIR_FLAGS)
-        self._mounts = LayerMounts(root, self._fd, host)
+        self._mounts = LayerMounts(root, self._fd, host, marks)
         self.proof = Proof(root, self._fd, image, witness, missing)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
 
@@ -88,7 +90,7 @@ class LayerStore:
         """Layers that a sweep would have removed if they had not been held."""
         self._unneeded: Callable[[], object] = lambda: None
         self._lazy: dict[LayerID, LazyOpener] = {}
-        self._sizes = LayerSizes()
+        self._sizes = LayerSizes(self.marks)
         self._trash = threading.Lock()
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
@@ -145,6 +147,11 @@ class LayerStore:
     def root(self) -> Path:
         """The layer directory."""
         return self._mounts.root
+
+    @property
+    def marks(self) -> Marks:
+        """The names of overlayfs's marks in its layers."""
+        return self._mounts.marks
 
     @property
     def host(self) -> Abilities:
@@ -205,7 +212,7 @@ class LayerStore:
                     opened.callback(os.close, fds[-1])
                 fds.append(self.read_image(stack.image))
                 opened.callback(os.close, fds[-1])
-                return StackView(fds, lambda: self.release(stack.layers))
+                return StackView(fds, lambda: self.release(stack.layers), self.marks)
         except BaseException:
             self.release(stack.layers)
             raise
@@ -350,11 +357,11 @@ class LayerStore:
 
         The root directory's own metadata come from the upper alone, so a fresh one must look like the one below.
         """
-        below = self._open_top(stack)
+        below, marks = self._open_top(stack), self.marks
         try:
             target = self.open_upper(layer)
             try:
-                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(b"trusted.overlay.")}
+                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(marks.prefix)}
                 files.copy_metadata(os.fstat(below), xattrs, target)
             finally:
                 os.close(target)
@@ -364,11 +371,11 @@ class LayerStore:
     def unchanged(self, layer: LayerID, stack: Stack) -> bool:
         """True if a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
         stats."""
-        below = self._open_top(stack)
+        below, marks = self._open_top(stack), self.marks
         try:
             upper = os.open(f"{layer}/upper", files.DIR_FLAGS, dir_fd=self._fd)
             try:
-                return files.is_empty_dir(upper) and _root_identity(upper) == _root_identity(below)
+                return files.is_empty_dir(upper) and _root_identity(upper, marks) == _root_identity(below, marks)
             finally:
                 os.close(upper)
         finally:
@@ -464,9 +471,9 @@ class LayerStore:
         self.proof.sync()
 
 
-def _root_identity(fd: int) -> tuple[object, ...]:
+def _root_identity(fd: int, marks: Marks) -> tuple[object, ...]:
     st = os.fstat(fd)
-    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")}
+    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.prefix)}
     return st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, xattrs
 
 

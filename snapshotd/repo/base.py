@@ -55,7 +55,7 @@ class TreeEntry(NamedTuple):
     FILE: `size` (logical), `content` (None if there is no data), `extents`: None, or for a sparse file the (offset,
     length) of its data in ascending order; `content` then is their bytes joined. SYMLINK: `target`. Devices: `rdev` (as
     st_rdev). DIRECTORY: `tree`. `link`: 0, or the hard link group (64 bits): the entries of one tree with the same
-    number are names of one inode, `nlink` of them. `xattrs`: sorted by name; overlayfs's own (`trusted.overlay.*`)
+    number are names of one inode, `nlink` of them. `xattrs`: sorted by name; overlayfs's own
     never.
     """
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.kernel import passing
+from snapshotd.kernel.rootless import as_its_root
 from snapshotd.runtime import _oci, failure
 from snapshotd.runtime._checks import check_exec, check_ids
 from snapshotd.runtime._process import CHILDREN, ChildProcess, RuncCommand, become_subreaper, run_bounded
@@ -39,15 +40,18 @@ _END_DEADLINE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RuncContainer:
-    """A container as runc knows it: its program, its state directory (`--root`), and the name in there."""
+    """A container as runc knows it: its program, its state directory (`--root`), and the name in there. `rootless`: runc is
+    to be root of this process's user namespace, and to do without cgroups."""
 
     runc: str
     state_dir: Path
     name: str
+    rootless: bool = False
 
     def command(self, log: Path, *args: str) -> list[str]:
         """A runc command line that writes its errors to `log`."""
-        return [self.runc, "--root", str(self.state_dir), "--log", str(log), "--log-format", "json", *args]
+        program = [*as_its_root(), self.runc, "--rootless", "true"] if self.rootless else [self.runc]
+        return [*program, "--root", str(self.state_dir), "--log", str(log), "--log-format", "json", *args]
 
     @property
     def known(self) -> bool:

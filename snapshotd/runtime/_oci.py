@@ -7,11 +7,13 @@ Source: opencontainers/runtime-spec config.md and config-linux.md.
 from __future__ import annotations
 
 import os
+import resource
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from snapshotd.kernel import rootless
 from snapshotd.runtime import seccomp
 from snapshotd.runtime.base import (
     CAPABILITIES,
@@ -66,11 +68,11 @@ _MOUNT_FLAGS = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of a container: its read-only root and its cgroup, True if a limit on swap can be set there, and with
-    an id map the path of its user namespace."""
+    """The place of a container: its read-only root and its cgroup (None: it has none of its own, and no limits), True if a
+    limit on swap can be set there, and with an id map the path of its user namespace."""
 
     root: Path
-    cgroup: str
+    cgroup: str | None
     swap_is_counted: bool
     user_namespace: str | None = None
 
@@ -86,8 +88,7 @@ def bundle(spec: ContainerSpec, id_map: IdMap | None, placement: Placement) -> d
         "linux": {
             "namespaces": _namespaces(placement.user_namespace),
             **_id_mappings(id_map),
-            "cgroupsPath": placement.cgroup,
-            "resources": _resources(spec.limits, placement.swap_is_counted),
+            **_control_group(spec.limits, placement),
             "seccomp": seccomp.profile(),
             "maskedPaths": list(_MASKED_PATHS),
             "readonlyPaths": list(_READONLY_PATHS),
@@ -120,19 +121,21 @@ def process(spec: ExecSpec) -> dict[str, Any]:
         },
         "rlimits": _rlimits(),
         "noNewPrivileges": True,
-        "oomScoreAdj": 0,
+        "oomScoreAdj": max(0, int(Path("/proc/self/oom_score_adj").read_text())),  # only root may lower it
     }
 
 
 @cache
 def _rlimits() -> list[dict[str, Any]]:
     """1048576 open files where this process may grant limits, which takes CAP_SYS_RESOURCE (in a foreign user namespace
-    also for lower limits); else what it has itself, by inheritance."""
+    also for lower limits); else what it has itself, by inheritance. In a user namespace no more than its own."""
     status = Path("/proc/self/status").read_text()
     effective = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("CapEff:"))
     if not effective >> _CAP_SYS_RESOURCE & 1:
         return []
     files = min(_WANTED_FILES, int(Path("/proc/sys/fs/nr_open").read_text()))
+    if rootless.in_own_namespace():
+        files = min(files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     return [{"type": "RLIMIT_NOFILE", "hard": files, "soft": files}]
 
 
@@ -146,6 +149,12 @@ def _id_mappings(id_map: IdMap | None) -> dict[str, Any]:
         return {}
     extent = [{"containerID": 0, "hostID": id_map.base, "size": id_map.count}]
     return {"uidMappings": extent, "gidMappings": extent}
+
+
+def _control_group(limits: Limits, placement: Placement) -> dict[str, Any]:
+    if placement.cgroup is None:
+        return {"resources": {}}
+    return {"cgroupsPath": placement.cgroup, "resources": _resources(limits, placement.swap_is_counted)}
 
 
 def _resources(limits: Limits, swap_is_counted: bool) -> dict[str, Any]:

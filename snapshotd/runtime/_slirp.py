@@ -39,6 +39,10 @@ def require() -> str:
         raise Unsupported(
             "network bridge with runc needs /dev/net/tun: `modprobe tun`, give a container that device, or use network none"
         )
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        raise Unsupported(
+            "network bridge with runc needs /dev/net/tun, which this user may not open: `sudo chmod 666 /dev/net/tun`, or use network none"
+        )
     return program
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
+import signal
 import time
 from collections.abc import Collection
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel.cgroup import Members
+from snapshotd.kernel.cgroup import Cgroup
 from snapshotd.runtime._process import CHILDREN, poll_fd
 from snapshotd.types import ContainerID, short
 
@@ -18,18 +20,22 @@ _SWEEP_AFTER_S = 0.02
 """Processes end within milliseconds; later than this, a leftover of runc may hold one."""
 
 
-def end_all(container_id: ContainerID, groups: Collection[Members], init_pidfd: int | None) -> None:
+def end_all(container_id: ContainerID, groups: Collection[Cgroup], init_pidfd: int | None) -> None:
     """Kill every process of the container and return when all have ended and our own children among them are
     reaped.
 
     Again and again, because a command may just be entering. `init_pidfd` (if known) is waited for but not reaped; it
-    ends last, since its pid namespace has to be empty first. A crashed daemon may have left the container frozen, where
-    version 1 delivers no SIGKILL. Raises SandboxFailed after 10 s: a process is stuck in the kernel.
+    ends last, since its pid namespace has to be empty first. Without `groups` it is killed, and all end with it. A crashed
+    daemon may have left the container frozen, where version 1 delivers no SIGKILL. Raises SandboxFailed after 10 s: a
+    process is stuck in the kernel.
     """
     begin = time.monotonic()
     delay = 0.0005
     while True:
         left = set[int]()
+        if not groups and init_pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(init_pidfd, signal.SIGKILL)
         for group in groups:
             group.thaw()
             left |= group.kill()

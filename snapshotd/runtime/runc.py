@@ -1,5 +1,5 @@
-"""The `runc` driver: containers without any engine. Needs root, runc 1.1 or newer, and for outbound network
-slirp4netns.
+"""The `runc` driver: containers without any engine. Needs root, its own or a user namespace's, runc 1.1 or newer, and
+for outbound network slirp4netns.
 
 runc makes the first container of each kind (limits and network). With user namespaces, the starter makes the others like
 it, in a third of the processor's time, and what it cannot make runc does.
@@ -25,8 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
-from snapshotd.kernel import cgroup
+from snapshotd.kernel import cgroup, rootless
 from snapshotd.kernel.namespaces import set_hostname
+from snapshotd.kernel.processes import start_time
 from snapshotd.runtime import _exec, _oci, _slirp, failure
 from snapshotd.runtime._attach import attached
 from snapshotd.runtime._checks import check_share_dir
@@ -46,6 +47,8 @@ _NO_KEYRING = "--no-new-keyring"
 not start."""
 _OWNERS = 1 << 20
 """Users of the host that user namespaces may belong to."""
+_STARTED = "init.started"
+"""File of a bundle: when its init was started."""
 _PATTERNS_MAX = 16
 """Each has some 100 KiB."""
 _STRIPES = 64
@@ -70,9 +73,12 @@ class RuncRuntime(Runtime):
         runc: str = "runc",
         keeper: KeeperClient | None = None,
         starter: Starter | None = None,
+        *,
         cgroup_parent: str = "",
+        grouped: bool = True,
     ) -> None:
-        """Nothing is touched before the first container. `keeper`: the parent of commands that are to outlive the
+        """Nothing is touched before the first container. `grouped`: each container has a cgroup of its own; without one it
+        has no limits, and ends with its init. `keeper`: the parent of commands that are to outlive the
         daemon; `starter`: makes containers and starts the other commands where it can, and makes user namespaces; None: runc
         makes and starts all; `cgroup_parent`: the path of the cgroup in which to make cgroups, "" for the root."""
         self._run_dir = run_dir
@@ -81,6 +87,7 @@ class RuncRuntime(Runtime):
         self._keeper = keeper
         self._starter = starter or Starter(used=False)
         self._cgroup = f"{cgroup_parent}/snapshotd-{instance}"
+        self._grouped = grouped
         self._lock = threading.Lock()
         self._creating = 0
         self._patterns: OrderedDict[ContainerSpec, Pattern] = OrderedDict()
@@ -90,11 +97,9 @@ class RuncRuntime(Runtime):
     # -- the contract --------------------------------------------------------------------------------------------------
 
     def unavailable(self) -> str | None:
-        if os.geteuid() != 0:
-            return "runc containers need root: start the daemon as root (`sudo snapshotd daemon`)"
         if shutil.which(self._runc) is None:
             return f"{self._runc} is not installed: `snapshotd setup` installs it"
-        if not cgroup.hierarchies():
+        if self._grouped and not cgroup.hierarchies():
             return "no cgroup hierarchy is mounted: `mount -t cgroup2 none /sys/fs/cgroup`"
         if self._id_map is not None and not _user_namespaces_allowed():
             return "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`"
@@ -134,10 +139,11 @@ class RuncRuntime(Runtime):
         _exec.ready(container, self._known_as(container.id), self._starter)
 
     def attach(self, container_id: ContainerID) -> Container | None:
-        pid, path = _init_pid(self._bundle(container_id)), self._group(container_id).path
+        bundle, path = self._bundle(container_id), self._group(container_id).path
+        pid = _init_pid(bundle)
         if pid is None or not self._known_as(container_id).known:
             return None
-        found = attached(container_id, pid, lambda each: each == path)
+        found = attached(container_id, pid, lambda each: each == path if self._grouped else _is_its_init(bundle, pid))
         if found is None:
             return None
         container, pidfd = found
@@ -153,9 +159,11 @@ class RuncRuntime(Runtime):
     def destroy(self, container_id: ContainerID) -> None:
         with self._destroying[hash(container_id) % len(self._destroying)]:
             group, bundle = self._group(container_id), self._bundle(container_id)
+            if not self._grouped:
+                self.attach(container_id)  # an earlier daemon's, which ends with its init
             with self._lock:
                 init = self._init_fds.get(container_id)
-            end_all(container_id, [group], init)
+            end_all(container_id, [group] if self._grouped else [], init)
             self._reap_init(container_id)
             _slirp.stop(bundle, _init_pid(bundle))
             group.remove()
@@ -190,7 +198,7 @@ class RuncRuntime(Runtime):
         return cgroup.at(f"{self._cgroup}/{container_id}")
 
     def _known_as(self, container_id: ContainerID) -> RuncContainer:
-        return RuncContainer(self._runc, self._state_dir, container_id)
+        return RuncContainer(self._runc, self._state_dir, container_id, rootless=not self._grouped)
 
     def _start(self, spec: ContainerSpec, kind: ContainerSpec, pattern: Pattern | None) -> Container:
         root = self._run_dir / "root"
@@ -224,12 +232,14 @@ class RuncRuntime(Runtime):
             log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id
         )
         with CHILDREN.starting(), self._user_namespace(spec.id) as user_namespace:
-            placement = _oci.Placement(root, self._group(spec.id).path, cgroup.swap_is_counted(), user_namespace)
+            group = self._group(spec.id).path if self._grouped else None
+            placement = _oci.Placement(root, group, cgroup.swap_is_counted(), user_namespace)
             (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
             code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
             if code == 0:
                 pid = int(pid_file.read_text())
                 pidfd = self._note_init(spec.id, pid)
+                (bundle / _STARTED).write_text(str(start_time(pid)))
         if code != 0:
             CHILDREN.sweep()
         if code is None:
@@ -290,6 +300,8 @@ class RuncRuntime(Runtime):
 
     def _owner(self, container_id: ContainerID) -> int:
         assert self._id_map is not None
+        if rootless.in_own_namespace():
+            return os.geteuid()  # there is no other
         return self._id_map.base + self._id_map.count + zlib.crc32(container_id.encode()) % _OWNERS
 
     @contextmanager
@@ -328,6 +340,15 @@ class RuncRuntime(Runtime):
         if pidfd is not None:
             reap(pidfd, 0)
             os.close(pidfd)
+
+
+def _is_its_init(bundle: Path, pid: int) -> bool:
+    """True if the process is the one that was started as the container's init: the kernel may have given its number
+    away."""
+    try:
+        return int((bundle / _STARTED).read_text()) == start_time(pid)
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def _init_pid(bundle: Path) -> int | None:

@@ -27,12 +27,13 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 
 from snapshotd.errors import LimitExceeded
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.repo.base import PlainFile, RepositoryWriter, Tree, TreeEntry
 from snapshotd.trees.archive_data import DataReader, Extents, find_extents, holes_of
 from snapshotd.trees.archive_links import Group, find_groups, open_checked, stat_within
 from snapshotd.trees.archive_xattrs import MOST_BYTES, MOST_BYTES_PER_DIRECTORY, Xattrs, list_xattrs, read_xattrs
 from snapshotd.trees.base import Entry
-from snapshotd.trees.lookup import OPAQUE, REDIRECT, WHITEOUT, Handles, Node, entry_path, get_xattr
+from snapshotd.trees.lookup import Handles, Node, entry_path, get_xattr
 from snapshotd.types import BlobID, Kind, TreeID
 
 _SMALL_FILE_BYTES = 1 << 20
@@ -75,6 +76,7 @@ def apply(
     salt: bytes,
     progress: Callable[[int], object] | None = None,
     marks: bool = True,
+    names: Marks = TRUSTED,
 ) -> Applied:
     """Save the tree that shows when the layer `layer_fd` (a directory) lies over the tree `parent` (None: over
     nothing).
@@ -82,7 +84,7 @@ def apply(
     `salt`: makes the numbers of the layer's hard link groups its own: the same for the same layer, another for any
     other, and unknown to the agent that filled the layer. `progress(n)`: n more bytes of content were read; with 0
     after each directory. Errors that it raises pass through. `marks=False`: the directory is an image's root, where
-    nothing is overlayfs's mark; `parent` must be None then (ValueError).
+    nothing is overlayfs's mark; `parent` must be None then (ValueError). `names`: what the marks are called.
 
     Not durable on return: `writer.flush` is the caller's. Errors leave objects that nothing refers to. Raises OSError
     (ESTALE, ENOTDIR, EXDEV: the layer changed while it was read, or something is mounted in it; EINVAL, EACCES: a
@@ -92,7 +94,7 @@ def apply(
     """
     if not marks and parent is not None:
         raise ValueError("a root without overlay marks lies over nothing, so it has no parent")
-    archiver = _Archiver(writer, layer_fd, parent, salt, progress, marks)
+    archiver = _Archiver(writer, layer_fd, parent, salt, progress, marks, names)
     try:
         tree = archiver.run()
     finally:
@@ -184,6 +186,7 @@ class _Archiver:
         salt: bytes,
         progress: Callable[[int], object] | None,
         marks: bool,
+        names: Marks,
     ) -> None:
         self.entries = 0
         self.bytes = 0
@@ -192,7 +195,7 @@ class _Archiver:
         self._parent = parent
         self._salt = salt
         self._progress = progress
-        self._marks = marks
+        self._marks, self._names = marks, names
         self._zeros_left = _MOST_ZERO_BYTES
         self._groups: dict[int, Group] | None = None
         self._stack: list[_Directory] = []
@@ -203,7 +206,10 @@ class _Archiver:
         except BaseException:
             self._handles.close()
             raise
-        self._device = self._root.inode[0]
+
+    @property
+    def _device(self) -> int:
+        return self._root.inode[0]
 
     def close(self) -> None:
         self._handles.close()
@@ -259,9 +265,9 @@ class _Archiver:
         def mark(attribute: str) -> bytes | None:
             return get_xattr(fd, attribute) if xattr_names is None or attribute in xattr_names else None
 
-        if mark(OPAQUE) == b"y":
+        if mark(self._names.opaque) == b"y":
             return None
-        redirect = mark(REDIRECT)
+        redirect = mark(self._names.redirect)
         if redirect is None:
             return _subtree(parent.known.get(name)) if parent.merged else None
         redirect = redirect.split(b"\0", 1)[0]  # the kernel reads it as a C string
@@ -387,7 +393,7 @@ class _Archiver:
                 raise OSError(errno.ESTALE, "a file was replaced while it was read", os.fsdecode(name))
             size = st.st_size
             xattr_names = list_xattrs(fd)
-            if size == 0 and self._marks and xattr_names != [] and get_xattr(fd, WHITEOUT) is not None:
+            if size == 0 and self._marks and xattr_names != [] and get_xattr(fd, self._names.whiteout) is not None:
                 return None
             xattrs = self._xattrs(directory, fd, xattr_names, name) if xattr_names != [] else ()
             before = directory.known.get(name)
@@ -432,7 +438,7 @@ class _Archiver:
         """The attributes of an entry of the directory (b"": of that directory itself)."""
         if names == []:
             return ()
-        xattrs, size, problems = read_xattrs(target, names, min(MOST_BYTES, directory.xattr_bytes_left))
+        xattrs, size, problems = read_xattrs(target, names, min(MOST_BYTES, directory.xattr_bytes_left), self._names)
         directory.xattr_bytes_left -= size
         for problem in problems:
             self.warnings.add(problem, [*directory.path(), name] if name else directory.path())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 
+from snapshotd.kernel.abilities import Marks
 from snapshotd.trees.lookup import get_xattr, public_xattrs
 
 MOST_BYTES = 1 << 20
@@ -35,13 +36,15 @@ def list_xattrs(target: int | bytes) -> list[str] | None:
         raise
 
 
-def read_xattrs(target: int | bytes, names: list[str] | None, most_bytes: int) -> tuple[Xattrs, int, list[str]]:
-    """The members of `names` (from `list_xattrs`) that belong to the tree, sorted; their size in bytes; and the missing
-    ones, as parts of sentences."""
+def read_xattrs(
+    target: int | bytes, names: list[str] | None, most_bytes: int, marks: Marks
+) -> tuple[Xattrs, int, list[str]]:
+    """The members of `names` (from `list_xattrs`) that belong to the tree and are none of overlayfs's `marks`, sorted; their
+    size in bytes; and the missing ones, as parts of sentences."""
     if names is None:
         return (), 0, ["has more extended attributes than the kernel lists; none of them is recorded"]
     found, problems, total = [], [], 0
-    for name in public_xattrs(names):
+    for name in public_xattrs(names, marks):
         raw = os.fsencode(name)
         value = get_xattr(target, name)
         if value is None:

@@ -2,9 +2,9 @@
 
 A *layer* is the sealed upper directory of an overlay: exactly what changed since the parent. A *stack* is layers,
 newest first, over an image's root. Overlayfs marks in a layer: a character device 0:0 is a whiteout; the xattr
-`trusted.overlay.opaque=y` hides the directories below; `trusted.overlay.redirect` says where a renamed directory's
+`opaque=y` (see `kernel.abilities.Marks`) hides the directories below; `redirect` says where a renamed directory's
 lower part lies. A sealed layer is never written to. The kernel lists a whiteout as a name that cannot be opened where
-nothing below has its directory. So a directory with whiteouts carries `trusted.overlay.origin`, which makes the kernel
+nothing below has its directory. So a directory with whiteouts carries `origin`, which makes the kernel
 filter them anywhere (`lookup.make_whiteout`; the kernel itself sets it when it copies up).
 
     store.py        the layer directory: create, seal, remove, durability, where it lies (reflink or not)

@@ -1,13 +1,14 @@
 """The lookup of a name in a stack of layers as overlayfs does it, in user space on directory descriptors.
 
 Source: the kernel's fs/overlayfs/namei.c (ovl_lookup, ovl_lookup_layer, ovl_lookup_single) for the options of
-`kernel.mounts`: redirect_dir=on, metacopy=off, index=off, trusted xattrs. The rules, for a name in a merged directory:
+`kernel.mounts`: redirect_dir=on (or off, and then no layer has any), metacopy=off, index=off. Marks are extended
+attributes whose names begin as the host's `Marks` say. The rules, for a name in a merged directory:
 
 - the directory's sources are asked newest first; the first that has the name decides what it is
-- a whiteout (character device 0:0, or an empty regular file with `trusted.overlay.whiteout`) and anything but a
+- a whiteout (character device 0:0, or an empty regular file with the mark `whiteout`) and anything but a
   directory end the search
-- `trusted.overlay.opaque=y` ends the search after this directory
-- `trusted.overlay.redirect` changes the name that is looked for in what follows; if it is absolute, the search goes on
+- the mark `opaque=y` ends the search after this directory
+- the mark `redirect` changes the name that is looked for in what follows; if it is absolute, the search goes on
   from the roots of the layers below this one, component by component, and honours all marks on the way. It also undoes
   an `opaque` of a parent.
 - the lowest layer's marks do not count, and neither do those on a layer's own root directory
@@ -26,6 +27,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from snapshotd.kernel import turns
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import DIR_FLAGS, SHADOWS, open_dir
 from snapshotd.trees.base import Child, Entry
 from snapshotd.types import Kind
@@ -35,12 +37,6 @@ MAX_OPEN_DIRS = 128
 1024."""
 _KEPT_ON_THE_WAY = 4
 _FEW_NAMES = 8
-OPAQUE = "trusted.overlay.opaque"
-REDIRECT = "trusted.overlay.redirect"
-WHITEOUT = "trusted.overlay.whiteout"
-ORIGIN = "trusted.overlay.origin"
-PRIVATE_PREFIX = b"trusted.overlay."
-
 _NO_XATTR = (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_SUCH_NAME = (errno.ENOENT, errno.ENAMETOOLONG)
 
@@ -206,7 +202,8 @@ class Lookup:
     """Finds names in a stack. With `complete` the last layer is the lowest there is; else more layers lie below,
     unknown."""
 
-    def __init__(self, layer_fds: Sequence[int], *, complete: bool) -> None:
+    def __init__(self, layer_fds: Sequence[int], *, complete: bool, marks: Marks = TRUSTED) -> None:
+        self._marks = marks
         self.handles = Handles()
         try:
             self.roots = tuple(self.handles.add_root(fd, layer) for layer, fd in enumerate(layer_fds))
@@ -227,7 +224,7 @@ class Lookup:
                     if exc.errno in _NO_SUCH_NAME:
                         continue
                     raise
-                if is_whiteout(fd, name, st):
+                if is_whiteout(fd, name, st, self._marks):
                     break
                 return Child(name, Entry.of(st), source)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(name))
@@ -251,7 +248,7 @@ class Lookup:
                     if only is None:
                         raise
                     continue
-                if is_whiteout(fd, name, st):
+                if is_whiteout(fd, name, st, self._marks):
                     hidden.add(name)
                 else:
                     found[name] = Child(name, Entry.of(st), source)
@@ -300,8 +297,26 @@ class Lookup:
             return None
         node = self.handles.adopt(base, name, fd)
         if node.layer != self._lowest:
-            _read_marks(fd, search, at)
+            self._read_marks(fd, search, at)
         return node
+
+    def _read_marks(self, fd: int, search: _Search, at: int) -> None:
+        if get_xattr(fd, self._marks.opaque) == b"y":
+            search.stop = True
+            return
+        value = get_xattr(fd, self._marks.redirect)
+        if value is None:
+            return
+        value = value.split(b"\0", 1)[0]  # the kernel reads it as a C string
+        before, after = search.parts[:at], search.parts[at + 1 :]
+        target = tuple(value.removeprefix(b"/").split(b"/"))
+        absolute = value.startswith(b"/")
+        if b"" in target or (not absolute and len(target) > 1):
+            raise OSError(errno.EINVAL, "malformed overlay redirect", os.fsdecode(value))
+        if absolute:
+            search.parts, search.absolute, search.stop = target + after, True, False
+        else:
+            search.parts = before + target + after
 
 
 def _present(fd: int, only: Collection[bytes] | None) -> Iterable[bytes]:
@@ -311,25 +326,6 @@ def _present(fd: int, only: Collection[bytes] | None) -> Iterable[bytes]:
         return only
     listed = map(os.fsencode, os.listdir(fd))
     return listed if only is None else [name for name in listed if name in only]
-
-
-def _read_marks(fd: int, search: _Search, at: int) -> None:
-    if get_xattr(fd, OPAQUE) == b"y":
-        search.stop = True
-        return
-    value = get_xattr(fd, REDIRECT)
-    if value is None:
-        return
-    value = value.split(b"\0", 1)[0]  # the kernel reads it as a C string
-    before, after = search.parts[:at], search.parts[at + 1 :]
-    target = tuple(value.removeprefix(b"/").split(b"/"))
-    absolute = value.startswith(b"/")
-    if b"" in target or (not absolute and len(target) > 1):
-        raise OSError(errno.EINVAL, "malformed overlay redirect", os.fsdecode(value))
-    if absolute:
-        search.parts, search.absolute, search.stop = target + after, True, False
-    else:
-        search.parts = before + target + after
 
 
 def get_xattr(target: int | bytes, name: str) -> bytes | None:
@@ -351,26 +347,26 @@ def entry_path(dir_fd: int, name: bytes) -> bytes:
     return b"/proc/self/fd/%d/%b" % (dir_fd, name)
 
 
-def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result) -> bool:
+def is_whiteout(dir_fd: int, name: bytes, st: os.stat_result, marks: Marks = TRUSTED) -> bool:
     """True if the entry `name` (its status is `st`) says that the name does not exist."""
     if stat.S_ISCHR(st.st_mode):
         return st.st_rdev == 0
     if stat.S_ISREG(st.st_mode) and st.st_size == 0:
-        return get_xattr(entry_path(dir_fd, name), WHITEOUT) is not None
+        return get_xattr(entry_path(dir_fd, name), marks.whiteout) is not None
     return False
 
 
-def make_whiteout(dir_fd: int, name: bytes) -> None:
+def make_whiteout(dir_fd: int, name: bytes, marks: Marks = TRUSTED) -> None:
     """Delete `name` of the layers below, in a directory of a half-made layer. OSError.
 
     The kernel filters whiteouts from listings of directories that it merges, and of directories that were copied up. A
     layer may come to stand where nothing below has its directory, so the directory gets the mark of a copy whose origin
     is unknown: an empty value (fs/overlayfs/util.c, ovl_path_check_origin_xattr).
     """
-    os.setxattr(dir_fd, ORIGIN, b"")
+    os.setxattr(dir_fd, marks.origin, b"")
     os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
 
 
-def public_xattrs(names: Iterable[str]) -> list[str]:
+def public_xattrs(names: Iterable[str], marks: Marks = TRUSTED) -> list[str]:
     """The names that belong to the tree rather than to overlayfs or to the file system below."""
-    return [name for name in names if not os.fsencode(name).startswith(PRIVATE_PREFIX) and name not in SHADOWS]
+    return [name for name in names if not os.fsencode(name).startswith(marks.prefix) and name not in SHADOWS]

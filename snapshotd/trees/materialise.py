@@ -24,6 +24,7 @@ from typing import TypeVar
 
 from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel import turns
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
 from snapshotd.trees.base import Child, Entry, RestoreReport, Warnings
 from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
@@ -61,16 +62,27 @@ _OPEN_ENDS = 4096
 """Number of directories that may wait for their metadata."""
 _MAX_THREADS = 4
 _T = TypeVar("_T")
+Owner = tuple[int, int]
+"""User and group."""
 
 
-def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = False) -> RestoreReport:
+def materialise(
+    view: View,
+    path: bytes,
+    target_fd: int,
+    *,
+    whiteouts: bool = False,
+    marks: Marks = TRUSTED,
+    owner: Owner | None = None,
+) -> RestoreReport:
     """Write the directory `path` of `view` into the empty directory `target_fd`, which gets its metadata, too.
 
     File data is reflinked where both lie on one file system that can, else copied without filling holes. Names of one
     hard link group are linked again. Anything that the target cannot hold (a name, an owner, an attribute, a time's
     precision, sockets) becomes a warning that names the path; the rest is written. Not durable on return.
-    `whiteouts`: the target is a layer for overlayfs. Character devices 0:0 are made, which are whiteouts there (and are
+    `whiteouts`: the target is a layer for overlayfs, with these `marks`. Character devices 0:0 are made, which are whiteouts there (and are
     left out with a warning otherwise), and so are sockets, since the layer stands for the tree itself.
+    `owner`: the user and group of everything; None: those of the snapshot.
     Raises FileNotFoundError, NotADirectoryError (of `path`), ValueError (target not empty), OutOfSpace, DataLoss,
     OSError (EIO). On an error the target holds a part. The caller keeps others from writing to the target meanwhile.
     Memory: the listings on the way to the current entry, and a few MiB per processor.
@@ -78,7 +90,7 @@ def materialise(view: View, path: bytes, target_fd: int, *, whiteouts: bool = Fa
     if not is_empty_dir(target_fd):
         raise ValueError("the target directory is not empty")
     _without_acls(target_fd)
-    writer = Writer(view, whiteouts=whiteouts)
+    writer = Writer(view, whiteouts=whiteouts, marks=marks, owner=owner)
     try:
         return writer.write(path, target_fd)
     finally:
@@ -109,7 +121,17 @@ class Writer:
     """Writes entries of `view` into a target. `whiteouts` as in `materialise`; `threads`: True if several threads may
     make files; `shift`: the number by which ids are higher in the target."""
 
-    def __init__(self, view: View, *, whiteouts: bool, threads: bool = True, shift: int = 0) -> None:
+    def __init__(
+        self,
+        view: View,
+        *,
+        whiteouts: bool,
+        threads: bool = True,
+        shift: int = 0,
+        marks: Marks = TRUSTED,
+        owner: Owner | None = None,
+    ) -> None:
+        self._marks, self._owner = marks, owner
         self._view, self._whiteouts, self._shift = view, whiteouts, shift
         self._out = Handles()
         self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
@@ -344,7 +366,7 @@ class Writer:
         elif entry.rdev or entry.kind is Kind.BLOCK_DEVICE:
             os.mknod(child.name, _DEVICE_TYPES[entry.kind] | 0o600, entry.rdev, dir_fd=dir_fd)
         elif entry.kind is Kind.CHAR_DEVICE and self._whiteouts:
-            make_whiteout(dir_fd, child.name)
+            make_whiteout(dir_fd, child.name, self._marks)
             return
         else:  # in a layer a character device 0:0 would delete the name
             raise OSError(errno.EINVAL, "device number 0:0")
@@ -362,7 +384,10 @@ class Writer:
 
     def _read_xattrs(self, target: Node, name: bytes, read: Callable[[], dict[bytes, bytes]]) -> dict[bytes, bytes]:
         try:
-            return read()
+            found = read()
+            if self._whiteouts:  # they would be overlayfs's marks in this layer
+                return {key: value for key, value in found.items() if not key.startswith(self._marks.prefix)}
+            return found
         except OSError as exc:
             if exc.errno != errno.E2BIG:
                 raise
@@ -380,7 +405,7 @@ class Writer:
         made with.
         """
         follow = entry.kind is not Kind.SYMLINK  # a link's mode means nothing
-        uid, gid = entry.uid + self._shift, entry.gid + self._shift
+        uid, gid = self._owner or (entry.uid + self._shift, entry.gid + self._shift)
         if not xattrs and _is_as_made(what, entry, (uid, gid), follow):
             return
         st = os.stat(what, follow_symlinks=follow)

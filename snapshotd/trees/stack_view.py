@@ -1,7 +1,7 @@
 """A stack of sealed layers as a view, without mounting it.
 
 Equal to what the kernel shows through a mount (tests/model/test_overlay_view.py compares the two), except:
-`trusted.overlay.*` attributes never show, and a merged directory has the inode number of its topmost source.
+overlayfs's own attributes never show, and a merged directory has the inode number of its topmost source.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import stat
 from collections.abc import Callable, Collection, Sequence
 
 from snapshotd.errors import DataLoss
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import copy_data, fd_path
 from snapshotd.trees.base import Child, Entry
 from snapshotd.trees.lookup import Directory, Lookup, entry_path, public_xattrs
@@ -28,9 +29,12 @@ class StackView(View):
     parent directory; a listing stats every entry once.
     """
 
-    def __init__(self, layer_fds: Sequence[int], closed: Callable[[], object] | None = None) -> None:
-        """`closed` is called once, at the first `close`."""
-        self._lookup = Lookup(layer_fds, complete=True)
+    def __init__(
+        self, layer_fds: Sequence[int], closed: Callable[[], object] | None = None, marks: Marks = TRUSTED
+    ) -> None:
+        """`closed` is called once, at the first `close`. `marks`: those of the layers."""
+        self._marks = marks
+        self._lookup = Lookup(layer_fds, complete=True, marks=marks)
         self._closed = closed
         self._paths = PathCache(self._lookup.root, self.enter)
         roots = tuple(node.inode for node in self._lookup.roots)
@@ -126,7 +130,10 @@ class StackView(View):
             if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
                 return {}
             raise
-        return {os.fsencode(name): os.getxattr(path, name, follow_symlinks=False) for name in public_xattrs(names)}
+        return {
+            os.fsencode(name): os.getxattr(path, name, follow_symlinks=False)
+            for name in public_xattrs(names, self._marks)
+        }
 
     def directory_xattrs(self, directory: Directory) -> dict[bytes, bytes]:
         path = fd_path(self._lookup.handles.fd(directory.sources[0]))
@@ -136,4 +143,4 @@ class StackView(View):
             if exc.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
                 return {}
             raise
-        return {os.fsencode(name): os.getxattr(path, name) for name in public_xattrs(names)}
+        return {os.fsencode(name): os.getxattr(path, name) for name in public_xattrs(names, self._marks)}

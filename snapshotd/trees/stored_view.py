@@ -19,10 +19,10 @@ from itertools import accumulate
 from typing import Any
 
 from snapshotd.errors import DataLoss, NotFound
+from snapshotd.kernel.abilities import TRUSTED
 from snapshotd.kernel.files import write_all
 from snapshotd.repo.base import Repository, Tree, TreeEntry
 from snapshotd.trees.base import Child, Entry
-from snapshotd.trees.lookup import PRIVATE_PREFIX
 from snapshotd.trees.view import PathCache, View, split
 from snapshotd.types import BlobID, Kind, TreeID
 
@@ -376,4 +376,4 @@ def _file_number(entry: TreeEntry) -> int:
 
 def _public_xattrs(entry: TreeEntry) -> dict[bytes, bytes]:
     """Attributes of overlayfs itself never come out, from any source."""
-    return {name: value for name, value in entry.xattrs if not name.startswith(PRIVATE_PREFIX)}
+    return {name: value for name, value in entry.xattrs if not name.startswith(TRUSTED.prefix)}

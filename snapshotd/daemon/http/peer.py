@@ -21,7 +21,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.engine.base import Engine
 from snapshotd.errors import NotPermitted
-from snapshotd.kernel import cgroup
+from snapshotd.kernel import cgroup, rootless
 
 log = logging.getLogger("snapshotd.daemon")
 _LINGER_S = 1.0
@@ -48,24 +48,38 @@ def in_sandbox(pid: int) -> bool:
 
 
 def in_sandbox_of(engine: Engine) -> SandboxPredicate:
-    """`in_sandbox`, extended to every driver: true if the process shares the cgroup of a live sandbox's init.
+    """`in_sandbox`, extended to every driver: true if the process shares the cgroup or the pid namespace of a live
+    sandbox's init.
 
     A process of the daemon's own pid namespace is in no sandbox, so usual clients need no search.
     """
-    own_namespace = os.readlink("/proc/self/ns/pid")
+    own_namespace, own_cgroup = os.readlink("/proc/self/ns/pid"), cgroup.path_of(os.getpid())
 
     def predicate(pid: int) -> bool:
         if in_sandbox(pid):
             return True
-        try:
-            if os.readlink(f"/proc/{pid}/ns/pid") == own_namespace:
-                return False
-        except OSError:
+        namespace, text = _pid_namespace(pid), cgroup.path_of(pid)
+        if namespace is None or text is None:
             return True  # gone
-        text = cgroup.path_of(pid)
-        return text is None or any(cgroup.path_of(info.pid) == text for info in engine.sandboxes())
+        if namespace == own_namespace:
+            return False
+        return any(
+            _pid_namespace(info.pid) == namespace or (text != own_cgroup and cgroup.path_of(info.pid) == text)
+            for info in engine.sandboxes()
+        )
 
     return predicate
+
+
+def _pid_namespace(pid: int) -> str | None:
+    """The name of a process's pid namespace; None: it is gone. A process that this one may not look into lies outside of
+    its user namespace, and so in no sandbox."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    except PermissionError:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return None
 
 
 def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) -> str | None:
@@ -74,8 +88,8 @@ def refusal(pid: int, uid: int, is_sandboxed: SandboxPredicate, own_uid: int) ->
     `pid` 0 is a process of an outer pid namespace (the host of a daemon that runs in a container); a sandbox never
     looks like that, since its pid namespace is always inside the daemon's.
     """
-    if uid not in (0, own_uid):
-        return f"user {uid} may not use this daemon, which serves root only; run the command with sudo"
+    if uid not in (0, own_uid) or (uid != own_uid and rootless.in_own_namespace()):
+        return f"user {uid} may not use this daemon, which serves one user only; run the command as that user"
     if pid != 0 and is_sandboxed(pid):
         return (
             f"process {pid} runs inside a sandbox, from which the daemon cannot be driven; run the command on the host"

@@ -12,6 +12,7 @@ import re
 import struct
 from pathlib import Path
 
+from snapshotd.config import OF_ROOT, Places, places
 from snapshotd.errors import NotFound, UsageError
 
 API_VERSION = "1.4"
@@ -79,16 +80,20 @@ _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?:@[0-9]{1,10})?")
 
 def socket_path_of(state_dir: Path) -> Path:
     """Path of the socket of a state directory's daemon, by default."""
-    return state_dir / "snapshotd.sock"
+    return places().socket_of(state_dir)
 
 
-def hook_socket_of(state_dir: Path) -> Path:
-    """Path of the socket on which a state directory's daemon hears of agents in users' folders. It lies where every user
-    may go, and is the same after a restart of the machine: settings of agents name it."""
+def hook_socket_of(state_dir: Path, of: Places | None = None) -> Path:
+    """Path of the socket on which a state directory's daemon hears of agents in users' folders. It is the same after a
+    restart of the machine: settings of agents name it. `of`: the daemon's places; None: root's daemon hears every user if
+    it has such a socket, else the user's own does."""
     from hashlib import sha256  # only then: it loads OpenSSL
 
-    name = sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
-    return Path("/run/snapshotd") / f"hooks-{name}.sock"
+    name = f"hooks-{sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]}.sock"
+    for_all = OF_ROOT.sockets / name
+    if of is None and for_all.exists():
+        return for_all
+    return (of or places()).sockets / name
 
 
 def lock_path_of(state_dir: Path) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import platform
 import re
 import shutil
@@ -22,7 +21,7 @@ from snapshotd.config import read
 from snapshotd.engine.host import system_packages
 from snapshotd.engine.mind import policy
 from snapshotd.errors import UsageError
-from snapshotd.kernel import abilities
+from snapshotd.kernel import abilities, rootless
 from snapshotd.kernel.abilities import Abilities, Mode
 from snapshotd.terms import number_of
 
@@ -31,6 +30,7 @@ _DOCKER_TIMEOUT_S = 0.5
 _DOCKER_NEEDED = (20, 10)
 _RUNC_NEEDED = (1, 1)
 _PYTHON_NEEDED = (3, 11)
+_ALWAYS_SHOWN = frozenset({"cgroup_version", "fine_times"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +77,15 @@ def _existing(path: Path) -> Path:
 
 
 def _privileges() -> Check:
-    if os.geteuid() == 0:
+    """An ordinary user's daemon has a user namespace; how many ids there are in it decides whom files can belong to."""
+    if rootless.is_root():
         return Check("privileges", True, "root")
-    return Check(
-        "privileges", False, f"user {os.geteuid()}, not root", "run the daemon with sudo or as the systemd service"
-    )
+    missing = rootless.no_range()
+    if missing is None:
+        return Check("privileges", True, "an ordinary user, with a range of further user ids")
+    reason, _, fix = missing.partition(": ")
+    lost = "all files of a sandbox belong to this user, all owners in it are root, and no image can be built"
+    return Check("privileges", None, f"an ordinary user, with one user id ({reason}): {lost}", fix)
 
 
 def _version(text: str) -> tuple[int, int]:
@@ -101,7 +105,7 @@ def _host(place: Path) -> list[Check]:
     best = modes[0] if modes else None
     return [
         _mode(best, wanted=read(only=("mode",)).mode),
-        *(_ability(host, each, best) for each in abilities.ABILITIES),
+        *(_ability(host, each, best) for each in abilities.ABILITIES if each.field in (host.needed() | _ALWAYS_SHOWN)),
     ]
 
 
@@ -109,6 +113,8 @@ def _mode(best: Mode | None, wanted: str) -> Check:
     said = "the root user of a sandbox is nobody on this machine"
     if best is Mode.PIVOT:
         return Check("mode", True, f"{best}: {said}")
+    if best is Mode.ROOTLESS:
+        return Check("mode", True, f"{best}: sandboxes in a user namespace; each snapshot copies what changed")
     if best is Mode.PIVOT_ROOT:
         said = "the root user of a sandbox is root on this machine, held by capabilities and a system call filter alone"
         fix = f"see the missing abilities below, or accept it: SNAPSHOTD_MODE={best}"
@@ -121,8 +127,9 @@ def _ability(host: Abilities, one: abilities.Ability, best: Mode | None) -> Chec
     if reason is None and getattr(host, one.field):
         more = f" (version {host.cgroup_version}, at {host.cgroup_root})" if one.field == "cgroup_version" else ""
         return Check(one.name, True, f"{one.purpose}{more}")
-    detail = f"{one.purpose}: {reason or 'not tried, because an ability above is missing'}. Without it, {one.lost}"
-    return Check(one.name, None if best is not None else False, detail, one.fix)
+    lost, fix = (host.is_rootless and one.without_root) or (one.lost, one.fix)
+    detail = f"{one.purpose}: {reason or 'not tried, because an ability above is missing'}. Without it, {lost}"
+    return Check(one.name, None if best is not None else False, detail, fix)
 
 
 def _programs() -> list[Check]:
@@ -218,9 +225,8 @@ def _reflink(place: Path) -> Check:
     reason = abilities.reflink(place)
     if reason is None:
         return Check("reflink", True, f"{place} shares extents")
-    if not any(p.name == "xfsprogs" and p.missing() for p in system_packages.PACKAGES) and os.path.exists(
-        "/dev/loop-control"
-    ):
+    no_programs = any(p.name == "xfsprogs" and p.missing() for p in system_packages.PACKAGES)
+    if not no_programs and abilities.loop_devices() is None:
         return Check(
             "reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers"
         )

@@ -102,6 +102,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("runc", ("runc",), "sandboxes without a Docker engine"),
     Package("catatonit", CATATONIT, "the first process in every sandbox"),
     Package("slirp4netns", ("slirp4netns",), "outbound network for sandboxes of the runc driver"),
+    Package("uidmap", ("newuidmap",), "sandboxes of ordinary users, with user ids of their own"),
     Package("xfsprogs", ("mkfs.xfs",), "a layer directory that shares file extents"),
     Package("mmdebstrap", ("mmdebstrap",), "building images of Debian's packages", names=_DEBIAN_ONLY),
     Package(

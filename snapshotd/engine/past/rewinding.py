@@ -279,7 +279,7 @@ class Rewinding:
             with sandbox.lock:
                 alone = not sandbox.closed and _blocker(sandbox) is None
                 if alone and sandbox.root.changed:
-                    with self._context.store.view(sandbox.root.stack.push(sandbox.root.upper)) as view:
+                    with self._context.store.view(sandbox.root.live_stack) as view:
                         yield view
                     return
         with look.open_view(self._context, head) as view:

@@ -26,8 +26,8 @@ from snapshotd.engine.sandbox.sandbox import Sandbox, SandboxUse
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
-from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel import files
+from snapshotd.kernel.members import Grouping, Members
 from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
@@ -45,7 +45,7 @@ class Prepared:
     runtime: Runtime
     container: Container
     target: Target
-    cgroup: cgroups.Members
+    cgroup: Members
     server: AgentServer
     calls: AgentCalls
     run_dir: Path
@@ -90,7 +90,7 @@ class Launcher:
                     SandboxIdentity.of(trajectory.id),
                 )
                 identity.cover_machine_id(prepared.target, self._context.store, stack.image, prepared.run_dir)
-                upper = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
+                upper, seen = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
             except BaseException:
                 prepared.destroy()
                 raise
@@ -107,7 +107,7 @@ class Launcher:
             cgroup=prepared.cgroup,
             server=prepared.server,
             started_at_ns=time.time_ns(),
-            root=SandboxRoot(parts, writer, survival, stack, upper, snapshot.id, lazy_by=lazy_by),
+            root=SandboxRoot(parts, writer, survival, stack, upper, snapshot.id, lazy_by=lazy_by, seen=seen),
             writer=writer,
             survival=survival,
             use=SandboxUse(trajectory.id),
@@ -124,7 +124,7 @@ class Launcher:
                 prepared = spares.popleft() if spares else None
             if prepared is None:
                 prepared = self.prepare(spec)
-            elif cgroups.path_of(prepared.container.pid) is None:
+            elif self._context.grouping.name_of(prepared.container.pid) is None:
                 prepared.destroy()
                 continue
             self._refill_later(spec)
@@ -141,7 +141,7 @@ class Launcher:
             directory.chmod(0o755)
         calls = AgentCalls(context)
         admitted: list[str | None] = [None]
-        server = _serve(run_dir, calls, admitted)
+        server = _serve(run_dir, calls, admitted, context.grouping)
         image = context.image(spec.image)
         image_name = (image.name if image else "") or "snapshotd"
         try:
@@ -151,8 +151,8 @@ class Launcher:
                 )
             )
             hit("engine.start.container_created")
-            admitted[0] = cgroups.path_of(container.pid)
-            cgroup = cgroups.of_process(container.pid)
+            admitted[0] = context.grouping.name_of(container.pid)
+            cgroup = context.grouping.of_process(container.pid)
             target = Target.of(container.pid, container.id_map)
         except BaseException:
             server.close()
@@ -229,9 +229,9 @@ class Launcher:
         base, fresh = root.base, root.fresh
         if head.id != root.head:  # there were snapshots since it got this root
             base, fresh = (head.base or base, head.own_layers - 1) if head.method == "copy" else (head.id, 0)
-        server = _serve(
-            self._context.run_dir / "c" / survivor.container.id, calls, [cgroups.path_of(survivor.container.pid)]
-        )
+        grouping = self._context.grouping
+        admitted = [grouping.name_of(survivor.container.pid)]
+        server = _serve(self._context.run_dir / "c" / survivor.container.id, calls, admitted, grouping)
         trajectory, container, target = survivor.trajectory, survivor.container, survivor.target
         writer, survival = (
             TrajectoryWriter(head.id, head.seq, head.messages),
@@ -253,7 +253,7 @@ class Launcher:
         return sandbox, calls
 
     def _parts(
-        self, trajectory: Trajectory, container: Container, target: Target, cgroup: cgroups.Members, server: AgentServer
+        self, trajectory: Trajectory, container: Container, target: Target, cgroup: Members, server: AgentServer
     ) -> RootParts:
         disk_bytes = trajectory.spec.limits.disk_bytes
         return RootParts(
@@ -275,9 +275,9 @@ class Launcher:
         self.remove_run_dir(sandbox.container.id)
 
 
-def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None]) -> AgentServer:
-    """Listen for the agents of the container whose cgroup is in `admitted`."""
-    return AgentServer(run_dir / "agent.sock", calls, lambda pid: cgroups.path_of(pid) == admitted[0], lost=calls.lost)
+def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None], grouping: Grouping) -> AgentServer:
+    """Listen for the agents of the container whose name is in `admitted`."""
+    return AgentServer(run_dir / "agent.sock", calls, lambda pid: grouping.name_of(pid) == admitted[0], lost=calls.lost)
 
 
 def alive(sandbox: Sandbox) -> bool:

@@ -112,7 +112,8 @@ class Sessions:
 
     def stood_on(self) -> set[SnapshotID]:
         """The snapshots that live sandboxes began from, or will build their next on."""
-        return {snapshot for sandbox in self.live() for snapshot in (sandbox.root.base, sandbox.head)}
+        found = {snapshot for sandbox in self.live() for snapshot in (sandbox.root.base, sandbox.head)}
+        return {snapshot for snapshot in found if snapshot is not None}
 
     def launch(
         self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None

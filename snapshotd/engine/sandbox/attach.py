@@ -19,7 +19,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord, Root
 from snapshotd.errors import SnapshotdError
-from snapshotd.kernel import cgroup as cgroups
+from snapshotd.kernel.members import Members
 from snapshotd.layers.pivot import Target, layout_of, settle
 from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import CallID, ContainerID, Trajectory, TrajectoryID, TrajectoryStatus
@@ -39,7 +39,7 @@ class Survivor:
     runtime: Runtime
     container: Container
     target: Target
-    cgroup: cgroups.Members
+    cgroup: Members
     process: Process | None
     commands: dict[CallID, Process]
     root: Root
@@ -138,7 +138,7 @@ def _settled(
     facts: dict[str, Any],
     roots: list[Root],
 ) -> Survivor:
-    cgroup = cgroups.of_process(container.pid)
+    cgroup = context.grouping.of_process(container.pid)
     cgroup.thaw()  # it may have been in the middle of a copy
     target = Target.of(container.pid, container.id_map)
     try:
@@ -159,7 +159,7 @@ def _settled(
     return Survivor(trajectory, runtime, container, target, cgroup, process, commands, root, record, facts)
 
 
-def _end_cut_off_commands(cgroup: cgroups.Members, spared: set[int]) -> None:
+def _end_cut_off_commands(cgroup: Members, spared: set[int]) -> None:
     """Kills clients' commands: they were cut off with the daemon that ran them. Their background children live on, as
     ever."""
     inside = set(cgroup.members())

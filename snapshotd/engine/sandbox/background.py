@@ -107,7 +107,7 @@ class Background:
             self._context.store.make_ahead()
         except (SnapshotdError, OSError) as exc:
             _log.warning("no layer could be made ahead: %s", exc)  # the next step makes its own, or says why it cannot
-        if captured is None or captured.method == "pivot":
+        if captured is None or captured.method in ("pivot", "delta"):
             self._links.learn(snapshot.stack)
             while self._merger.work(snapshot.stack):
                 pass  # steps may come faster than they are settled

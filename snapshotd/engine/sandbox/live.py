@@ -41,7 +41,7 @@ class Root:
     mount_id: int
     upper: LayerID
     stack: Stack
-    base: SnapshotID
+    base: SnapshotID | None
     fresh: int
     head: SnapshotID
     lazy: bool
@@ -219,6 +219,11 @@ class Survival:
         """The root is the announced one."""
         self._roots = self._roots[-1:]
 
+    def moved(self, present: Callable[[], Root]) -> None:
+        """The same mount is the root, and its stack another."""
+        if self._record is not None and self._record.kept:
+            self._keep((present(),))
+
     def forget(self) -> None:
         """Drops the live record: the files match no snapshot from here on, so no daemon can go on with the sandbox
         until the next snapshot."""
@@ -259,7 +264,7 @@ def read(directory: Path) -> tuple[dict[str, Any], list[Root]] | None:
             one["mount_id"],
             LayerID(one["upper"]),
             Stack(ImageID(one["stack"]["image"]), tuple(map(LayerID, one["stack"]["layers"]))),
-            SnapshotID(one["base"]),
+            None if one["base"] is None else SnapshotID(one["base"]),
             one["fresh"],
             SnapshotID(one["head"]),
             one["lazy"],

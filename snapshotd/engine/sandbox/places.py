@@ -99,7 +99,9 @@ class Places:
         if sandbox.root.changed:
             return False
         base = sandbox.root.base
-        return base == snapshot.id or self._context.catalog.get_snapshot(base).stack == snapshot.stack
+        return base is not None and (
+            base == snapshot.id or self._context.catalog.get_snapshot(base).stack == snapshot.stack
+        )
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
         """Writes the differing files over the present ones while the sandbox stands still, so that its live upper can
@@ -110,10 +112,7 @@ class Places:
         with frozen(sandbox.cgroup):
             root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
             try:
-                with (
-                    store.view(sandbox.root.stack.push(sandbox.root.upper)) as now,
-                    open_view(self._context, snapshot) as wanted,
-                ):
+                with store.view(sandbox.root.live_stack) as now, open_view(self._context, snapshot) as wanted:
                     shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
                     changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
                     apply.apply(root, changes, wanted, shift=shift, whole_groups=True)

@@ -1,6 +1,7 @@
 """The root of a live sandbox: sealed layers under a live upper, and the ways to seal, copy and replace them.
 
-stack        sealed layers under the live upper; the parent of what comes next; held, so that none is evicted
+stack        sealed layers under the live upper; the parent of what comes next; held, so that none is evicted. Where the host
+             renames no directories of lower layers, the live upper holds what they do and stands on the image (delta.py)
 base, fresh  a snapshot whose tree, with the newest `fresh` layers of `stack` on it, is that of `stack`, however the rest was merged.
              `fresh` is 0 unless a step was sealed and could not be committed
 upper        the live, writable layer
@@ -21,11 +22,11 @@ from snapshotd.engine.sandbox.quiesce import blocker, writable_mappings
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss
 from snapshotd.failpoints import hit
-from snapshotd.kernel import cgroup as cgroups
+from snapshotd.kernel.members import Members
 from snapshotd.kernel.mounts import Layout
 from snapshotd.kernel.quota import Used
 from snapshotd.layers import capture as copying
-from snapshotd.layers import links
+from snapshotd.layers import delta, links
 from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
@@ -41,7 +42,7 @@ class Captured:
     method: str
     reason: str | None
     pause_ns: int
-    base: SnapshotID
+    base: SnapshotID | None
     own_layers: int
     """See `types.Snapshot`."""
     cleanup: Callable[[], None] | None = None
@@ -77,7 +78,7 @@ class RootParts:
     trajectory: TrajectoryID
     store: LayerStore
     target: Target
-    cgroup: cgroups.Members
+    cgroup: Members
     init_pid: int
     parked: Callable[[], set[int]]
     """Returns the processes that wait for the daemon."""
@@ -96,15 +97,19 @@ class SandboxRoot:
         survival: Survival,
         stack: Stack,
         upper: LayerID,
-        base: SnapshotID,
+        base: SnapshotID | None,
         *,
         fresh: int = 0,
         lazy_by: tuple[object | None] | None = None,
+        seen: copying.Seen | None = None,
     ) -> None:
-        """`lazy_by`: the server of a layer that was not on disk yet when the root was made; None: all layers were."""
+        """`lazy_by`: the server of a layer that was not on disk yet when the root was made; None: all layers were. `seen`: as
+        `enter` gives it."""
         self._parts, self._writer, self._survival = parts, writer, survival
         self.stack, self.upper, self.base, self.fresh = stack, upper, base, fresh
         self._lazy_by = lazy_by
+        self._seen = seen
+        """The entries of the live upper that `stack` has, where it is never sealed; None: not known."""
         self._mirror: copying.FinishedCapture | None = None
         """The last copy, while the next one may link unchanged files from it."""
         self.own_layers: list[LayerID] = [upper]
@@ -130,16 +135,30 @@ class SandboxRoot:
     @property
     def changed(self) -> bool:
         """True if the sandbox holds files that no snapshot has."""
-        return self.fresh > 0 or not self._parts.store.unchanged(self.upper, self.stack)
+        return self.fresh > 0 or not self._unchanged()
+
+    @property
+    def live_stack(self) -> Stack:
+        """The live upper on what it stands on: the files as they are now."""
+        return _ground(self._parts.store, self.stack).push(self.upper)
+
+    def _unchanged(self) -> bool:
+        store = self._parts.store
+        if store.host.redirects:
+            return store.unchanged(self.upper, self.stack)
+        return self._seen is not None and delta.unchanged(store, self.upper, self._seen)
 
     def room(self, stack: Stack | None = None) -> Used:
         """The space that the live upper may take: the sandbox's disk limit, less the layers of `stack` (None: of the
         present stack)."""
-        return self._parts.store.room(stack or self.stack, self._parts.disk_bytes)
+        store = self._parts.store
+        return store.room(_ground(store, stack or self.stack), self._parts.disk_bytes)
 
     def capture(self) -> Captured:
         """Seal or copy the live upper. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()
+        if not self._parts.store.host.redirects:
+            return self._capture_delta()
         if self._parts.store.unchanged(self.upper, self.stack):
             self.revive()
             pause = time.perf_counter_ns() - start
@@ -244,24 +263,41 @@ class SandboxRoot:
             candidates = links.torn(fd, self._parts.sources.links(parent))
             if candidates:
                 with self._parts.store.view(parent) as view:
-                    links.relink(fd, candidates, view)
+                    links.relink(fd, candidates, view, self._parts.store.marks)
         finally:
             os.close(fd)
+
+    @contextlib.contextmanager
+    def _stopped(self, pauses: list[int]) -> Iterator[None]:
+        """The sandbox stands still inside; its time is added to `pauses`."""
+        start = time.perf_counter_ns()
+        with frozen(self._parts.cgroup):
+            yield
+        pauses.append(time.perf_counter_ns() - start)
+
+    def _mapped(self) -> set[bytes]:
+        return writable_mappings(self._parts.cgroup)
+
+    def _capture_delta(self) -> Captured:
+        """Like `capture`, where no upper can be sealed: what changed becomes a layer of its own."""
+        store, pauses = self._parts.store, list[int]()
+        live = self.blocker() is not None
+        taken = delta.capture(store, self.upper, self._seen, self._stopped(pauses), self._mapped, live=live)
+        if taken.layer is None:
+            self._seen = taken.seen
+            return Captured(self.stack, "unchanged", None, sum(pauses), self.base, self.fresh)
+        self.own_layers.append(taken.layer)
+        below = self._hold((Stack(self.stack.image) if taken.whole else self.stack).push(taken.layer))
+        store.release(self.stack.layers)
+        self.stack, self._seen = below, taken.seen
+        self.base, self.fresh = (None, 1) if taken.whole else (self.base, self.fresh + 1)
+        self._survival.moved(self.present)
+        return Captured(below, "delta", None, sum(pauses), self.base, self.fresh)
 
     def capture_copy(self, reason: str) -> Captured:
         """Like `capture`, by copying changed files; `reason`: the obstacle to a pivot."""
         pauses: list[int] = []
-
-        @contextlib.contextmanager
-        def stopped() -> Iterator[None]:
-            start = time.perf_counter_ns()
-            with frozen(self._parts.cgroup):
-                yield
-            pauses.append(time.perf_counter_ns() - start)
-
-        mirror = copying.capture(
-            self._parts.store, self.upper, self._mirror, stopped(), lambda: writable_mappings(self._parts.cgroup)
-        )
+        mirror = copying.capture(self._parts.store, self.upper, self._mirror, self._stopped(pauses), self._mapped)
         self._parts.store.hold([mirror.layer])  # the next copy links unchanged files from it
         self._parts.store.release(self._mirrored())
         self._mirror = mirror
@@ -281,13 +317,13 @@ class SandboxRoot:
         self._survival.forget()
         lazy_by = lazy_server(parts.store, stack, parts.sources)
         try:
-            upper = enter(parts.target, parts.store, stack, parts.disk_bytes)
+            upper, seen = enter(parts.target, parts.store, stack, parts.disk_bytes)
         except BaseException:
             parts.store.release(stack.layers)
             raise
         held = (*self.stack.layers, *self._mirrored())
         self._former.append(_FormerRoot(held, tuple(self.own_layers), self.upper))
-        self.upper, self.stack, self._mirror = upper, stack, None
+        self.upper, self.stack, self._mirror, self._seen = upper, stack, None, seen
         self.base, self.fresh, self._lazy_by = base, int(made is not None), lazy_by
         self.own_layers = [upper] if made is None else [upper, made]
 
@@ -329,7 +365,7 @@ class SandboxRoot:
 
 
 @contextlib.contextmanager
-def frozen(cgroup: cgroups.Members) -> Iterator[None]:
+def frozen(cgroup: Members) -> Iterator[None]:
     """Every process of the sandbox stands still inside."""
     cgroup.freeze()
     try:
@@ -343,16 +379,26 @@ def lazy_server(store: LayerStore, stack: Stack, sources: LayerSources) -> tuple
     return (sources.server_of_lazy(),) if store.any_lazy(stack) else None
 
 
-def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> LayerID:
-    """Give a fresh container its first root over `stack`; returns the live upper. Nothing is left behind on error.
-    `disk_bytes`: as in `Limits`."""
-    upper = store.create()
+def _ground(store: LayerStore, stack: Stack) -> Stack:
+    """The layers that a live upper stands on, whose files are those of `stack`."""
+    return stack if store.host.redirects else Stack(stack.image)
+
+
+def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> tuple[LayerID, copying.Seen | None]:
+    """Give a fresh container its first root with the files of `stack`, which is held; returns the live upper, and where it
+    is never sealed the entries in it. Nothing is left behind on error. `disk_bytes`: as in `Limits`."""
+    upper, ground, seen = store.create(), _ground(store, stack), None
     try:
-        store.limit(upper, store.room(stack, disk_bytes))
-        store.dress(upper, stack)
-        pivot(target, store, stack, upper, layout_of(target), seal=False)
+        store.limit(upper, store.room(ground, disk_bytes))
+        if store.host.redirects:
+            store.dress(upper, stack)
+        else:
+            seen = delta.fill(store, upper, stack)
+        pivot(target, store, ground, upper, layout_of(target), seal=False)
+        if seen is not None:
+            delta.mounted(store, upper, seen)
         hit("engine.start.pivoted")
     except BaseException:
         store.remove(upper)
         raise
-    return upper
+    return upper, seen

@@ -30,7 +30,7 @@ from snapshotd.engine.sandbox.root import SandboxRoot, frozen
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.gateway.base import Gateway
-from snapshotd.kernel import cgroup as cgroups
+from snapshotd.kernel.members import Members
 from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import SnapshotID, Trajectory, TrajectoryID, short
 
@@ -148,7 +148,7 @@ class Sandbox:
     trajectory: Trajectory
     runtime: Runtime
     container: Container
-    cgroup: cgroups.Members
+    cgroup: Members
     server: AgentServer
     started_at_ns: int
     root: SandboxRoot

@@ -162,7 +162,7 @@ class ArchiverService:
     def _do_image(self, request: dict[str, Any], _: Progress) -> dict[str, Any]:
         fd = self._store.read_image(ImageID(request["image"]))
         try:
-            return {"tree": archive.apply(self._writer, fd, None, salt=b"", marks=False).tree}
+            return {"tree": archive.apply(self._writer, fd, None, salt=b"", marks=False, names=self._store.marks).tree}
         finally:
             os.close(fd)
 
@@ -173,7 +173,7 @@ class ArchiverService:
         for layer in request["layers"]:
             fd = self._store.read_upper(LayerID(layer))
             try:
-                applied = archive.apply(self._writer, fd, tree, salt=layer.encode())
+                applied = archive.apply(self._writer, fd, tree, salt=layer.encode(), names=self._store.marks)
             finally:
                 os.close(fd)
             tree = applied.tree

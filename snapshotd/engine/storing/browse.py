@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 from snapshotd.engine.context import Context
-from snapshotd.errors import Conflict, NotFound, UsageError
+from snapshotd.errors import Conflict, NotFound, Unsupported, UsageError
 from snapshotd.fuse.child import MountProcess, detach_dead
 from snapshotd.kernel import namespaces
 
@@ -84,5 +84,9 @@ class Browse:
 def _place(directory: Path, pid: int) -> _Place:
     try:
         return namespaces.mount_namespace_of(pid), directory
+    except PermissionError as exc:
+        raise Unsupported(
+            "an ordinary user's daemon cannot mount anything where the user's programs see it: use `snapshotd restore`, or `snapshotd cat`"
+        ) from exc
     except OSError as exc:
         raise UsageError(f"process {pid}, in whose view of the files it should be mounted, is gone") from exc

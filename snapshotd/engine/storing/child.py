@@ -87,8 +87,8 @@ class EngineChild:
             try:
                 for task in os.listdir(f"/proc/{pid}/task"):
                     os.setpriority(os.PRIO_PROCESS, int(task), nice)
-            except (FileNotFoundError, ProcessLookupError):
-                continue  # it ends, or one of its threads has
+            except (FileNotFoundError, ProcessLookupError, PermissionError):
+                continue  # it ends, or one of its threads has; or an ordinary user's daemon may not raise it again
 
     def close(self) -> None:
         """End the process at once: its work may be cut off anywhere. Idempotent."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from snapshotd.engine.storing.child import Progress
 from snapshotd.kernel import files
+from snapshotd.kernel.rootless import owner_outside
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository
 from snapshotd.trees import materialise
@@ -29,13 +30,13 @@ class ColdService:
             with DifferenceView(self._repository, tree, TreeID(request["below"])) as layer:
                 fd = self._store.read_upper(LayerID(request["layer"]))
                 try:
-                    return _answer(materialise.materialise(layer, b"", fd, whiteouts=True))
+                    return _answer(materialise.materialise(layer, b"", fd, whiteouts=True, marks=self._store.marks))
                 finally:
                     os.close(fd)
         with StoredView(self._repository, tree) as view:
             fd = os.open(request["target"], files.DIR_FLAGS & ~os.O_NOFOLLOW)  # a descriptor of the daemon's
             try:
-                return _answer(materialise.materialise(view, bytes.fromhex(request["path"]), fd))
+                return _answer(materialise.materialise(view, bytes.fromhex(request["path"]), fd, owner=owner_outside()))
             finally:
                 os.close(fd)
 

@@ -12,6 +12,7 @@ from snapshotd.engine.storing.cold import gone
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.kernel.namespaces import as_seen_by
+from snapshotd.kernel.rootless import owner_outside
 from snapshotd.trees import diff, materialise, patch
 from snapshotd.trees.base import Change, Entry, RestoreReport
 from snapshotd.trees.stored_view import StoredView
@@ -238,7 +239,7 @@ def _fill(view: View, path: bytes, parent: int, staging: str, cold: ColdRestore)
         report = (
             cold(view.tree, path, where)
             if isinstance(view, StoredView)
-            else materialise.materialise(view, path, target)
+            else materialise.materialise(view, path, target, owner=owner_outside())
         )
         os.fchmod(target, 0o700)  # no user outside may run a sandbox's setuid programs
         return report

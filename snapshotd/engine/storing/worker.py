@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.engine.storing.child import EngineChild, serve
+from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.layers import links, merge
 from snapshotd.layers.store import LayerStore
 from snapshotd.trees import diff
@@ -29,8 +30,9 @@ def _stack(value: dict[str, Any]) -> Stack:
 class Worker:
     """The daemon's end. Thread-safe; requests are served one by one."""
 
-    def __init__(self, layers_root: Path, kind: str) -> None:
-        self._child = EngineChild([sys.executable, "-m", "snapshotd.engine.storing.worker", str(layers_root), kind])
+    def __init__(self, layers_root: Path, kind: str, marks: Marks = TRUSTED) -> None:
+        arguments = [str(layers_root), kind, marks.prefix.decode()]
+        self._child = EngineChild([sys.executable, "-m", "snapshotd.engine.storing.worker", *arguments])
 
     def count(self, before: Stack, after: Stack) -> FileChanges:
         """Number of files that differ. NotFound when a layer was removed meanwhile."""
@@ -66,12 +68,12 @@ def _serve(store: LayerStore, request: dict[str, Any]) -> dict[str, Any]:
             os.close(fd)
     fds = [store.read_upper(LayerID(layer)) for layer in (*request["layers"], request["target"])]
     try:
-        return {"bytes": merge.merge(fds[:-1], fds[-1])}
+        return {"bytes": merge.merge(fds[:-1], fds[-1], store.marks)}
     finally:
         for fd in fds:
             os.close(fd)
 
 
 if __name__ == "__main__":
-    opened = LayerStore(Path(sys.argv[1]), sys.argv[2])
+    opened = LayerStore(Path(sys.argv[1]), sys.argv[2], marks=Marks(sys.argv[3].encode()))
     serve(lambda request, _: _serve(opened, request))

@@ -422,7 +422,9 @@ class _Importer:
         fd = self._store.read_upper(layer)
         try:
             limits = TarLimits(self._left.entries, self._left.bytes)
-            report = ingest_tar(stream, fd, oci_whiteouts=False, overlay_marks=not line.whole, limits=limits)
+            report = ingest_tar(
+                stream, fd, oci_whiteouts=False, overlay_marks=not line.whole, marks=self._store.marks, limits=limits
+            )
         finally:
             os.close(fd)
         _to_the_end(stream)

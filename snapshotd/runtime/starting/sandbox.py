@@ -106,7 +106,8 @@ def own_user_namespace(owner: int) -> None:
     """Enter a new user namespace, which belongs to a user of the host. OSError."""
     # With all capabilities if that is allowed: without them, some machines forbid making user namespaces.
     LIBRARY.prctl(sc.PR_SET_SECUREBITS, sc.SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
-    os.setgroups([])
+    with contextlib.suppress(PermissionError):  # in a user namespace with one id, which has no other groups to act for
+        os.setgroups([])
     os.setresgid(owner, owner, owner)
     os.setresuid(owner, owner, owner)
     sc.call("unshare", CLONE_NEWUSER)

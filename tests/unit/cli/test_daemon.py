@@ -107,13 +107,6 @@ def test_what_keeps_the_new_one_from_starting(state_dir: Path, restart: Cli, mon
     assert lock_holder(state_dir) is None
 
 
-def test_only_root_starts_one(state_dir: Path, restart: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    done = restart()
-    assert done.code == 9
-    assert "only root" in done.err
-
-
 @pytest.mark.parametrize("how", ["--restart", "--stop"])
 def test_a_process_that_only_has_the_daemons_number_is_let_alone(
     state_dir: Path, how: str, capfd: pytest.CaptureFixture[str]

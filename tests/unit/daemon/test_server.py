@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.daemon.host import check_root, choose_mode
+from snapshotd.daemon.host import choose_mode
 from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.http.wire import check_ref, check_socket_path
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
@@ -228,10 +228,21 @@ def test_the_mode_is_the_wanted_one_or_the_best_that_isolates() -> None:
         choose_mode(dataclasses.replace(unmapped, seals=False), Mode.PIVOT_ROOT)
 
 
-def test_only_root_can_be_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(NotPermitted, match="user 1000"):
-        check_root()
+def test_the_mode_of_an_ordinary_user_needs_neither_seal_nor_cgroup() -> None:
+    inside = Abilities(True, True, LayerNaming.DESCRIPTOR, False, False, True, False, True, 0, "", ids=1)
+    assert choose_mode(inside, None) is Mode.ROOTLESS
+    assert choose_mode(inside, Mode.ROOTLESS) is Mode.ROOTLESS
+    with pytest.raises(Unsupported, match="mode pivot is for root's daemon"):
+        choose_mode(inside, Mode.PIVOT)
+    closed = dataclasses.replace(inside, mounts=False, reasons={"mounts": "refused", "seals": "none"})
+    with pytest.raises(Unsupported, match="mode rootless: mounts: refused"):
+        choose_mode(closed, None)
+
+
+def test_roots_daemon_is_never_rootless() -> None:
+    whole = Abilities(True, True, LayerNaming.DESCRIPTOR, True, True, True, True, True, 2, "/sys/fs/cgroup")
+    with pytest.raises(Unsupported, match="mode rootless is for an ordinary user's daemon"):
+        choose_mode(whole, Mode.ROOTLESS)
 
 
 @pytest.mark.parametrize("ref", ["", "a/b", "-x", "a b", "é", "a" * 200, "x\n"])

@@ -14,6 +14,7 @@ import pytest
 
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import files
+from snapshotd.kernel.abilities import Marks
 from snapshotd.layers import capture as capture_module
 from snapshotd.layers.capture import FinishedCapture, capture
 from snapshotd.layers.store import LayerStore
@@ -50,10 +51,10 @@ def once_before_xattrs(monkeypatch: pytest.MonkeyPatch, act: Callable[[bytes], o
     """Do `act` with its name when the first entry that is no file has been made, before its attributes are read."""
     real = capture_module._copy_xattrs
 
-    def racing(source: int, target: int, name: bytes) -> None:
+    def racing(source: int, target: int, name: bytes, marks: Marks) -> None:
         monkeypatch.setattr(capture_module, "_copy_xattrs", real)
         act(name)
-        real(source, target, name)
+        real(source, target, name, marks)
 
     monkeypatch.setattr(capture_module, "_copy_xattrs", racing)
 
@@ -97,15 +98,15 @@ def test_a_name_that_a_listing_shows_twice_is_kept(store: LayerStore, monkeypatc
     (upper(store, live) / "d").mkdir()
     (upper(store, live) / "d" / "in").write_text("y")
     (upper(store, live) / "f").write_text("x")
-    real = capture_module._Copier._walk
+    real = capture_module.Copier.walk
 
-    def twice(copier: capture_module._Copier, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result, bool]]:
+    def twice(copier: capture_module.Copier, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result, bool]]:
         for found in real(copier, tolerant=tolerant):
             yield found
             if tolerant and found[0]:
                 yield found
 
-    monkeypatch.setattr(capture_module._Copier, "_walk", twice)
+    monkeypatch.setattr(capture_module.Copier, "walk", twice)
     copy = upper(store, take(store, live).layer)
     assert ((copy / "f").read_text(), (copy / "d" / "in").read_text()) == ("x", "y")
 
@@ -168,7 +169,7 @@ def test_changes_within_one_tick_of_the_clock_are_captured(store: LayerStore, mo
     live = store.create()
     file = upper(store, live) / "file"
     file.write_bytes(bytes(8))
-    walk, copy = files.open_deep, capture_module._Copier._copy
+    walk, copy = files.open_deep, capture_module.Copier._copy
 
     def listed(root: int, path: bytes) -> int:
         if path == b"":
@@ -178,7 +179,7 @@ def test_changes_within_one_tick_of_the_clock_are_captured(store: LayerStore, mo
             file.write_bytes(b"%08d" % next(numbers))
         return walk(root, path)
 
-    def copied(copier: capture_module._Copier, path: bytes, st: os.stat_result) -> None:
+    def copied(copier: capture_module.Copier, path: bytes, st: os.stat_result) -> None:
         with monkeypatch.context() as context:
             context.setattr(files, "open_deep", walk)
             copy(copier, path, st)
@@ -188,6 +189,6 @@ def test_changes_within_one_tick_of_the_clock_are_captured(store: LayerStore, mo
     captured, numbers = None, itertools.count()
     for _ in range(40):
         monkeypatch.setattr(files, "open_deep", listed)
-        monkeypatch.setattr(capture_module._Copier, "_copy", copied)
+        monkeypatch.setattr(capture_module.Copier, "_copy", copied)
         captured = take(store, live, captured)
         assert (upper(store, captured.layer) / "file").read_bytes() == file.read_bytes()

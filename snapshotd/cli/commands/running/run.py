@@ -28,6 +28,7 @@ from snapshotd.cli.waiting import Wait, settled, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local import profiles
 from snapshotd.client.local.profiles import AgentProfile
+from snapshotd.config import places
 
 _EXAMPLES = [
     "snapshotd run agent.py",
@@ -139,6 +140,8 @@ def command(
         refuse("--reuse-replies goes with --reuse; give both")
     client = connect(ctx)
     client.ensure_image(options["image"], progress=None if quiet else note)
+    if not quiet and not places().is_root:
+        _note_weaker(client)
     with patience():
         trajectory = client.run(
             **wanted,
@@ -205,6 +208,13 @@ def _agent_file(path: str, args: list[str]) -> None:
     if args:
         advice += f", one in an image by `snapshotd run --image {shlex.quote(path)} -- {shlex.join(args)}`"
     refuse(f"there is no agent file {path} here; {advice}")
+
+
+def _note_weaker(client: Snapshotd) -> None:
+    """Say in one line what an ordinary user's daemon lacks."""
+    weaker = client.status().get("weaker")
+    if weaker:
+        note(f"without root: {weaker}")
 
 
 def _program(program: tuple[str, ...], after: list[str] | None) -> dict[str, Any]:

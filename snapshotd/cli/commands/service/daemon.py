@@ -20,7 +20,7 @@ from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
-from snapshotd.config import Config, read
+from snapshotd.config import Config, places, read
 from snapshotd.daemon.http.wire import hook_socket_of, lock_path_of, log_path_of
 from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
 from snapshotd.terms import number_of
@@ -100,8 +100,9 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
     """Runs without a daemon: it cannot start on a damaged catalog."""
     from snapshotd.daemon import server, wiring
 
+    where, config = places(), _config(client)
     with Meter("rebuilding the catalog", quiet=as_json) as meter:
-        report = server.alone(client.state_dir, lambda _: wiring.rebuild_catalog(_config(client), meter.line))
+        report = server.alone(where, client.state_dir, lambda _: wiring.rebuild_catalog(config, meter.line, where))
     if as_json:
         print_json(
             {
@@ -127,17 +128,20 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
 def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
     from snapshotd.daemon.server import ServerOptions, serve
 
+    where, config = places(), _config(client)  # before this process may enter a user namespace
+
     def open_engine(_: Path) -> Engine:
         from snapshotd.daemon import wiring
 
-        return wiring.open_engine(_config(client))
+        return wiring.open_engine(config, where)
 
     options = ServerOptions(
         client.state_dir,
         client.socket_path,
         foreground=foreground,
         ready_fd=ready_fd,
-        hook_socket=hook_socket_of(client.state_dir),
+        hook_socket=hook_socket_of(client.state_dir, where),
+        places=where,
     )
     code = 1
     try:

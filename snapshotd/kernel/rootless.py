@@ -1,0 +1,271 @@
+"""A user namespace in which an ordinary user's daemon has root's rights: mounts, namespaces and owners of files, all of
+them the user's own as the host sees it.
+
+The user's range of further ids (/etc/subuid, /etc/subgid) is mapped by newuidmap and newgidmap, programs of the
+distribution. Ids inside are those of the containers, and the user is the last one:
+
+    inside     0 .. 65535               65536
+    host       the user's range         the user
+
+So files of containers have on disk the ids that the containers know, and no process of a container is the user that the
+daemon's files belong to. Without a range, or without those programs, the user is mapped alone, as id 0, and every file
+of a container belongs to it.
+
+The namespace lives as long as a process in it, or a container below it. Only from inside it can those containers be
+entered and ended, so a later daemon of the same state directory enters the namespace of the earlier one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import pwd
+import shutil
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from snapshotd.kernel import syscalls as sc
+
+RANGE_IDS = 65_536
+"""Ids of a container; a range of fewer is not used."""
+_NS_GET_PARENT = 0xB702
+"""ioctl_ns(2)."""
+_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 47, 2
+_CAPABILITIES_VERSION = 0x20080522
+_HELPER_TIMEOUT_S = 30
+_RESTRICTION = "/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """One extent of ids that /etc/subuid or /etc/subgid gives the user."""
+
+    first: int
+    count: int
+
+
+def ids_here() -> int:
+    """The number of ids that the user namespace of this process has: 4,294,967,295 in the host's own."""
+    with open("/proc/self/uid_map") as f:
+        return sum(int(line.split()[2]) for line in f)
+
+
+def is_root() -> bool:
+    """True for root, that of a user namespace included."""
+    return os.geteuid() == 0
+
+
+def in_own_namespace() -> bool:
+    """True in a user namespace that is not the host's."""
+    return ids_here() < 2**32 - 1
+
+
+def no_range() -> str | None:
+    """None if the user's range of ids can be mapped; else the reason, and what to do."""
+    for program in ("newuidmap", "newgidmap"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed: `apt-get install uidmap`"
+    user = _user_name()
+    for file in ("/etc/subuid", "/etc/subgid"):
+        if _range_in(file) is None:
+            return f"{file} gives {user} no {RANGE_IDS} ids: `sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {user}`"
+    return None
+
+
+def enter(earlier: int | None = None, ids: int = 0) -> None:
+    """Give this process a user namespace with all capabilities in it, which programs that it starts keep. `earlier`: the
+    inode of the namespace of an earlier daemon, which is entered if something still lives in it. `ids`: the number of ids
+    that it has to have, since files have them; 0: as many as there are.
+
+    From the main thread, before others start. OSError, with the reason: the machine allows none, or not so many ids.
+    """
+    held = None if earlier is None else _find(earlier)
+    try:
+        if held is not None:
+            sc.call("setns", held, sc.CLONE_NEWUSER)
+        else:
+            _enter_new(ids)
+    finally:
+        if held is not None:
+            os.close(held)
+    _keep_capabilities()
+
+
+def own_inode() -> int:
+    """The inode of this process's user namespace, which is its name while it exists."""
+    return os.stat("/proc/self/ns/user").st_ino
+
+
+def owner_outside() -> tuple[int, int] | None:
+    """The user and group of files that are written outside of layers, for the user: an ordinary user's own. None: the
+    files have the owners that they had in the sandbox."""
+    return (os.geteuid(), os.getegid()) if in_own_namespace() else None
+
+
+def as_its_root() -> tuple[str, ...]:
+    """The words to put before a program's that asks for the user id 0 where it needs capabilities alone."""
+    return () if is_root() else ("setpriv", "--reuid=0", "--regid=0", "--clear-groups", "--")
+
+
+# -- a new one ---------------------------------------------------------------------------------------------------------
+
+
+def _enter_new(ids: int) -> None:
+    uid, gid, missing = os.geteuid(), os.getegid(), no_range()
+    if ids > 1 and missing is not None:
+        raise OSError(
+            errno.EPERM, f"files of this state directory have ids of a range that there is no more ({missing})"
+        )
+    wants_range = missing is None and ids != 1
+    ranges = (_range_in("/etc/subuid"), _range_in("/etc/subgid")) if wants_range else None
+    map_ids = _helper(uid, gid, ranges)
+    try:
+        sc.call("unshare", sc.CLONE_NEWUSER)
+    except OSError as exc:
+        raise OSError(exc.errno, f"a user namespace cannot be made: {os.strerror(exc.errno or 0)}") from None
+    if map_ids():
+        return
+    if ids > 1:
+        raise OSError(errno.EPERM, "newuidmap cannot map the range of /etc/subuid: see that it is set-user-id root")
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        try:
+            with open(f"/proc/self/{name}", "w") as f:
+                f.write(text)
+        except OSError as exc:
+            raise OSError(exc.errno, f"the user's id cannot be mapped into a user namespace: {exc.strerror}") from None
+
+
+def _helper(uid: int, gid: int, ranges: tuple[_Range | None, _Range | None] | None) -> Callable[[], bool]:
+    """A process outside of the namespace that is about to be made, which maps the ranges when it is told to: the
+    function does that, and says False if the user has to be mapped alone."""
+    if ranges is None:
+        return lambda: False
+    go, done = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+    target = os.getpid()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(go[1])
+            if os.read(go[0], 1):
+                code = _run_helpers(target, ((uid, ranges[0]), (gid, ranges[1])))
+            os.write(done[1], bytes((code,)))
+        finally:
+            os._exit(code)
+    os.close(go[0])
+    os.close(done[1])
+
+    def map_ids() -> bool:
+        try:
+            os.write(go[1], b".")
+            said = os.read(done[0], 1)
+        finally:
+            os.close(go[1])
+            os.close(done[0])
+            os.waitpid(child, 0)
+        if said == b"\2":
+            raise OSError(errno.EPERM, "newgidmap cannot map the range of /etc/subgid: see that it is set-user-id root")
+        return said == b"\0"
+
+    return map_ids
+
+
+def _run_helpers(target: int, wanted: tuple[tuple[int, _Range | None], ...]) -> int:
+    """0; 1: nothing is mapped; 2: only one of two is."""
+    import subprocess  # only then: it takes 10 ms, and every client imports this module
+
+    for number, (program, (own, spare)) in enumerate(zip(("newuidmap", "newgidmap"), wanted, strict=True)):
+        assert spare is not None
+        extents = ["0", str(spare.first), str(RANGE_IDS), str(RANGE_IDS), str(own), "1"]
+        done = subprocess.run(
+            [program, str(target), *extents],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_HELPER_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode != 0:
+            sys.stderr.write(done.stderr.decode("utf-8", "replace"))
+            return 1 + number
+    return 0
+
+
+def _range_in(file: str) -> _Range | None:
+    """The first range that is large enough."""
+    own = {_user_name(), str(os.getuid())}
+    try:
+        with open(file) as f:
+            lines = [line.strip().split(":") for line in f]
+    except OSError:
+        return None
+    for words in lines:
+        if len(words) == 3 and words[0] in own and words[1].isdigit() and words[2].isdigit():
+            found = _Range(int(words[1]), int(words[2]))
+            if found.count >= RANGE_IDS:
+                return found
+    return None
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def _keep_capabilities() -> None:
+    """Let programs that this process starts have its capabilities, whatever its user id (capabilities(7), ambient)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    header = struct.pack("Ii", _CAPABILITIES_VERSION, 0)
+    with open("/proc/self/status") as f:
+        permitted = next(int(line.split()[1], 16) for line in f if line.startswith("CapPrm:"))
+    low, high = (struct.pack("III", *[permitted >> shift & 0xFFFFFFFF] * 3) for shift in (0, 32))
+    sc.call("capset", header, low + high)
+    for number in range(permitted.bit_length()):
+        if permitted >> number & 1:
+            libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE, number, 0, 0)
+
+
+# -- an earlier one ----------------------------------------------------------------------------------------------------
+
+
+def _find(inode: int) -> int | None:
+    """A descriptor of the user namespace with this inode, if a process lives in it or in a container below it."""
+    for name in os.listdir("/proc"):
+        if not name.isdigit():
+            continue
+        try:
+            fd = os.open(f"/proc/{name}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue  # another user's, or it has ended
+        while True:
+            if os.fstat(fd).st_ino == inode:
+                return fd
+            try:
+                above = fcntl.ioctl(fd, _NS_GET_PARENT)
+            except OSError:
+                above = -1  # the host's own, or one that this process may not see
+            os.close(fd)
+            if above < 0:
+                break
+            fd = above
+    return None
+
+
+def restriction() -> str:
+    """A security module's rule that takes the capabilities of user namespaces away, with what to do; empty: none."""
+    try:
+        with open(_RESTRICTION) as f:
+            restricted = f.read().strip() not in ("", "0")
+    except OSError:
+        return ""
+    return (
+        " AppArmor takes the rights of user namespaces away here: `sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0`, "
+        "or give this Python a profile that allows `userns`."
+        if restricted
+        else ""
+    )

@@ -1,0 +1,219 @@
+"""Captures without a pivot, where overlayfs cannot rename directories of lower layers (an ordinary user's daemon): one
+live upper over the image alone holds all that the sandbox has changed, and a snapshot's layer is a copy of what changed
+in it since the snapshot before.
+
+So nothing in a sandbox is ever a lower layer but its image: directories that an earlier step made can be renamed, and
+hard links stay links. The layers are the same as those of pivots, and mean the same in a stack. What a stack holds is
+written into the fresh upper of a sandbox that begins on it (`fill`), by reflink where the file system can.
+
+How the layer comes about: a directory of the upper is *continued* if it is the one that stood there at the snapshot
+before, in directories that are. In continued directories only entries with another signature (capture.py) are copied, and
+a name that has gone becomes a whiteout. A directory that is not continued is copied with all that is in it, and hides
+what the stack has in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+
+from snapshotd.failpoints import hit
+from snapshotd.kernel.abilities import Marks
+from snapshotd.layers.capture import Copier, Parent, Seen, Signature, signature_of
+from snapshotd.layers.merge import merge
+from snapshotd.layers.store import LayerStore
+from snapshotd.trees.lookup import entry_path, get_xattr, make_whiteout
+from snapshotd.types import LayerID, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A layer of what changed, and the upper as it was then. `layer` None: nothing had changed. `whole`: the layer stands
+    on the image, because it was not known what the snapshot before held."""
+
+    layer: LayerID | None
+    seen: Seen
+    whole: bool
+
+
+def fill(store: LayerStore, upper: LayerID, stack: Stack) -> Seen:
+    """Copy all layers of a stack, which are held, into an empty upper. Returns the entries that are in it then. OSError
+    (ENOSPC), LimitExceeded; the upper then holds a part."""
+    if not stack.layers:
+        store.dress(upper, stack)
+    else:
+        with ExitStack() as opened:
+            layer = stack.layers[0]
+            if len(stack.layers) > 1:
+                layer = store.create()
+                opened.callback(store.remove, layer)
+                _merge(store, stack, layer)
+            source, target = store.read_upper(layer), store.read_upper(upper)
+            opened.callback(os.close, source)
+            opened.callback(os.close, target)
+            Copier(source, target, store.marks, store.host.fine_times).run(tolerant=False, always=set())
+    fd = store.read_upper(upper)
+    try:
+        return {path: _seen(st, settled) for path, st, settled in _walker(store, fd).walk(tolerant=False)}
+    finally:
+        os.close(fd)
+
+
+def mounted(store: LayerStore, upper: LayerID, seen: Seen) -> None:
+    """The upper that was filled is mounted now: overlayfs has put marks on its root directory, which is no change."""
+    fd = store.read_upper(upper)
+    try:
+        now = signature_of(os.fstat(fd))
+    finally:
+        os.close(fd)
+    if (*now[:5], now[6]) == (*seen[b""][:5], seen[b""][6]):
+        seen[b""] = now
+
+
+def unchanged(store: LayerStore, upper: LayerID, seen: Seen) -> bool:
+    """True if a live upper holds what it did then. Cost: a status of each of its entries."""
+    fd = store.read_upper(upper)
+    try:
+        count = 0
+        for path, st, settled in _walker(store, fd).walk(tolerant=True):
+            count += 1
+            if not settled or seen.get(path) != signature_of(st):
+                return False
+        return count == len(seen)
+    finally:
+        os.close(fd)
+
+
+def capture(
+    store: LayerStore,
+    upper: LayerID,
+    seen: Seen | None,
+    frozen: AbstractContextManager[object],
+    volatile: Callable[[], set[bytes]],
+    *,
+    live: bool,
+) -> Delta:
+    """Copy what changed in the live `upper` since it was as in `seen` (None: that is not known) into a new layer. `frozen`
+    and `volatile`: as for `capture.capture`. `live`: processes may be at work, so most is copied before they are stopped.
+
+    The caller unpins the layer when a catalog row refers to it. On any error there is none, and the sandbox goes on.
+    OSError (ENOSPC), SandboxFailed, LimitExceeded.
+    """
+    layer = store.create()
+    try:
+        with ExitStack() as opened:
+            source, target = store.read_upper(upper), store.read_upper(layer)
+            opened.callback(os.close, source)
+            opened.callback(os.close, target)
+            copier = _DeltaCopier(source, target, store.marks, store.host.fine_times, seen)
+            if live:
+                copier.run(tolerant=True, always=set())
+            with frozen:
+                copier.run(tolerant=False, always=volatile())
+        if not copier.changed:
+            store.remove(layer)
+            return Delta(None, copier.seen, whole=False)
+        store.drop_work(layer)
+        hit("layers.capture.copied")
+        return Delta(layer, copier.seen, whole=copier.whole)
+    except BaseException:
+        store.remove(layer)
+        raise
+
+
+class _DeltaCopier(Copier):
+    """Makes `target` a layer that, on the stack which the upper `below` stood for, shows what `source` shows."""
+
+    def __init__(self, source: int, target: int, marks: Marks, fine_times: bool, below: Seen | None) -> None:
+        super().__init__(source, target, marks, fine_times)
+        self.whole = below is None
+        self._below = below or {}
+        self._continued: set[bytes] = set()
+        self._hiding: set[bytes] = set()
+
+    @property
+    def changed(self) -> bool:
+        return self.whole or len(self.made) > 1 or self.seen[b""] != self._below[b""]
+
+    def _is_wanted(self, path: bytes, signature: Signature, before: Seen) -> bool:
+        if self.whole or not path:
+            if not path:
+                self._continued = set() if self.whole else {b""}
+                self._hiding = set()
+            return True
+        below = self._below.get(path)
+        if below is not None and _parent(path) in self._continued:
+            if self._continues(path, signature, below):
+                self._continued.add(path)
+            if below == signature:
+                return False
+        self._make_parents(path, before)
+        return True
+
+    def _continues(self, path: bytes, signature: Signature, below: Signature) -> bool:
+        """True for the directory that stood there. Another one may have its inode number: what it hides of the image, it
+        hides by a mark."""
+        if not stat.S_ISDIR(signature[1]) or not stat.S_ISDIR(below[1]) or signature[0] != below[0]:
+            return False
+        if signature == below:
+            return True
+        with Parent(self._source, path) as (fd, name):
+            return get_xattr(entry_path(fd, name), self._marks.opaque) is None
+
+    def _make_parents(self, path: bytes, before: Seen) -> None:
+        """The directories above an entry, which have to be there for it."""
+        missing = []
+        while (path := _parent(path)) not in self.made:
+            missing.append(path)
+        for each in reversed(missing):
+            signature = self.seen[each]
+            if each not in before:
+                with Parent(self._target, each) as (fd, name):
+                    os.mkdir(name, 0o700, dir_fd=fd)
+            self.made[each] = signature
+
+    def _finish(self) -> None:
+        for path in sorted(self._below.keys() - self.seen.keys()):
+            above = _parent(path)
+            if above not in self._continued:
+                continue  # it went with its directory
+            self._make_parents(path, {})
+            with Parent(self._target, path) as (fd, name):
+                make_whiteout(fd, name, self._marks)
+            self._hiding.add(above)
+
+    def _marked(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        opaque = os.fsencode(self._marks.opaque)
+        if path in self._continued:
+            xattrs.pop(opaque, None)
+        elif path in self._below:
+            xattrs[opaque] = b"y"
+        return xattrs
+
+    def _had_origin(self, source: int, path: bytes) -> bool:
+        return path in self._hiding or super()._had_origin(source, path)
+
+
+def _parent(path: bytes) -> bytes:
+    return path.rpartition(b"/")[0]
+
+
+def _walker(store: LayerStore, fd: int) -> Copier:
+    return Copier(fd, -1, store.marks, store.host.fine_times)
+
+
+def _seen(st: os.stat_result, settled: bool) -> Signature:
+    found = signature_of(st)
+    return found if settled else (*found[:5], -1, found[6])
+
+
+def _merge(store: LayerStore, stack: Stack, target: LayerID) -> None:
+    with ExitStack() as opened:
+        fds = []
+        for layer in (*stack.layers, target):
+            fds.append(store.read_upper(layer))
+            opened.callback(os.close, fds[-1])
+        merge(fds[:-1], fds[-1], store.marks)

@@ -1,0 +1,428 @@
+"""snapshotd of an ordinary user, with a range of further user ids and with one id: everything that a user does by the
+command line, the end of a daemon at any time, isolation as seen from inside, and that nothing is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.built_images import minimal_archive
+from tests.e2e.support import Snap
+from tests.ordinary_user import OrdinaryUser, interpreter, ordinary_users, wait_until
+
+pytestmark = pytest.mark.runc
+WAYS = [pytest.param(True, id="range"), pytest.param(False, id="one-id")]
+AGENT = """
+import os, sys, time
+from snapshotd.agent import tool
+
+@tool
+def make(number):
+    os.makedirs(f"/workspace/d{number}")
+    with open(f"/workspace/d{number}/file", "w") as file:
+        file.write(str(number))
+    if number:
+        os.rename(f"/workspace/d{number - 1}", f"/workspace/e{number - 1}")
+    return number
+
+@tool
+def wait():
+    while not os.path.exists("/workspace/go"):
+        time.sleep(0.05)
+
+for number in range(3):
+    make(number)
+print("waiting", flush=True)
+wait()
+make(3)
+print(sorted(os.listdir("/workspace")), flush=True)
+"""
+PROBE = r"""
+import glob, os, socket, stat, struct, sys
+secret, found = sys.argv[1].encode(), []
+for top, names, others in os.walk("/", followlinks=False):
+    if top.startswith(("/proc", "/sys", "/usr")):
+        names.clear()
+        continue
+    for name in others:
+        path = os.path.join(top, name)
+        try:
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode) and secret in open(path, "rb").read(1 << 20):
+                found.append("secret in " + path)
+            if stat.S_ISSOCK(mode) and path != "/run/snapshotd/agent.sock":
+                found.append("socket " + path)
+            if stat.S_ISBLK(mode):
+                found.append("disk " + path)
+        except OSError:
+            pass
+for name in os.listdir("/proc"):
+    if not name.isdigit() or int(name) == os.getpid():
+        continue
+    try:
+        command = open(f"/proc/{name}/cmdline", "rb").read()
+        if b"snapshotd daemon" in command.replace(b"\0", b" ") or secret in open(f"/proc/{name}/environ", "rb").read():
+            found.append("process " + name)
+    except OSError:
+        pass
+for path in ("/proc/1/root/../../etc/shadow", "/proc/kcore", "/proc/sysrq-trigger"):
+    try:
+        os.close(os.open(path, os.O_RDWR))
+        found.append("open " + path)
+    except OSError:
+        pass
+def refused(what, action):
+    try:
+        action()
+    except OSError:
+        return
+    found.append(what)
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+def call(name, *args):
+    if getattr(libc, name)(*args) != 0:
+        raise OSError(ctypes.get_errno(), name)
+refused("a user namespace", lambda: call("unshare", 0x10000000))
+refused("a mount", lambda: call("mount", b"none", b"/mnt", b"tmpfs", 0, None))
+refused("a write to /proc/sys", lambda: open("/proc/sys/kernel/hostname", "w").write("x"))
+refused("the host's network", lambda: socket.create_connection(("1.1.1.1", 53), 2).close())
+status = dict(line.split(":\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
+if status["NoNewPrivs"] != "1" or status["Seccomp"] != "2":
+    found.append("no filter")
+if int(status["CapEff"], 16) >> 21 & 1:
+    found.append("CAP_SYS_ADMIN")
+print("FOUND", found)
+"""
+
+
+@pytest.fixture(scope="module")
+def image_tar(run_folder: Path) -> Path:
+    """An image without device nodes, which no ordinary user could make."""
+    return minimal_archive(run_folder)
+
+
+@pytest.fixture(params=WAYS)
+def user(request: pytest.FixtureRequest, image_tar: Path) -> Iterator[OrdinaryUser]:
+    with ordinary_users(ids=[request.param]) as (found,):
+        found("image", "import", found.give(image_tar, "image.tar"), "--name", "base")
+        yield found
+        if (found.state_dir / "lock").exists():
+            found("daemon", "--stop", code=None)
+        found.nothing_left()
+
+
+def at(user: OrdinaryUser, trajectory: str, seq: int) -> str:
+    return str(next(each["id"] for each in user.json("log", trajectory) if each["seq"] == seq))
+
+
+def test_the_tour(user: OrdinaryUser) -> None:
+    def sh(trajectory: str, script: str) -> str:
+        return user("exec", trajectory, "--", "sh", "-c", script)
+
+    line = user("create", "--image", "base").strip()
+    sh(line, "mkdir -p /w/a/b; echo one >/w/a/f; ln /w/a/f /w/a/g; ln -s f /w/a/l; echo keep >/w/keep")
+    assert (
+        sh(line, "mv /w/a /w/c && echo two >>/w/c/f && cat /w/c/g") == "one\ntwo\n"
+    )  # of an earlier step, and a hard link
+    sh(line, "rm -r /w/c/b /etc/passwd; mkdir /w/c/b; echo x >/w/c/b/x")
+    assert "captured by delta" in user("show", line)
+    assert "A /w/c/b/x" in user("diff", at(user, line, 2), at(user, line, 3))
+    sh(line, "true")
+    assert "captured by unchanged" in user("show", line)
+
+    fork = user("fork", at(user, line, 2)).split()[0]
+    assert sh(fork, "mv /w/c /w/z && cat /w/z/g /etc/passwd | head -n 2") == "one\ntwo\n"
+    user("rewind", fork, at(user, line, 2))
+    assert sh(fork, "ls /w /w/c") == "/w:\nc\nkeep\n\n/w/c:\nb\nf\ng\nl\n"
+    user("rewind", line, at(user, line, 1))
+    assert sh(line, "mv /w/a /w/y; stat -c %h /w/y/f; test -e /etc/passwd && echo there") == "2\nthere\n"
+
+    user("restore", line, "--to", user.home / "out")
+    restored = user.home / "out" / "w" / "y"
+    assert (restored / "f").read_text() == "one\n"
+    assert (restored / "f").samefile(restored / "g")
+    assert {path.lstat().st_uid for path in (user.home / "out").rglob("*")} == {user.id}
+
+    user("stop", line)
+    assert sh(line, "cat /w/y/g; ls /w") == "one\nkeep\ny\n"
+    user("daemon", "--stop")
+    assert sh(line, "cat /w/y/g") == "one\n"
+    assert "0 damaged" in user("check")
+    user("export", "--trajectory", line, "-o", user.home / "bundle")
+    user("rm", "--force", line, fork)
+    user("prune", "--force", "--grace", "0s")
+    assert user.json("ls") == []
+    imported = user("import", user.home / "bundle").split()[0]
+    assert sh(imported, "cat /w/y/g; mv /w/y /w/x; ls /w") == "one\nkeep\nx\n"
+    owner = os.stat(f"/proc/{init_of(user)}").st_uid
+    assert owner == (user.first if user.ids else user.id)
+
+
+def init_of(user: OrdinaryUser) -> int:
+    return next(pid for pid, arguments in user.processes().items() if arguments[0].endswith("/share/init"))
+
+
+@pytest.fixture
+def agent(user: OrdinaryUser) -> Path:
+    path = user.home / "agent.py"
+    path.write_text(AGENT)
+    os.chown(path, user.id, user.id)
+    return path
+
+
+def started(user: OrdinaryUser, agent: Path) -> subprocess.Popen[str]:
+    """A run that has come to its wait."""
+    argv = user.command(interpreter(), "-m", "snapshotd", "run", "--image", "base", "--name", "it", agent)
+    running = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/")
+    assert running.stdout is not None
+    assert running.stdout.readline() == "waiting\n"
+    return running
+
+
+def test_an_agent_outlives_its_daemon(user: OrdinaryUser, agent: Path) -> None:
+    running = started(user, agent)
+    user.kill_daemon()
+    user("exec", "it", "--", "touch", "/workspace/go")
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 0, err
+    assert out == "['d3', 'e0', 'e1', 'e2', 'go']\n"
+    assert "without root: " in err
+    assert "no limits of memory" in err
+
+
+def test_all_processes_are_killed_and_the_run_is_resumed(user: OrdinaryUser, agent: Path) -> None:
+    running = started(user, agent)
+    for pid in user.processes():
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    running.communicate(timeout=60)
+    wait_until(lambda: not user.processes(), "all are gone")
+    assert user.json("ls")[0]["status"] == "interrupted"
+    resumed = subprocess.Popen(
+        user.command(interpreter(), "-m", "snapshotd", "resume", "it"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+    )
+    wait_until(lambda: any(arguments[0].endswith("/share/init") for arguments in user.processes().values()), "it runs")
+    wait_until(lambda: user.json("ls")[0]["status"] == "running", "it is said to run")
+    wait_until(lambda: touched(user), "it goes on")
+    out, err = resumed.communicate(timeout=60)
+    assert resumed.returncode == 0, err
+    assert "['d3', 'e0', 'e1', 'e2', 'go']" in out
+
+
+def touched(user: OrdinaryUser) -> bool:
+    return (
+        user.run(interpreter(), "-m", "snapshotd", "exec", "it", "--", "touch", "/workspace/go", code=None).returncode
+        == 0
+    )
+
+
+def test_the_keeper_and_the_daemon_are_killed(user: OrdinaryUser, agent: Path) -> None:
+    """The sandbox is left alone. Only from inside its user namespace can it be ended, which the next daemon enters."""
+    running = started(user, agent)
+    init = init_of(user)
+    spared = {
+        pid for pid, arguments in user.processes().items() if pid == init or "agent.py" in " ".join(arguments[:2])
+    }
+    for pid in user.processes().keys() - spared:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    running.communicate(timeout=60)
+    assert init in user.processes()
+    assert user.json("ls")[0]["status"] == "interrupted"
+    wait_until(lambda: init not in user.processes(), "the next daemon has ended the sandbox")
+
+
+def test_processes_that_live_on_stand_still_for_a_snapshot(user: OrdinaryUser) -> None:
+    """By signals, which a stopped process of the sandbox's own keeps."""
+    line = user("create", "--image", "base").strip()
+    writer = "i=0; while :; do i=$((i+1)); echo $i >/w/one; echo $i >/w/two; done"
+    user(
+        "exec",
+        line,
+        "--",
+        "sh",
+        "-c",
+        f"mkdir /w; ({writer}) >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & kill -STOP $!",
+    )
+    for _ in range(5):
+        user("exec", line, "--", "true")
+    for seq in range(2, 7):
+        one, two = (int(user("cat", f"{at(user, line, seq)}:/w/{name}").strip() or 0) for name in ("one", "two"))
+        assert one - two in (0, 1)
+    stopped = {
+        arguments[0]: state(pid) for pid, arguments in user.processes().items() if arguments[0] in ("sh", "sleep")
+    }
+    assert stopped["sleep"] == "T"
+    assert stopped["sh"] in ("R", "S", "D")
+    user("stop", line)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_from_inside_nothing_of_the_host_is_found(user: OrdinaryUser) -> None:
+    secret = "the-secret-of-this-user"
+    (user.home / "key").write_text(secret)
+    os.chown(user.home / "key", user.id, user.id)
+    line = user.run(
+        interpreter(), "-m", "snapshotd", "create", "--image", "base", env={"TOKEN_OF_HOST": secret}
+    ).stdout.strip()
+    probe = user.home / "probe.py"
+    probe.write_text(PROBE)
+    os.chown(probe, user.id, user.id)
+    user("exec", line, "--", "python3", "-c", PROBE, secret)
+    assert "FOUND []" in user("exec", line, "--", "python3", "-c", PROBE, secret)
+
+
+def test_what_cannot_be_had_is_refused(user: OrdinaryUser) -> None:
+    assert "cannot limit the memory" in user.refused("create", "--image", "base", "--memory", "1G")
+    assert "need root's daemon" in user.refused("create", "--image", "base", "--runtime", "docker")
+    assert "is for root's daemon" in daemon_with(user, SNAPSHOTD_MODE="pivot")
+    report = user("doctor", code=None)
+    assert "rootless: sandboxes in a user namespace" in report
+    if not user.ids:
+        assert "more user ids than one" in user.refused("image", "build", "minimal")
+        assert "no 65536 ids" in report
+
+
+def daemon_with(user: OrdinaryUser, **env: str) -> str:
+    user("daemon", "--stop", code=None)
+    return user.refused("ls", env=env)
+
+
+def test_a_state_directory_stays_with_the_range_that_it_has(image_tar: Path) -> None:
+    with ordinary_users(ids=[True]) as (user,):
+        user("image", "import", user.give(image_tar, "image.tar"), "--name", "base")
+        line = user("create", "--image", "base").strip()
+        user("exec", line, "--", "sh", "-c", "touch /w; chown 7:7 /w")
+        user("daemon", "--stop")
+        (user._databases / "subuid").write_text("")
+        assert "ids of a range that there is no more" in user.refused("ls")
+        user.nothing_left()
+    with ordinary_users(ids=[False]) as (user,):
+        user("image", "import", user.give(image_tar, "image.tar"), "--name", "base")
+        line = user("create", "--image", "base").strip()
+        user("daemon", "--stop")
+        for name in ("subuid", "subgid"):
+            (user._databases / name).write_text(f"{user.id}:{user.first}:65536\n")
+        assert user("exec", line, "--", "cat", "/proc/self/uid_map").split() == ["0", "0", "1"]
+        user("daemon", "--stop")
+        user.nothing_left()
+
+
+def test_roots_daemon_and_a_users_keep_apart(image_tar: Path, tmp_path: Path) -> None:
+    """Trajectories go over as bundles, both ways."""
+    root = Snap(tmp_path / "state")
+    with ordinary_users(ids=[True]) as (user,):
+        try:
+            root("image", "import", image_tar, "--name", "base")
+            line = root("create", "--image", "base").stdout.strip()
+            root("exec", line, "--", "sh", "-c", "mkdir /w; echo roots >/w/f; chown 5:6 /w/f")
+            root("export", "--trajectory", line, "-o", tmp_path / "bundle")
+            user("import", user.give(tmp_path / "bundle", "bundle"))
+            theirs = user.json("ls")[0]["id"]
+            assert user("exec", theirs, "--", "sh", "-c", "mv /w /v; stat -c %u:%g /v/f; cat /v/f") == "5:6\nroots\n"
+            user("export", "--trajectory", theirs, "-o", user.home / "back")
+            root("import", user.home / "back")
+            back = next(each["id"] for each in root.json("ls") if each["id"] != line)
+            assert root("exec", back, "--", "stat", "-c", "%u:%g", "/v/f").stdout == "5:6\n"
+            user("daemon", "--stop")
+            user.nothing_left()
+            subprocess.run(["chown", "root:root", user.state_dir], check=True)
+            assert "that of an ordinary user's daemon" in Snap(user.state_dir)("ls", code=2).stderr
+        finally:
+            root.stop_daemon()
+        state = Path(shutil.copytree(tmp_path / "state", user.home / "roots", symlinks=True))
+        subprocess.run(["chown", "-R", f"{user.id}:{user.id}", state], check=True)
+        assert "that of root's daemon" in user.refused("--state-dir", state, "ls")
+
+
+def test_two_users_have_two_daemons(image_tar: Path) -> None:
+    with ordinary_users(2, ids=[True, True]) as (one, two):
+        for user in (one, two):
+            user("image", "import", user.give(image_tar, "image.tar"), "--name", "base")
+        line = one("create", "--image", "base").strip()
+        assert two.json("ls") == []
+        said = two.refused("--socket", one.runtime_dir / "snapshotd" / "snapshotd.sock", "ls")
+        assert "ermission denied" in said or "may not use" in said
+        assert one.json("ls")[0]["id"] == line
+        for user in (one, two):
+            user("daemon", "--stop")
+            user.nothing_left()
+
+
+def test_a_directory_of_sockets_that_is_another_users(image_tar: Path) -> None:
+    """Without XDG_RUNTIME_DIR the sockets lie below /tmp, where another user may have been first."""
+    with ordinary_users(ids=[True]) as (user,):
+        place = Path(f"/tmp/snapshotd-{user.id}")
+        place.mkdir(mode=0o777)
+        try:
+            user.env.pop("XDG_RUNTIME_DIR")
+            assert f"{place} is not a directory of this user's own" in user.refused("ls")
+            os.chown(place, user.id, user.id)
+            place.chmod(0o700)
+            assert user.json("ls") == []
+            user("daemon", "--stop")
+            user.nothing_left()
+        finally:
+            subprocess.run(["rm", "-rf", place], check=True)
+
+
+def test_a_machine_without_user_namespaces() -> None:
+    """In a chroot the kernel allows none."""
+    with ordinary_users(ids=[True], host="mount --rbind / /mnt", chroot="/mnt") as (user,):
+        said = user.refused("ls")
+        assert "an ordinary user cannot run sandboxes on this machine: a user namespace cannot be made" in said
+        report = user("doctor", code=None)
+        assert "no sandbox can run here" in report
+        assert "kernel.unprivileged_userns_clone=1" in report
+
+
+def test_a_home_on_tmpfs_without_programs(image_tar: Path) -> None:
+    """Layers need attributes of users, which tmpfs has from Linux 6.6 on; the sandbox's init lies elsewhere than there."""
+    host = 'mount -t tmpfs -o noexec,nosuid,nodev,mode=0755 tmpfs "/var/tmp"; mkdir -m 777 /var/tmp/state'
+    with ordinary_users(ids=[True], host=host) as (user,):
+        tar = Path("/tmp") / f"image-{user.id}.tar"
+        tar.write_bytes(image_tar.read_bytes())
+        try:
+            script = (
+                "set -e; umask 077; export HOME=/var/tmp/state XDG_RUNTIME_DIR=/tmp/run-$$; mkdir $XDG_RUNTIME_DIR\n"
+                'sd() { "$PYTHON" -m snapshotd "$@"; }\n'
+                f"sd image import {tar} --name base >/dev/null\n"
+                "line=$(sd create --image base); sd exec $line -- sh -c 'mkdir /w; echo x >/w/f'\n"
+                "sd exec $line -- sh -c 'mv /w /v; cat /v/f'; sd daemon --stop; rm -r $XDG_RUNTIME_DIR\n"
+            )
+            assert user.run("sh", "-c", script, env={"PYTHON": interpreter()}).stdout == "x\n"
+        finally:
+            tar.unlink()
+        user.nothing_left()
+
+
+def test_a_tar_with_device_nodes(tmp_path: Path) -> None:
+    """They are left out, and the warning says so."""
+    archive = tmp_path / "image.tar"
+    with tarfile.open(archive, "w") as tar:
+        node = tarfile.TarInfo("dev/null")
+        node.type, node.devmajor, node.devminor = tarfile.CHRTYPE, 1, 3
+        tar.addfile(node)
+    with ordinary_users(ids=[True]) as (user,):
+        done = user.run(interpreter(), "-m", "snapshotd", "image", "import", user.give(archive, "image.tar"))
+        assert "a device node was left out" in done.stderr
+        user("daemon", "--stop")
+        user.nothing_left()
