@@ -100,6 +100,13 @@ class Config:
         "Address of the packs, decided at a state directory's first start ([storage](storage.md)).",
         "the address of a store",
     )
+    image_builds: str = _text(
+        "SNAPSHOTD_IMAGE_BUILDS",
+        "/var/cache/snapshotd/images",
+        "`/var/cache/snapshotd/images`",
+        "Folder of the images that this machine has built from packages, for all state directories ([images](images.md)).",
+        "a path",
+    )
     layer_budget_bytes: int | None = _count(
         "SNAPSHOTD_LAYER_BUDGET",
         None,

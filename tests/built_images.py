@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
@@ -13,29 +14,33 @@ from pathlib import Path
 from snapshotd import images
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.images.recipes import Recipe, load_recipe, shipped
+from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from tests import long
 from tests.kept import cached
 
+RECIPE = "essential"
+"""The smallest one of Debian's packages: they are the same on every machine."""
 SAID = "said.json"
 """In the folder of a build: what the store said meanwhile."""
 
 
 def minimal(shared: Path) -> Path:
-    """A folder with an image store (`layers`, `catalog.db`) that has built `minimal`. Read only. Built again only if
+    """A folder with an image store (`layers`, `catalog.db`) that has built `essential`. Read only. Built again only if
     what it is made of has changed; in the long set once a run, whose folder is `shared`."""
 
     def make(folder: Path) -> None:
         (folder / "layers").mkdir(parents=True)
         build_minimal(folder)
 
-    return cached("minimal_store", made_of("minimal", shared), make)
+    return cached("minimal_store", made_of(RECIPE, shared), make)
 
 
 def build_minimal(folder: Path) -> None:
     """Build it in a folder with an empty directory `layers`."""
     catalog, said = SqliteCatalog(folder / "catalog.db"), list[str]()
-    ImageStore(folder / "layers", catalog).build("minimal", None, said.append)
+    ImageStore(folder / "layers", catalog, SharedBuilds(folder / "builds")).build(RECIPE, None, said.append)
+    shutil.rmtree(folder / "builds")
     catalog.close()
     (folder / SAID).write_text(json.dumps(said))
 
@@ -45,9 +50,9 @@ def minimal_archive(shared: Path) -> Path:
 
     def make(archive: Path) -> None:
         (image,) = (minimal(shared) / "layers/images").iterdir()
-        write_archive(image / "root", load_recipe(shipped()["minimal"]), archive)
+        write_archive(image / "root", load_recipe(shipped()[RECIPE]), archive)
 
-    return cached("minimal.tar", made_of("minimal", shared), make)
+    return cached("minimal.tar", made_of(RECIPE, shared), make)
 
 
 def made_of(recipe: str, shared: Path) -> str:

@@ -20,11 +20,14 @@ from snapshotd.kernel import syscalls
 from tests import dockerd, long, root_tree
 from tests.both_clients import asynchronous
 from tests.capabilities import require
+from tests.kept import CACHE
 from tests.unit.daemon import process
 
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 """Compiling is half of the time of a process that starts, and of loading the tests."""
+os.environ["SNAPSHOTD_IMAGE_BUILDS"] = str(CACHE / "builds")
+"""No test leaves anything in the machine's own folder."""
 gc.disable()
 """Until the tests are collected, nearly everything that is made stays: each collection of garbage would look at all of
 it again."""

@@ -135,7 +135,7 @@ def patience(seconds: float = 3.0) -> Iterator[None]:
     timer = threading.Timer(
         seconds,
         lambda: note(
-            "still starting; an image that is used for the first time is built or imported now, which can take a minute"
+            "still starting; what is used for the first time, such as an agent's packages, is made now, which can take a minute"
         ),
     )
     timer.daemon = True

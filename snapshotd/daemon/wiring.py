@@ -58,6 +58,7 @@ from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
+from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
@@ -138,7 +139,7 @@ def open_engine(config: Config) -> Engine:
             spool=spool,
             repo=open_repository(places),
             store=store,
-            images=ImageStore(store.root, catalog),
+            images=ImageStore(store.root, catalog, SharedBuilds(Path(config.image_builds))),
             runtimes=runtimes,
             events=EventLogs(state_dir / "runs", config.followed_bytes),
             pins=Pins(catalog.get_snapshot),

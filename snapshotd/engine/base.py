@@ -1000,8 +1000,12 @@ class Engine(ABC):
     def images(self) -> list[Image]: ...
 
     @abstractmethod
+    def ensure_image(self, name: str, progress: ProgressSink) -> Image:
+        """The image that a sandbox of this image name would start from, made first if need be. NotFound."""
+
+    @abstractmethod
     def build_image(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:
-        """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`). Reuses an
+        """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`, ...). Reuses an
         unchanged one."""
 
     @abstractmethod

@@ -579,6 +579,9 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     def images(self) -> list[Image]:
         return self._context.images.list()
 
+    def ensure_image(self, name: str, progress: ProgressSink) -> Image:
+        return self._context.images.ensure(name, progress)
+
     def build_image(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:
         return self._context.images.build(recipe, name, progress)
 

@@ -11,6 +11,7 @@ write into the sandbox and show up as changed files.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import re
 import select
@@ -94,6 +95,14 @@ def unavailable() -> str | None:
         if shutil.which(program) is None:
             return f"building an image needs the program {program}; `snapshotd setup` or `apt-get install {package}` installs it"
     return None
+
+
+def digest(recipe: Recipe) -> str:
+    """Names what `build_root` makes of a recipe here: another one where packages come from other mirrors."""
+    text = recipe.source_id + "".join(
+        f"\n{m.public_uri()} {' '.join(m.suites)}" for m in recipes.host_mirrors(recipe.suite)
+    )
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> None:

@@ -4,6 +4,9 @@
     <name>/files/        optional tree that is copied over the root (root's, readable by all, executable where it is here)
     <name>/customize     optional program, run as root inside the new root after the packages are installed
 
+With the variant `machine`, the root has this machine's own programs (`machine.py`) and nothing else: env and workdir alone
+can be chosen.
+
 A recipe is trusted like a Makefile: it comes from the user, and its packages and `customize` run as root while the
 image is built.
 """
@@ -27,7 +30,7 @@ from snapshotd.types import NAME_PATTERN
 
 BUILDER_VERSION = b"1"
 """Part of every recipe's digest. Raise it when the builder makes another tree from the same recipe."""
-VARIANTS = ("essential", "apt", "required", "important", "minbase")
+VARIANTS = ("essential", "apt", "required", "important", "minbase", "machine")
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 _PACKAGE = re.compile(r"[a-z0-9][a-z0-9+.-]{1,127}")
 _SUITE = re.compile(r"[a-z][a-z0-9-]{1,63}")
@@ -104,6 +107,11 @@ def load_recipe(folder: Path) -> Recipe:
         raise UsageError(f"{folder}/image.toml: workdir must be an absolute path, not {workdir!r}")
     if not isinstance(packages, list) or not all(isinstance(p, str) and _PACKAGE.fullmatch(p) for p in packages):
         raise UsageError(f"{folder}/image.toml: packages must be a list of Debian package names")
+    if variant == "machine" and ({"suite", "packages"} & set(data) or any(map(os.path.lexists, _added(folder)))):
+        raise UsageError(
+            f"{folder}/image.toml: an image of this machine's programs has no packages; leave out suite, packages, files and "
+            "customize, or choose another variant"
+        )
     name = folder.resolve().name
     if not NAME_PATTERN.fullmatch(name):
         raise UsageError(
@@ -119,6 +127,10 @@ def load_recipe(folder: Path) -> Recipe:
         workdir,
         _digest(folder),
     )
+
+
+def _added(folder: Path) -> tuple[Path, Path]:
+    return folder / "files", folder / "customize"
 
 
 def _env(folder: Path, env: Any) -> tuple[tuple[str, str], ...]:

@@ -28,11 +28,12 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Unsupported, UsageError
 from snapshotd.formats.ingest_nodes import printable
-from snapshotd.images import build, recipes
+from snapshotd.images import build, machine, recipes
 from snapshotd.images.base import ImageRows, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.docker import DockerImages
 from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
+from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.sources import Source, open_source
 from snapshotd.kernel import files
 from snapshotd.types import Image, ImageID, new_id
@@ -54,12 +55,14 @@ class _Facts:
 
 
 class ImageStore(Images):
-    """Images in a directory of the layer store, which must exist. Opening it removes what no row refers to."""
+    """Images in a directory of the layer store, which must exist. Opening it removes what no row refers to. `builds`:
+    those that other stores of this machine have made."""
 
-    def __init__(self, layers_dir: Path, catalog: ImageRows) -> None:
+    def __init__(self, layers_dir: Path, catalog: ImageRows, builds: SharedBuilds) -> None:
         self._dir = layers_dir / "images"
         self._dir.mkdir(mode=0o700, exist_ok=True)
         self._catalog = catalog
+        self._builds = builds
         self._docker = DockerImages()
         self._making = threading.RLock()
         self._making_empty = threading.Lock()
@@ -110,15 +113,29 @@ class ImageStore(Images):
 
     def build(self, recipe: str, name: str | None, progress: Progress) -> Image:
         found = recipes.find_recipe(recipe)
+        own = machine.content() if found.variant == "machine" else None
         facts = _Facts(
-            _checked_name(name or found.name), f"recipe {found.name}", found.source_id, found.env, found.workdir
+            _checked_name(name or found.name),
+            f"recipe {found.name}",
+            found.source_id if own is None else f"{found.source_id}:{own.digest}",
+            found.env,
+            found.workdir,
         )
         with self._making:
             have = self._reuse(facts, progress)
             if have:
                 return have
-            progress(f"building the image {facts.name}: this is done once and takes about a minute")
-            return self._make(facts, lambda root: build.build_root(found, root, progress))
+            if own is not None:
+                progress(f"making the image {facts.name} of this machine's own programs")
+                return self._make(facts, lambda root: machine.build_root(own, root))
+            return self._make(facts, lambda root: self._build_packages(found, root, progress))
+
+    def _build_packages(self, recipe: recipes.Recipe, root: Path, progress: Progress) -> None:
+        def anew() -> None:
+            progress(f"building the image {recipe.name}: this machine does it once, and it takes a minute or two")
+            build.build_root(recipe, root, progress)
+
+        self._builds.fill(build.digest(recipe), root, anew, progress)
 
     def import_(self, source: str, name: str | None, progress: Progress) -> Image:
         if not source:

@@ -23,7 +23,7 @@ def default_archive(shared: Path) -> Path:
 
 def _make(archive: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="snapshotd-default-", dir="/var/tmp"))
-    snap = Snap(folder / "state")
+    snap = Snap(folder / "state", {"SNAPSHOTD_IMAGE_BUILDS": str(folder / "builds")})  # none of another version
     snap.timeout_s = BUILD_TIMEOUT_S
     try:
         with ended(snap):

@@ -23,7 +23,8 @@ import zstandard
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
-from snapshotd.images import recipes
+from snapshotd.images import machine, recipes
+from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from snapshotd.types import Image
 from tests import built_images
@@ -46,7 +47,7 @@ class Bench:
         self.store = self.open()
 
     def open(self) -> ImageStore:
-        self.store = ImageStore(self.folder / "layers", self.catalog)
+        self.store = ImageStore(self.folder / "layers", self.catalog, SharedBuilds(self.folder / "builds"))
         return self.store
 
     def take(self, source: Path | str, name: str | None = None) -> Image:
@@ -214,11 +215,11 @@ def test_an_empty_image_waits_for_no_other(bench: Bench) -> None:
     def progress(_: str) -> None:
         begun.set()
         end.wait(60)
-        raise InterruptedError
+        raise RuntimeError
 
     def build() -> None:
-        with contextlib.suppress(InterruptedError):
-            bench.store.build("minimal", None, progress)
+        with contextlib.suppress(RuntimeError):
+            bench.store.build(built_images.RECIPE, None, progress)
 
     building = threading.Thread(target=build)
     building.start()
@@ -469,7 +470,7 @@ def packages(root: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def built(run_folder: Path) -> Iterator[Bench]:
-    """The minimal image, built for the tests below and for those of other files."""
+    """The essential image, built for the tests below and for those of other files."""
     bench = Bench(built_images.minimal(run_folder))
     bench.said += json.loads((bench.folder / built_images.SAID).read_text())
     yield bench
@@ -477,7 +478,7 @@ def built(run_folder: Path) -> Iterator[Bench]:
 
 
 def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -> None:
-    root = built.root(built.store.find("minimal"))
+    root = built.root(built.store.find(built_images.RECIPE))
     said = subprocess.run(
         ["chroot", root, "python3", "-B", "-c", "print(6 * 7)"], capture_output=True, text=True, check=True
     )
@@ -487,6 +488,50 @@ def test_a_built_image_runs_python_and_holds_nothing_of_the_host(built: Bench) -
     assert (root / "etc/resolv.conf").read_bytes() == b""
     assert not (root / "var/lib/apt/lists").exists() or list((root / "var/lib/apt/lists").iterdir()) == []
     assert any("installing essential packages" in line for line in built.said)
+
+
+def test_an_image_of_this_machines_programs_is_there_at_once(bench: Bench) -> None:
+    """Python with its libraries, a shell and tools, all of which work; nothing of /etc, and no program is another
+    user's."""
+    image = bench.store.ensure("minimal", bench.said.append)
+    root = bench.root(image)
+    assert bench.said == ["making the image minimal of this machine's own programs"]
+    program = (
+        "import asyncio, bz2, ctypes, hashlib, json, lzma, sqlite3, ssl, subprocess, zlib, pwd, socket\n"
+        "assert pwd.getpwuid(0).pw_shell == '/bin/sh' and socket.getaddrinfo('127.0.0.1', 80)\n"
+        "print(subprocess.run(['bash', '-c', 'seq 3 | sort -r | sed s/^/=/ | paste -s | awk {print\\$2}'], "
+        "capture_output=True, text=True))\n"
+        "import pip"
+    )
+    said = subprocess.run(
+        ["chroot", root, "python3", "-B", "-c", program],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"},
+    )
+    assert "stdout='=2\\n', stderr=''" in said.stdout
+    assert said.stderr.endswith("No module named 'pip'\n")
+    names = {path.name for path in (root / "etc").iterdir()}
+    assert names <= {
+        *("passwd", "group", "nsswitch.conf", "ld.so.conf", "ld.so.cache", "alternatives"),
+        *("hosts", "hostname", "resolv.conf"),
+    }
+    programs = [path for path in (root / "usr/bin").iterdir() if not path.is_symlink()]
+    assert len(programs) > 20
+    for path in programs:
+        st = path.stat()
+        assert (st.st_uid, stat.S_IMODE(st.st_mode) & ~0o755) == (0, 0), path
+    assert not {path.name for path in (root / "usr/lib").rglob("*")} & {"site-packages", "dist-packages", "test"}
+
+
+def test_the_programs_are_taken_again_after_an_upgrade(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = bench.store.build("minimal", None, bench.said.append)
+    assert bench.store.build("minimal", None, bench.said.append) == first
+    found = machine.content()
+    path = next(iter(found.files))
+    found.files[path] = (path.parent).stat()  # another size and time
+    monkeypatch.setattr(machine, "content", lambda: found)
+    assert bench.store.build("minimal", None, bench.said.append).id != first.id
 
 
 @pytest.mark.long  # minutes of packages
@@ -515,8 +560,8 @@ def test_the_images_with_node_run_their_programs(
 
 
 def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
-    image = built.store.find("minimal")
-    assert built.store.build("minimal", None, built.said.append) == image
+    image = built.store.find(built_images.RECIPE)
+    assert built.store.build(built_images.RECIPE, None, built.said.append) == image
     assert "unchanged" in built.said[-1]
 
 
@@ -524,7 +569,7 @@ def test_an_unchanged_recipe_is_not_built_again(built: Bench) -> None:
 def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
     built: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The minimal recipe with a tree of files and a customize script: what they add is there, and all else is the first
+    """The recipe of essential packages with a tree of files and a customize script: what they add is there, and all else is the first
     build's. The script's programs trust whom this machine trusts. The first may be kept from an earlier run, so it is
     made again if Debian has other packages by now."""
     (tmp_path / "authorities").write_text("an authority")
@@ -539,7 +584,9 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
     (recipe / "customize").write_text("#!/bin/sh\nset -e\ntool > /made\ngrep authority $NODE_EXTRA_CA_CERTS\n")
     (recipe / "customize").chmod(0o755)
     settings = (
-        (recipes.shipped()["minimal"] / "image.toml").read_text().replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')
+        (recipes.shipped()[built_images.RECIPE] / "image.toml")
+        .read_text()
+        .replace("[env]", 'workdir = "/srv"\n[env]\nA = "b"')
     )
     (recipe / "image.toml").write_text(settings)
     other = Bench(tmp_path / "again")
@@ -550,10 +597,10 @@ def test_a_recipe_of_ones_own_and_building_twice_gives_one_tree(
     assert ((root / "etc/motd.own").stat().st_uid, stat.S_IMODE((root / "usr/bin/tool").stat().st_mode)) == (0, 0o755)
     assert os.readlink(root / "bin") == "usr/bin"
     same = built
-    if packages(root) != packages(built.root(built.store.find("minimal"))):
+    if packages(root) != packages(built.root(built.store.find(built_images.RECIPE))):
         same = Bench(tmp_path / "first")
-        same.store.build("minimal", None, same.said.append)
-    first, second = manifest(same.root(same.store.find("minimal"))), manifest(root)
+        same.store.build(built_images.RECIPE, None, same.said.append)
+    first, second = manifest(same.root(same.store.find(built_images.RECIPE))), manifest(root)
     assert set(second) - set(first) == {"made", "etc/motd.own", "usr/bin/tool"}
     assert {path: (first[path], second.get(path)) for path in first if first[path] != second.get(path)} == {}
     before = recipes.load_recipe(recipe).source_id

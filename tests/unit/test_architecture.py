@@ -125,7 +125,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "ahocorasick_rs": ("secrets/needles.py",),
     "blake3": ("repo/", "secrets/key.py", "integrations/langgraph/"),
     "cryptography": ("secrets/vault.py", "client/bundles/sealing.py"),
-    "zstandard": ("repo/", "images/decompress.py", "integrations/langgraph/"),
+    "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
     "httpx2": ("gateway/forward.py",),

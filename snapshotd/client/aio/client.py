@@ -805,6 +805,14 @@ class AsyncSnapshotd(
     async def images(self) -> list[ImageInfo]:
         return [ImageInfo.of(item) for item in await self._transport.request("GET", "/images")]
 
+    async def ensure_image(self, name: str, *, progress: Progress | None = None) -> ImageInfo:
+        """The image that a sandbox of this name would start from. One that is not there is built or imported, as it
+        would be by `create` and `run`, which say nothing meanwhile."""
+        then = "`snapshotd image ls` shows what is there"
+        return ImageInfo.of(
+            (await self._work("POST", "/images/ensure", {"image": name}, progress, f"the image {name}", then))["image"]
+        )
+
     async def build_image(self, recipe: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:
         """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`)."""
         return await self._make_image("build", _local_or_name(recipe), name, progress)

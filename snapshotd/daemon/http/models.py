@@ -554,6 +554,10 @@ class TagRequest(Request):
     move: bool = Field(False, description="Take the tag away from the snapshot that has it.")
 
 
+class ImageName(Request):
+    image: str = Field(min_length=1, max_length=1024, description="As a sandbox names its image.")
+
+
 class ImageRequest(Request):
     source: str = Field(
         min_length=1, description="Recipe folder or shipped recipe; for an import: path or Docker image name."

@@ -73,7 +73,7 @@ def test_a_machine_without_debian_entries(tmp_path: Path) -> None:
 
 
 def test_shipped_recipes_are_well_formed() -> None:
-    assert set(recipes.shipped()) == {"claude", "codex", "default", "minimal", "node"}
+    assert set(recipes.shipped()) == {"claude", "codex", "default", "essential", "minimal", "node"}
     for name in recipes.shipped():
         assert recipes.find_recipe(name).name == name
 
@@ -93,6 +93,7 @@ def test_an_agents_image_has_the_version_of_its_profile(name: str) -> None:
         ('variant = "huge"', "variant must be"),
         ('suite = "../x"', "suite must be"),
         ('packages = ["a b"]', "packages must be"),
+        ('variant = "machine"\npackages = ["git"]', "has no packages"),
         ('packages = ["--hook=x"]', "packages must be"),
         ('packages = "git"', "packages must be"),
         ("env = 1", "env must be"),
@@ -107,7 +108,7 @@ def test_malformed_recipes(tmp_path: Path, text: str, match: str) -> None:
 
 
 def test_missing_recipes(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="default, minimal"):
+    with pytest.raises(NotFound, match="default, essential, minimal"):
         recipes.find_recipe(str(tmp_path))
 
 

@@ -30,7 +30,8 @@ def build(ctx: click.Context, recipe: str, name: str | None, as_json: bool) -> i
     """Build an image from a recipe.
 
     RECIPE is a folder, or one that comes with snapshotd: default (Python, pytest, git, a C compiler), node (Node.js and
-    npm too) or minimal. An unchanged one is reused. With --json: the image.
+    npm too), essential (the least of Debian), or minimal (this machine's own Python and shell, in seconds). An unchanged
+    one is reused. With --json: the image.
     """
     return _made(connect(ctx).build_image(recipe, name=name, progress=note), as_json)
 

@@ -94,6 +94,7 @@ def command(
         return in_terminal(client, "", snapshot, _SHELL, options, quiet).exit_code
     made = None
     if trajectory is None:
+        client.ensure_image(image or "default", progress=None if quiet else note)
         made, _ = client.create(workspace=workspace, image=image or "default")
         trajectory = made.id
     code = (

@@ -26,6 +26,17 @@ def images(service: ServiceDep) -> list[models.Image]:
     return [models.Image.of(item) for item in service.engine.images()]
 
 
+@router.post("/images/ensure", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
+async def ensure(body: models.ImageName, service: ServiceDep) -> Response:
+    """The image that a sandbox of this name would start from. One that is not there is built or imported."""
+
+    def produce(emit: streams.Emit) -> None:
+        image = service.engine.ensure_image(body.image, streams.progress_lines(emit))
+        emit({"event": "result", "image": models.Image.of(image)})
+
+    return await streams.ndjson(service.streams, produce)
+
+
 @router.post("/images/build", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
 async def build(body: models.ImageRequest, service: ServiceDep) -> Response:
     """Build from a recipe folder, or from one that comes with snapshotd (`default`, `minimal`)."""
