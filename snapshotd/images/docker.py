@@ -12,6 +12,7 @@ from docker.errors import DockerException, ImageNotFound
 
 from snapshotd.errors import NotFound, SandboxFailed, Unsupported
 from snapshotd.formats.ingest import IngestReport, ingest_tar
+from snapshotd.images.chunks import Chunks
 from snapshotd.images.config import ImageConfig, check_platform, parse_config
 from snapshotd.kernel import files
 
@@ -68,27 +69,8 @@ class DockerImages:
             )
             try:
                 progress("exporting from Docker")
-                report = ingest_tar(
-                    _Chunks(client.api.export(made["Id"], _CHUNK_BYTES)), target_fd, oci_whiteouts=False
-                )
+                report = ingest_tar(Chunks(client.api.export(made["Id"], _CHUNK_BYTES)), target_fd, oci_whiteouts=False)
             finally:
                 client.api.remove_container(made["Id"], v=True, force=True)
         files.remove_tree(target_fd, b".dockerenv")  # made by the engine for the container, not part of the image
         return report
-
-
-class _Chunks:
-    """An iterator of bytes as a readable stream."""
-
-    def __init__(self, chunks: Iterator[bytes]) -> None:
-        self._chunks = chunks
-        self._rest = b""
-
-    def read(self, size: int, /) -> bytes:
-        while not self._rest:
-            more = next(self._chunks, None)
-            if more is None:
-                return b""
-            self._rest = more
-        data, self._rest = self._rest[:size], self._rest[size:]
-        return data

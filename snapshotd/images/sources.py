@@ -74,12 +74,13 @@ def _open_file(path: Path) -> BinaryIO:
 def _layout(path: Path) -> Iterator[Source]:
     blobs = FolderBlobs(path)
     try:
-        yield _of_archive("oci layout", open_archive(blobs, f"the OCI layout {path}"))
+        yield of_archive("oci layout", open_archive(blobs, f"the OCI layout {path}"))
     finally:
         blobs.close()
 
 
-def _of_archive(kind: str, archive: ImageArchive) -> Source:
+def of_archive(kind: str, archive: ImageArchive) -> Source:
+    """An image that was found in an archive."""
     return Source(kind, archive.config.source_id, archive.extract, archive.config.env, archive.config.workdir)
 
 
@@ -91,7 +92,7 @@ def _file(raw: BinaryIO, path: Path, scratch: Path, progress: Callable[[str], No
     raw.seek(0)
     if looks_like_archive(first.path):
         with _seekable(raw, what, scratch) as file:
-            yield _of_archive("archive", open_archive(TarBlobs(file), what))
+            yield of_archive("archive", open_archive(TarBlobs(file), what))
         return
     progress("reading the archive")
     digest = HashingReader(raw).finish()

@@ -13,6 +13,7 @@ and finds it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -29,12 +30,14 @@ from pathlib import Path
 from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Unsupported, UsageError
 from snapshotd.formats.ingest_nodes import printable
 from snapshotd.images import build, machine, recipes
+from snapshotd.images.archive_file import open_archive
 from snapshotd.images.base import ImageRows, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.docker import DockerImages
+from snapshotd.images.registry import RegistryBlobs, is_address
 from snapshotd.images.root import MADE_AT_NS, measure, prepare_root
 from snapshotd.images.shared import SharedBuilds
-from snapshotd.images.sources import Source, open_source
+from snapshotd.images.sources import Source, of_archive, open_source
 from snapshotd.kernel import files
 from snapshotd.types import Image, ImageID, new_id
 
@@ -100,7 +103,7 @@ class ImageStore(Images):
             if name in recipes.shipped():
                 return self.build(name, None, progress)
             try:
-                return self._from_docker(name, name, progress)
+                return self._from_elsewhere(name, name, progress)
             except (NotFound, Unsupported) as exc:  # no such image, or no engine
                 known = ", ".join(sorted({*recipes.shipped(), *(i.name for i in self.list() if i.name)}))
                 message = (
@@ -108,6 +111,19 @@ class ImageStore(Images):
                     f"`snapshotd image import` also takes a folder or an archive"
                 )
                 raise NotFound(message) from exc
+
+    def _from_elsewhere(self, source: str, name: str, progress: Progress) -> Image:
+        """From the Docker engine, else from the registry that a name leads to. NotFound, Unsupported: neither has it."""
+        try:
+            return self._from_docker(source, name, progress)
+        except (NotFound, Unsupported):
+            if not is_address(source):
+                raise
+        progress(f"asking the registry for {source}")
+        blobs = RegistryBlobs(source)
+        with contextlib.closing(blobs), self._making:
+            archive = of_archive("registry", open_archive(blobs, f"the image {source} of the registry"))
+            return self._from_source(archive, source, _checked_name(name), progress)
 
     # -- making --------------------------------------------------------------------------------------------------------
 
@@ -146,7 +162,7 @@ class ImageStore(Images):
             return self._from_path(path, name, progress)
         docker_name = source.removeprefix("docker:")
         try:
-            return self._from_docker(docker_name, name or docker_name, progress)
+            return self._from_elsewhere(docker_name, name or docker_name, progress)
         except NotFound as exc:
             raise NotFound(
                 f"{exc.message}, or give the path of a folder or archive (there is none at {source})"
@@ -170,11 +186,14 @@ class ImageStore(Images):
     def _from_path(self, path: Path, name: str | None, progress: Progress) -> Image:
         checked = _checked_name(name or _default_name(path))
         with self._making, open_source(path, self._dir, progress) as source:
-            facts = _Facts(checked, f"{source.kind} {path}", source.source_id, source.env, source.workdir)
-            have = self._reuse(facts, progress)
-            if have:
-                return have
-            return self._make(facts, lambda root: self._extract(source, root, progress))
+            return self._from_source(source, str(path), checked, progress)
+
+    def _from_source(self, source: Source, where: str, name: str, progress: Progress) -> Image:
+        facts = _Facts(name, f"{source.kind} {where}", source.source_id, source.env, source.workdir)
+        have = self._reuse(facts, progress)
+        if have:
+            return have
+        return self._make(facts, lambda root: self._extract(source, root, progress))
 
     def _extract(self, source: Source, root: Path, progress: Progress) -> None:
         with _opened(root) as fd:

@@ -22,12 +22,13 @@ import pytest
 import zstandard
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.errors import NotFound, SnapshotdError, UsageError
+from snapshotd.errors import NotFound, NotPermitted, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.images import machine, recipes
 from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from snapshotd.types import Image
 from tests import built_images
+from tests.tiny_registry import registry
 
 pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
@@ -286,6 +287,59 @@ def test_a_shared_layer_that_is_saved_once_and_linked(bench: Bench, tmp_path: Pa
     }
     (tmp_path / "saved.tar").write_bytes(tar_of(names))
     assert (bench.root(bench.take(tmp_path / "saved.tar")) / "opt/a").read_bytes() == b"1"
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", "unix:///run/snapshotd-no-such-engine.sock")
+
+
+@pytest.mark.usefixtures("no_engine")
+@pytest.mark.parametrize("nested", [True, False])
+@pytest.mark.parametrize("pack", ["gzip", "zstd"])
+def test_an_image_of_a_registry(bench: Bench, tmp_path: Path, nested: bool, pack: str) -> None:
+    """Without an engine. It is the same image as a saved one, and is asked for once."""
+    with registry(oci_layout(pack=pack, nested=nested)) as server:
+        name = f"{server.address}/test/app:1"
+        image = bench.store.ensure(name, bench.said.append)
+        assert (image.name, image.source) == (name, f"registry {name}")
+        check_layers(bench, image)
+        asked = len(server.asked)
+        assert bench.store.ensure(name, bench.said.append) == image
+        assert len(server.asked) == asked
+    (tmp_path / "saved.tar").write_bytes(docker_archive())
+    assert bench.take(tmp_path / "saved.tar", name) == image
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_registry_that_is_hostile_or_has_no_such_image(bench: Bench) -> None:
+    layout = oci_layout(pack="")
+    with registry(layout) as server:
+        name = f"{server.address}/test/app"
+        with pytest.raises(NotFound, match="the registry has no image"):
+            bench.store.ensure(f"{name}:2", bench.said.append)
+        for blob, data in list(layout.items()):
+            if not blob.startswith("blobs/"):
+                continue
+            layout[blob] = (data or b"")[:-1] + b"x"
+            with pytest.raises(SnapshotdError, match=r"damaged|does not have|digest|cannot be read|malformed"):
+                bench.store.ensure(f"{name}:1", bench.said.append)
+            layout[blob] = data
+        server.cut = True
+        with pytest.raises(SandboxFailed, match="cannot be read"):
+            bench.store.ensure(f"{name}:1", bench.said.append)
+        server.cut, server.token = False, "for nobody"
+        with pytest.raises(NotPermitted, match=f"docker pull {name}:1"):
+            bench.store.ensure(f"{name}:1", bench.said.append)
+    with pytest.raises(SandboxFailed, match="Connection refused"):
+        bench.store.ensure(f"{name}:1", bench.said.append)
+
+
+@pytest.mark.usefixtures("no_engine")
+def test_a_word_alone_is_asked_of_no_registry(bench: Bench) -> None:
+    with pytest.raises(NotFound, match="there is no image defalt here"):
+        bench.store.ensure("defalt", bench.said.append)
+    assert bench.said == []
 
 
 @pytest.mark.docker

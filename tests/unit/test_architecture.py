@@ -137,7 +137,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "starlette": ("daemon/",),  # comes with fastapi
     "pydantic": ("daemon/", "engine/transfer/trajectories/"),  # comes with fastapi
     "anyio": ("daemon/",),  # comes with fastapi
-    "requests": ("runtime/", "images/docker.py"),  # what docker raises; comes with it
+    "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
 }
 """Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by
 nobody."""
