@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Unsupported, UsageError
+from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, SandboxFailed, Unsupported, UsageError
 from snapshotd.formats.ingest_nodes import printable
 from snapshotd.images import build, machine, recipes
 from snapshotd.images.archive_file import open_archive
@@ -116,13 +116,17 @@ class ImageStore(Images):
         """From the Docker engine, else from the registry that a name leads to. NotFound, Unsupported: neither has it."""
         try:
             return self._from_docker(source, name, progress)
-        except (NotFound, Unsupported):
+        except (NotFound, Unsupported) as exc:
             if not is_address(source):
                 raise
+            none_here = exc.message
         progress(f"asking the registry for {source}")
         blobs = RegistryBlobs(source)
         with contextlib.closing(blobs), self._making:
-            archive = of_archive("registry", open_archive(blobs, f"the image {source} of the registry"))
+            try:
+                archive = of_archive("registry", open_archive(blobs, f"the image {source} of the registry"))
+            except (NotFound, SandboxFailed) as exc:
+                raise NotFound(f"{none_here}, and {exc.message}") from exc
             return self._from_source(archive, source, _checked_name(name), progress)
 
     # -- making --------------------------------------------------------------------------------------------------------
