@@ -331,9 +331,7 @@ def _share(share: Path) -> Path:
     """
     init = next((path for path in CATATONIT if os.path.exists(path)), None)
     if init is None:
-        raise Unsupported(
-            "no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)"
-        )
+        raise Unsupported("no init for sandboxes: catatonit is not installed; `snapshotd setup` installs it")
     wanted = {Path("init"): Path(init).read_bytes(), Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
     with resources.as_file(resources.files("snapshotd") / "agent") as agent:
         for path in agent.rglob("*"):

@@ -93,7 +93,11 @@ def unavailable() -> str | None:
         return "building an image needs root; run the daemon as root"
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
         if shutil.which(program) is None:
-            return f"building an image needs the program {program}; `snapshotd setup` or `apt-get install {package}` installs it"
+            return (
+                f"an image of Debian's packages is built with the program {program}, of the package {package}, which `snapshotd "
+                "setup` installs on Debian and Ubuntu; elsewhere use `--image minimal`, an image of an engine or a registry "
+                "such as `--image debian:12`, or `snapshotd image import`"
+            )
     return None
 
 
@@ -147,6 +151,7 @@ def _command(recipe: Recipe, root: Path, own_mirrors: bool) -> list[str]:
     command += ["mmdebstrap", "--mode=root", "--format=directory", f"--variant={recipe.variant}", "--components=main"]
     command += ['--aptopt=Apt::Install-Recommends "false"', '--aptopt=Acquire::Languages "none"']
     command += [f'--aptopt={name} "{value}"' for name, value in _host_apt_settings()]
+    command.append("--dpkgopt=force-unsafe-io")  # the store makes the whole tree durable at the end
     command += [f"--dpkgopt=path-exclude={pattern}" for pattern in _EXCLUDED]
     command += [f"--dpkgopt=path-include={pattern}" for pattern in _KEPT]
     if recipe.packages:

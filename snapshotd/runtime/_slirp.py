@@ -33,7 +33,7 @@ def require() -> str:
     program = shutil.which(_PROGRAM)
     if program is None:
         raise Unsupported(
-            "network bridge with runc needs slirp4netns, which is missing: `apt install slirp4netns`, or use network none"
+            "network bridge with runc needs slirp4netns, which is missing: `snapshotd setup` installs it, or use network none"
         )
     if not os.path.exists("/dev/net/tun"):
         raise Unsupported("network bridge with runc needs /dev/net/tun: `modprobe tun`, or use network none")

@@ -112,7 +112,7 @@ class DockerRuntime(Runtime):
         if tuple(int(part) for part in str(version["ApiVersion"]).split(".")) < _OLDEST_API:
             return f"the Docker engine at {path} is version {version['Version']}; 20.10 or newer is needed: upgrade it"
         if shutil.which("runc") is None:
-            return "runc, which starts commands in Docker containers, is not on the PATH: `apt install runc`"
+            return "runc, which starts commands in Docker containers, is not on the PATH: `snapshotd setup` installs it"
         return None
 
     def create(self, spec: ContainerSpec) -> Container:
@@ -363,7 +363,9 @@ def _socket_problem(path: str) -> str | None:
             probe.settimeout(5)
             probe.connect(path)
         except FileNotFoundError:
-            return f"no Docker engine: {path} does not exist; `apt install docker.io`, `systemctl start docker`, or set DOCKER_HOST"
+            return (
+                f"no Docker engine: {path} does not exist; install Docker, `systemctl start docker`, or set DOCKER_HOST"
+            )
         except PermissionError:
             return f"no permission for the Docker engine's socket {path}: run as root or join the group `docker`"
         except ConnectionRefusedError:
@@ -436,5 +438,5 @@ def find_runc(docker_id: str, pid: int) -> RuncContainer:
             return found
     raise SandboxFailed(
         f"runc's state of Docker container {short(docker_id)} is in none of {[str(c[0]) for c in candidates]}; snapshotd needs an engine "
-        "whose runtime is runc, and runc on the PATH (`apt install runc`)"
+        "whose runtime is runc, and runc on the PATH (`snapshotd setup`)"
     )

@@ -91,7 +91,7 @@ class RuncRuntime(Runtime):
         if os.geteuid() != 0:
             return "runc containers need root: start the daemon as root (`sudo snapshotd daemon`)"
         if shutil.which(self._runc) is None:
-            return f"{self._runc} is not installed: `apt install runc`"
+            return f"{self._runc} is not installed: `snapshotd setup` installs it"
         if not any((point / "cgroup.procs").exists() for point in _cgroups.hierarchies()):
             return "no cgroup hierarchy is mounted: `mount -t cgroup2 none /sys/fs/cgroup`"
         if self._id_map is not None and not _user_namespaces_allowed():

@@ -55,7 +55,7 @@ def diagnose(state_dir: Path) -> list[Check]:
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:
-    """Install the missing packages (Debian and Ubuntu, as root). One check per package that was missing; empty when
+    """Install the missing packages, as root. One check per package that was missing; empty when
     none was."""
     wanted = system_packages.missing("run")
     reason = system_packages.install(wanted, progress)
@@ -131,7 +131,9 @@ def _programs() -> list[Check]:
             continue
         if package.missing():
             needed = package.name in ("runc", "catatonit", "mount")
-            fix = f"`snapshotd setup`, or `apt-get install {package.name}`"
+            fix = f"`snapshotd setup`, or {system_packages.advice(package.name)}"
+            if package.name in ("mmdebstrap", "debian-archive-keyring"):
+                fix += "; `--image minimal`, and images of an engine or a registry, need none (docs/images.md)"
             checks.append(
                 Check(package.name, False if needed else None, f"not installed; it is for {package.purpose}", fix)
             )
@@ -148,7 +150,7 @@ def _runc() -> Check:
     if _version(first) >= _RUNC_NEEDED:
         return Check("runc", True, first)
     detail = f"{first or 'runc --version said nothing'}: 1.1 or newer is needed"
-    return Check("runc", False, detail, "`apt-get install runc`, or a release of the runc project")
+    return Check("runc", False, detail, f"{system_packages.advice('runc')}, or a release of the runc project")
 
 
 def _docker() -> Check:
@@ -202,7 +204,8 @@ def _fuse() -> Check:
             "FUSE",
             None,
             detail,
-            "apt-get install libfuse3-dev pkg-config gcc python3-dev; pip install 'snapshotd[fuse]'",
+            f"{', '.join(map(system_packages.advice, ('gcc', 'libfuse3-dev', 'pkg-config', 'python3-dev')))}; "
+            "pip install 'snapshotd[fuse]'",
         )
     if reason is None:
         return Check("FUSE", True, "/dev/fuse")
@@ -220,7 +223,7 @@ def _reflink(place: Path) -> Check:
         return Check(
             "reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers"
         )
-    fix = "`apt-get install xfsprogs` and make loop devices available, or put the state directory on XFS or btrfs"
+    fix = f"{system_packages.advice('xfsprogs')} and make loop devices available, or put the state directory on XFS or btrfs"
     return Check("reflink", None, f"{place}: {reason}, so the first write into a big file copies it whole", fix)
 
 

@@ -1,4 +1,5 @@
-"""The programs of the system that snapshotd uses, and the Debian packages that bring them: the one list of them.
+"""The programs of the system that snapshotd uses, and the packages that bring them, on Debian and Ubuntu, Fedora and
+RHEL, Arch, and Alpine: the one list of them.
 
 Standard library only and runs before anything is installed, so that the Makefile can use it:
 
@@ -19,11 +20,40 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _PATH = os.environ.get("PATH", os.defpath) + ":/usr/local/sbin:/usr/sbin:/sbin:/usr/bin:/bin"
 CATATONIT = ("/usr/bin/catatonit", "/usr/libexec/podman/catatonit", "/usr/libexec/catatonit/catatonit")
+_APT = ("-o", "DPkg::Lock::Timeout=300")
+_DEBIAN_ONLY = {"dnf": "", "pacman": "", "apk": ""}
 COMPOSE_PLUGINS = ("/usr/libexec/docker/cli-plugins/docker-compose", "/usr/lib/docker/cli-plugins/docker-compose")
+
+
+@dataclass(frozen=True)
+class Manager:
+    """A package manager. `shown`: what a person types; `before` and `install`: the words for a program; `complaint`: the
+    beginning of its lines about errors."""
+
+    program: str
+    shown: str
+    before: tuple[str, ...]
+    install: tuple[str, ...]
+    complaint: str
+
+
+MANAGERS = (
+    Manager(
+        "apt-get",
+        "apt-get install",
+        (*_APT, "update", "-q"),
+        (*_APT, "install", "-q", "-y", "--no-install-recommends"),
+        "E:",
+    ),
+    Manager("dnf", "dnf install", (), ("install", "-y", "--setopt=install_weak_deps=False"), "Error:"),
+    Manager("pacman", "pacman -S", (), ("-S", "--noconfirm", "--needed"), "error:"),
+    Manager("apk", "apk add", (), ("add", "--no-cache"), "ERROR:"),
+)
+"""Of Debian and Ubuntu, of Fedora and RHEL, of Arch, of Alpine."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +62,17 @@ class Package:
     and its purpose."""
 
     name: str
+    """On Debian and Ubuntu, and wherever `names` has no other."""
     provides: tuple[str, ...]
     purpose: str
     level: str = "run"
     """The group of packages that this one belongs to; `LEVELS` lists the groups."""
+    names: dict[str, str] = field(default_factory=dict)
+    """Manager to its own name for it; "": it has none."""
+
+    def name_for(self, manager: Manager) -> str:
+        """Its name there, "" if there is none."""
+        return self.names.get(manager.program, self.name)
 
     def missing(self) -> bool:
         return not any(os.path.exists(p) if p.startswith("/") else shutil.which(p, path=_PATH) for p in self.provides)
@@ -57,25 +94,50 @@ class _Headers(Package):
         return not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h"))
 
 
+def _names(dnf: str, pacman: str, apk: str) -> dict[str, str]:
+    return {"dnf": dnf, "pacman": pacman, "apk": apk}
+
+
 PACKAGES: tuple[Package, ...] = (
     Package("runc", ("runc",), "sandboxes without a Docker engine"),
     Package("catatonit", CATATONIT, "the first process in every sandbox"),
     Package("slirp4netns", ("slirp4netns",), "outbound network for sandboxes of the runc driver"),
     Package("xfsprogs", ("mkfs.xfs",), "a layer directory that shares file extents"),
-    Package("mmdebstrap", ("mmdebstrap",), "building images"),
+    Package("mmdebstrap", ("mmdebstrap",), "building images of Debian's packages", names=_DEBIAN_ONLY),
     Package(
-        "debian-archive-keyring", ("/usr/share/keyrings/debian-archive-keyring.gpg",), "checking the packages in images"
+        "debian-archive-keyring",
+        ("/usr/share/keyrings/debian-archive-keyring.gpg",),
+        "checking the packages in images",
+        names=_DEBIAN_ONLY,
     ),
-    Package("mount", ("mount",), "mounting the layer directory"),
+    Package("mount", ("mount",), "mounting the layer directory", names={"dnf": "util-linux", "pacman": "util-linux"}),
     Package("patch", ("patch",), "the demo's planted bug", "demo"),
     Package("git", ("git",), "the demo's commit", "demo"),
     Package("ca-certificates", ("/etc/ssl/certs/ca-certificates.crt",), "downloading the demo's project", "demo"),
-    _Venv("python3-venv", ("ensurepip",), "a virtual environment", "venv"),
+    _Venv(
+        "python3-venv", ("ensurepip",), "a virtual environment", "venv", _names("python3-pip", "python-pip", "py3-pip")
+    ),
     Package("gcc", ("cc", "gcc"), "building pyfuse3, which mounts snapshots", "venv"),
-    Package("libc6-dev", ("/usr/include/stdio.h",), "building pyfuse3", "venv"),
-    Package("libfuse3-dev", ("/usr/include/fuse3/fuse_lowlevel.h",), "building pyfuse3", "venv"),
-    Package("pkg-config", ("pkg-config", "pkgconf"), "building pyfuse3", "venv"),
-    _Headers("python3-dev", ("Python.h",), "building pyfuse3", "venv"),
+    Package(
+        "libc6-dev", ("/usr/include/stdio.h",), "building pyfuse3", "venv", _names("glibc-devel", "glibc", "musl-dev")
+    ),
+    Package(
+        "libfuse3-dev",
+        ("/usr/include/fuse3/fuse_lowlevel.h",),
+        "building pyfuse3",
+        "venv",
+        _names("fuse3-devel", "fuse3", "fuse3-dev"),
+    ),
+    Package(
+        "pkg-config",
+        ("pkg-config", "pkgconf"),
+        "building pyfuse3",
+        "venv",
+        _names("pkgconf-pkg-config", "pkgconf", "pkgconf"),
+    ),
+    _Headers(
+        "python3-dev", ("Python.h",), "building pyfuse3", "venv", _names("python3-devel", "python", "python3-dev")
+    ),
     Package("docker.io", ("dockerd",), "tests of the Docker driver", "develop"),
     Package("iproute2", ("ip",), "the network bridge of the tests' own Docker engine", "develop"),
     Package("iptables", ("iptables",), "networks of the tests' own Docker engine", "develop"),
@@ -98,30 +160,46 @@ LEVELS = {
 
 
 def missing(level: str) -> list[Package]:
-    """The packages of a level (one of `LEVELS`) whose programs are missing."""
-    return [package for package in PACKAGES if package.level in LEVELS[level] and package.missing()]
+    """The packages of a level (one of `LEVELS`) whose programs are missing; not those that this machine's distribution
+    does not have."""
+    found = manager()
+    wanted = [package for package in PACKAGES if found is None or package.name_for(found)]
+    return [package for package in wanted if package.level in LEVELS[level] and package.missing()]
+
+
+def manager() -> Manager | None:
+    """The package manager of this machine; None: it has none of those that are known."""
+    return next((one for one in MANAGERS if shutil.which(one.program, path=_PATH)), None)
+
+
+def advice(name: str) -> str:
+    """The command that installs the package of this name (Debian's) here."""
+    found = manager()
+    package = next(one for one in PACKAGES if one.name == name)
+    there = "" if found is None else package.name_for(found)
+    return f"`{found.shown} {there}`" if found and there else f"{name}, which this machine's packages do not have"
 
 
 def can_install() -> str | None:
     """None if packages can be installed here; else the reason."""
-    if shutil.which("apt-get", path=_PATH) is None:
-        return "this is not a Debian or Ubuntu system (no apt-get)"
+    if manager() is None:
+        return f"this machine has no package manager that is known ({', '.join(one.program for one in MANAGERS)})"
     return None if os.geteuid() == 0 else "installing packages needs root"
 
 
 def install(packages: list[Package], progress: Callable[[str], None]) -> str | None:
-    """Install with one `apt-get update` and one `apt-get install`. None when it worked, else the reason. Nothing to do
-    is success."""
+    """Install with one call of the package manager, and with one before that where its lists may be old. None when it
+    worked, else the reason. Nothing to do is success."""
     if not packages:
         return None
-    names = [package.name for package in packages]
-    reason = can_install()
-    if reason:
-        return f"{reason}; install {' '.join(names)} yourself"
+    reason, found = can_install(), manager()
+    if reason or found is None:
+        return f"{reason}; install {' '.join(package.name for package in packages)} yourself"
+    names = [package.name_for(found) for package in packages]
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8", "PATH": _PATH}
-    for words in (["update", "-q"], ["install", "-q", "-y", "--no-install-recommends", *names]):
-        progress("apt-get " + " ".join(words))
-        command = ["apt-get", "-o", "DPkg::Lock::Timeout=300", *words]
+    for words in filter(None, (found.before, (*found.install, *names))):
+        command = [found.program, *words]
+        progress(" ".join(command))
         result = subprocess.run(
             command,
             env=environment,
@@ -131,7 +209,8 @@ def install(packages: list[Package], progress: Callable[[str], None]) -> str | N
             check=False,
         )
         if result.returncode != 0:
-            said = [line for line in result.stdout.decode("utf-8", "replace").splitlines() if line.startswith("E:")]
+            lines = result.stdout.decode("utf-8", "replace").splitlines()
+            said = [line for line in lines if line.startswith(found.complaint)]
             return f"`{' '.join(command)}` failed: {'; '.join(said[-3:]) or 'it gave no reason'}"
     left = [package.name for package in packages if package.missing()]
     return f"{' '.join(left)} installed, but what it should bring is not there" if left else None
@@ -151,7 +230,8 @@ def main(arguments: list[str]) -> int:
         return 2
     wanted = missing(arguments[-1])
     if "--install" not in arguments:
-        print(" ".join(package.name for package in wanted))  # noqa: T201
+        found = manager()
+        print(" ".join(package.name if found is None else package.name_for(found) for package in wanted))  # noqa: T201
         return 0
     reason = install(wanted, lambda line: print(line, flush=True))  # noqa: T201
     if reason:

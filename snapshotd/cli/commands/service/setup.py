@@ -19,8 +19,8 @@ from snapshotd.errors import Unsupported
 def command(as_json: bool) -> int:
     """Install missing system packages, where that is possible.
 
-    Uses apt-get on Debian and Ubuntu, as root. Packages that are there are left alone. The
-    exit code is 7 when something could not be installed. With --json: an array of {name,ok,detail,fix}, one per package
+    Uses apt-get, dnf, pacman or apk, as root. Packages that are there are left alone. The exit
+    code is 7 when something could not be installed. With --json: an array of {name,ok,detail,fix}, one per package
     that was missing.
     """
     checks = doctor.setup(note)
