@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from snapshotd.errors import NotPermitted, Unsupported
+from snapshotd.kernel import surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities, Mode
 
@@ -44,16 +45,23 @@ def enter_own_mount_namespace() -> None:
     children.
 
     Everything mounted for sandboxes then vanishes with the daemon, also after kill -9. From the main thread, before
-    others start: a thread started earlier would stay behind in the old namespace. Raises OSError.
+    others start: a thread started earlier would stay behind in the old namespace. Unsupported: it has not the right to.
     """
     global _left
-    _left = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     sc.prctl(sc.PR_SET_CHILD_SUBREAPER, 1)
-    sc.call("unshare", sc.CLONE_NEWNS)
-    sc.call("mount", "none", "/", None, sc.MS_REC | sc.MS_SLAVE, None)
+    try:
+        surroundings.make_fit()
+        _left = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        surroundings.enter_own_mounts()
+    except OSError as exc:
+        raise Unsupported(
+            f"the daemon cannot have mounts of its own ({exc.strerror or exc}). In a container it needs more than a plain one has: "
+            "--cap-add SYS_ADMIN --cap-add SYS_PTRACE --cap-add SYS_NICE --security-opt seccomp=unconfined --security-opt "
+            "apparmor=unconfined (docs/examples/deploy), or --privileged"
+        ) from exc
 
 
 def host_mounts() -> int | None:
-    """A descriptor of the mount namespace that this process was started in, for processes that outlive it; None while
+    """A descriptor of the mount namespace that this process had before its own, for processes that outlive it; None while
     it is still there."""
     return _left

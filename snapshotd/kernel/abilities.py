@@ -26,7 +26,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
-from snapshotd.kernel import fanotify, files, mounts, namespaces, quota
+from snapshotd.kernel import fanotify, files, mounts, namespaces, quota, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.mounts import LayerNaming
 from snapshotd.types import IdMap
@@ -104,7 +104,8 @@ ABILITIES: tuple[Ability, ...] = (
         "mounts",
         "roots of sandboxes",
         "there is no sandbox",
-        "run it as root; in a container, with the capability SYS_ADMIN and seccomp=unconfined",
+        "run it as root; in a container, with the capabilities SYS_ADMIN, SYS_PTRACE and SYS_NICE, seccomp=unconfined and "
+        "apparmor=unconfined",
     ),
     Ability(
         "overlays",
@@ -256,8 +257,8 @@ def reason_of(exc: OSError) -> str:
 
 
 def _own_mounts(at: Path) -> None:
-    sc.call("unshare", sc.CLONE_NEWNS)
-    sc.call("mount", "none", "/", None, sc.MS_REC | sc.MS_SLAVE, None)
+    surroundings.make_fit()
+    surroundings.enter_own_mounts()
     sc.call("mount", "none", str(at), "tmpfs", 0, None)
     mounts.detach(os.fsencode(at))
 

@@ -208,6 +208,8 @@ class MountPoint:
     mount_id: int
     parent_id: int
     device: str
+    root: bytes
+    """The directory of the file system that is mounted; of cgroups, as this process's cgroup namespace names it."""
     point: bytes
     fs_type: str
     source: bytes
@@ -281,9 +283,17 @@ def read_mountinfo(pid: int | str = "self") -> list[MountPoint]:
         for line in f:
             left, _, right = line.partition(b" - ")
             fields, tail = left.split(b" "), right.rstrip(b"\n").split(b" ")
-            point, source = _unescape(fields[4]), _unescape(tail[1])
             options = tail[2] if len(tail) > 2 else b""
             result.append(
-                MountPoint(int(fields[0]), int(fields[1]), fields[2].decode(), point, tail[0].decode(), source, options)
+                MountPoint(
+                    int(fields[0]),
+                    int(fields[1]),
+                    fields[2].decode(),
+                    _unescape(fields[3]),
+                    _unescape(fields[4]),
+                    tail[0].decode(),
+                    _unescape(tail[1]),
+                    options,
+                )
             )
     return result

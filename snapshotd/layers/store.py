@@ -484,7 +484,8 @@ def _space(exc: OSError, doing: str) -> OSError | OutOfSpace:
 
 def prepare(state_dir: Path) -> LayerStore:
     """Open the layer store of a state directory: `<state>/layers`, directly if files can be reflinked there, else on a
-    sparse XFS image `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly.
+    sparse XFS image `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly: then there is
+    no image.
 
     The choice is made once: an existing image is always used again. A loop device that still holds the image from
     before a crash is reused, since two devices on one image would corrupt it. An image that cannot be mounted is left as
@@ -499,7 +500,8 @@ def prepare(state_dir: Path) -> LayerStore:
         return LayerStore(directory, kind, host, image=image, witness=witness, missing=missing)
 
     try:
-        if not image.exists():
+        is_new = not image.exists()
+        if is_new:
             if can_reflink(directory):
                 return opened("reflink")
             if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
@@ -507,6 +509,10 @@ def prepare(state_dir: Path) -> LayerStore:
         try:
             _mount_image(image, directory)
         except Unsupported as exc:
+            if is_new:  # a container may have the control of loop devices and no device
+                image.unlink()
+                _log.warning("layers lie in a plain directory: no loop device could be attached")
+                return opened("plain")
             _log.error("%s", exc.message)
             return opened("missing", missing=exc.message)
         return opened("loop-xfs", image=image)

@@ -3,6 +3,7 @@ taken down."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -47,7 +48,7 @@ def docker_compose_project_name() -> str:
 def docker_compose_file(
     docker_compose_command: str,
     docker_compose_project_name: str,
-    docker_daemon: Engine,
+    docker_engine: str,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[str]:
     """The shipped compose file in a staged copy of the project, with what is peculiar to a test on top."""
@@ -58,8 +59,6 @@ def docker_compose_file(
         base.result()
     (compose.parent / ".env").write_text(f"BASE={deployment.BASE_IMAGE}\n")
     service = {"image": f"{docker_compose_project_name}:latest"}
-    if docker_daemon.private and not trimmed_runc.holds_all():
-        service["runtime"] = TRIMMED_RUNTIME
     override = compose.with_name("test.json")  # JSON is YAML
     override.write_text(json.dumps({"services": {"snapshotd": service}}))
     return [str(compose), str(override)]
@@ -149,17 +148,12 @@ class Traces:
         container = deployment.container
         self._id = str(container.id)
         self._places = (str(deployment.state_volume()), container.attrs["GraphDriver"]["Data"]["MergedDir"])
-        image = (deployment.state_volume() / "layers.img").stat()
-        self._image = f"{image.st_ino} {os.major(image.st_dev)}:{os.minor(image.st_dev)}"
-        assert {line.split()[0] for line in self.found()} >= {"loop", "mount", "cgroup", "process"}, (
-            "the check sees nothing"
-        )
+        assert not (deployment.state_volume() / "layers.img").exists(), "it has no loop device"
+        assert {line.split()[0] for line in self.found()} >= {"mount", "cgroup", "process"}, "the check sees nothing"
 
     def found(self) -> list[str]:
-        """Loop devices, mounts, cgroups and processes of it. Sandboxes are in its cgroup, whatever their namespaces."""
-        command = ["losetup", "--list", "--noheadings", "--output", "BACK-INO,BACK-MAJ:MIN"]
-        loops = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-        found = [f"loop {line}" for line in loops if " ".join(line.split()) == self._image]
+        """Mounts, cgroups and processes of it. Sandboxes are in its cgroup, whatever their namespaces."""
+        found = []
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
         found += [f"mount {line}" for line in mounts if any(place in line for place in self._places)]
         found += [f"cgroup {path}" for path in cgroups(self._id)]
@@ -184,7 +178,12 @@ def snapshots(snap: Snap, trajectory: str) -> list[dict[str, Any]]:
 
 
 def test_a_client_outside_does_everything(deployed: Deployment) -> None:
-    snap = deployed.snap
+    """With the least that the daemon needs of a container."""
+    tour(deployed.snap, deployed.data)
+
+
+def tour(snap: Snap, data: Path) -> None:
+    """Steps by a pivot and by a copy, forks, and the way back. `data` is /data there."""
     trajectory, first = snap.create("--name", "box")
     one = snap.sh(trajectory, "echo one > note; echo gone > doomed")["snapshot"]
     two = snap.sh(trajectory, "echo two > note; rm doomed")["snapshot"]
@@ -200,9 +199,16 @@ def test_a_client_outside_does_everything(deployed: Deployment) -> None:
     assert changes == {"/workspace/note": "changed", "/workspace/doomed": "deleted"}
 
     snap("restore", two, "--path", "/workspace", "--to", "/data/out")
-    assert (deployed.data / "out" / "note").read_text() == "two\n"
-    assert not (deployed.data / "out" / "doomed").exists()
-    shutil.rmtree(deployed.data / "out")
+    assert (data / "out" / "note").read_text() == "two\n"
+    assert not (data / "out" / "doomed").exists()
+    shutil.rmtree(data / "out")
+
+    snap("exec", "--detach", "box", "--", "sh", "-c", "exec 3>held; while :; do echo x >&3; sleep 0.1; done")
+    assert snap.sh(trajectory, "mkdir -p a/b; mv a c; cat note")["stdout"] == "two\n"
+    assert {snap.json("show", line["id"])["method"] for line in snapshots(snap, "box")} >= {"pivot", "copy"}
+    snap("rewind", "box", one)
+    assert snap.sh(trajectory, "cat note doomed; ls")["stdout"] == "one\ngone\ndoomed\nnote\n"
+    assert snap("check").returncode == 0
 
 
 def test_sandboxes_are_as_isolated_as_outside_of_a_container(deployed: Deployment) -> None:
@@ -213,7 +219,7 @@ def test_sandboxes_are_as_isolated_as_outside_of_a_container(deployed: Deploymen
     assert said.split()[:3] == ["0", "1700000000", "65536"]
     assert "tap0:" in said, "slirp4netns gives the network"
     assert "no socket" in said
-    assert deployed.snap.json("daemon", "--status")["layer_kind"] in ("loop-xfs", "reflink")
+    assert deployed.snap.json("daemon", "--status")["layer_kind"] in ("plain", "reflink")
 
 
 def test_compose_sees_a_healthy_daemon_that_lacks_nothing(deployed: Deployment) -> None:
@@ -245,7 +251,7 @@ def test_killed_and_started_again(deployed: Deployment) -> None:
 def test_a_daemon_that_dies_comes_back_by_itself(deployed: Deployment) -> None:
     snap = deployed.snap
     trajectory, _ = snap.create()
-    snap.sh(trajectory, "echo kept > note")
+    snap("exec", "--wait", "stored", trajectory, "--", "sh", "-c", "echo kept > note")
     restarts = deployed.container.attrs["RestartCount"]
     pid = snap.json("daemon", "--status")["pid"]
     assert deployed.container.exec_run(["sh", "-c", f"kill -9 {pid}"]).exit_code == 0
@@ -273,3 +279,97 @@ def test_a_clean_stop_keeps_what_came_after_the_last_tool_call(deployed: Deploym
     (found,) = [t for t in snap.json("ls") if t["id"] == trajectory]
     assert found["status"] == "stopped"
     assert read(snap, found["head"], "late") == "late\n"
+
+
+# -- other containers --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def container(deployed: Deployment, folder: Path, **options: Any) -> Iterator[Container]:
+    """A container of the same image, with a volume and the folders that it serves at. Removed at the end, with all of
+    it."""
+    client = docker.from_env()
+    (folder / "run").mkdir(parents=True)
+    (folder / "data").mkdir()
+    volume = client.volumes.create()
+    places = {
+        volume.name: "/var/lib/snapshotd",
+        str(folder / "run"): "/run/snapshotd-api",
+        str(folder / "data"): "/data",
+    }
+    binds = {source: {"bind": target} for source, target in places.items()}
+    made = client.containers.create(
+        str(deployed.container.image.id),
+        ["snapshotd", "daemon", "--foreground"],
+        volumes=binds,
+        tmpfs={"/run/snapshotd": "exec,mode=711"},
+        **options,
+    )
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop(timeout=60)
+        made.remove()
+        volume.remove()
+        client.close()
+
+
+def loop_devices(volume: Path) -> list[str]:
+    command = ["losetup", "--list", "--noheadings", "--output", "BACK-FILE"]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
+    return [line for line in found if str(volume) in line or line.startswith("/var/lib/snapshotd/layers.img")]
+
+
+def client(made: Container, folder: Path) -> Snap:
+    """The command line outside, when the daemon answers."""
+    snap = Snap(folder / "no-state-here")
+    snap.env["SNAPSHOTD_SOCKET"] = str(folder / "run" / "snapshotd.sock")
+
+    def answers() -> bool:
+        made.reload()
+        assert made.status == "running", made.logs().decode()
+        return snap("daemon", "--status", code=None).returncode == 0
+
+    wait_until(answers, "it answers", 60)
+    return snap
+
+
+def test_a_privileged_container(deployed: Deployment, docker_daemon: Engine, tmp_path: Path) -> None:
+    """It has loop devices, so its layers share extents."""
+    options: dict[str, Any] = {"privileged": True}
+    if docker_daemon.private and not trimmed_runc.holds_all():
+        options["runtime"] = TRIMMED_RUNTIME
+    with container(deployed, tmp_path, **options) as made:
+        snap = client(made, tmp_path)
+        shutil.copy(deployed.data / "root.tar", tmp_path / "data")
+        snap("image", "import", "/data/root.tar", "--name", "default")
+        tour(snap, tmp_path / "data")
+        assert snap.json("daemon", "--status")["layer_kind"] in ("loop-xfs", "reflink")
+        made.stop(timeout=60)
+        assert made.attrs["State"]["ExitCode"] == 0
+
+
+LEAST = {"cap_add": ["SYS_ADMIN", "SYS_PTRACE", "SYS_NICE"], "security_opt": ["seccomp=unconfined"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {},
+            "the daemon cannot have mounts of its own (unshare: Operation not permitted). In a container it needs more",
+        ),
+        ({"cap_add": LEAST["cap_add"]}, "x"),
+        ({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_NICE"]}, "x"),
+        ({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_PTRACE"]}, "x"),
+        ({"security_opt": ["seccomp=unconfined"]}, "x"),
+    ],
+    ids=["plain", "seccomp", "no-ptrace", "no-nice", "no-capability"],
+)
+def test_a_container_with_less_is_told_what_it_lacks(
+    deployed: Deployment, tmp_path: Path, options: dict[str, Any], says: str
+) -> None:
+    with container(deployed, tmp_path, **options) as made:
+        assert made.wait(timeout=60)["StatusCode"] != 0, made.logs().decode()
+        assert says in made.logs().decode()
