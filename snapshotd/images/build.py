@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from snapshotd.config import passed_on
-from snapshotd.errors import NotPermitted, OutOfSpace, SnapshotdError, Unsupported, UsageError
+from snapshotd.errors import OutOfSpace, SnapshotdError, Unsupported, UsageError
 from snapshotd.images import recipes
 from snapshotd.images.recipes import Mirror, Recipe
 from snapshotd.images.root import MADE_AT_NS, prepare_root, settle_times
@@ -89,8 +89,6 @@ _APT_SETTINGS = re.compile(
 
 def unavailable() -> str | None:
     """None if images can be built here; else one sentence with the reason and the fix."""
-    if os.geteuid() != 0:
-        return "building an image needs root; run the daemon as root"
     for program, package in (("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux"), ("setpriv", "util-linux")):
         if shutil.which(program) is None:
             return (
@@ -112,12 +110,12 @@ def digest(recipe: Recipe) -> str:
 def build_root(recipe: Recipe, root: Path, progress: Callable[[str], None]) -> None:
     """Fill the empty directory `root`. Takes half a minute to minutes, and the network.
 
-    Raises Unsupported, NotPermitted, UsageError (the mirror or a package fails: the message carries the last reason).
+    Raises Unsupported, UsageError (the mirror or a package fails: the message carries the last reason).
     `root` may then hold part of it; no process and no mount is left, also when this process is killed.
     """
     reason = unavailable()
     if reason:
-        raise (NotPermitted if os.geteuid() else Unsupported)(reason)
+        raise Unsupported(reason)
     mirrors = recipes.host_mirrors(recipe.suite)
     began_ns = time.time_ns() - 10**9  # a file's time is the kernel's coarse clock, up to a tick behind
     _run(_command(recipe, root, bool(mirrors)), recipe, _source_lines(mirrors), progress)
