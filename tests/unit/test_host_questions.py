@@ -42,9 +42,10 @@ def versions(tree: ast.Module) -> Iterator[ast.AST]:
             module = getattr(node.func.value, "id", None)
             if module == "platform" and node.func.attr in _RELEASE:
                 yield node
-        elif (isinstance(node, ast.Attribute) and node.attr in _RELEASE and _is_call(node.value, {"uname"})) or (
-            isinstance(node, ast.Constant) and node.value in _RELEASE_FILES
-        ):
+        elif isinstance(node, ast.Attribute):
+            if node.attr in _RELEASE and _is_call(node.value, {"uname"}):
+                yield node
+        elif isinstance(node, ast.Constant) and node.value in _RELEASE_FILES:
             yield node
 
 
