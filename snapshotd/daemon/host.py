@@ -55,9 +55,9 @@ def enter_own_mount_namespace() -> None:
         surroundings.enter_own_mounts()
     except OSError as exc:
         raise Unsupported(
-            f"the daemon cannot have mounts of its own ({exc.strerror or exc}). In a container it needs more than a plain one has: "
-            "--cap-add SYS_ADMIN --cap-add SYS_PTRACE --cap-add SYS_NICE --security-opt seccomp=unconfined --security-opt "
-            "apparmor=unconfined (docs/examples/deploy), or --privileged"
+            f"the daemon cannot have mounts of its own ({exc.strerror or exc}): it needs root. In a container it needs the "
+            "capabilities SYS_ADMIN, SYS_PTRACE and SYS_NICE, and seccomp and AppArmor unconfined (docs/examples/deploy), or a "
+            "privileged one"
         ) from exc
 
 

@@ -99,7 +99,7 @@ class RegistryBlobs:
             yield from answer.iter_content(_PIECE_BYTES)
 
     def _manifest(self, wanted: str) -> str:
-        """Fetch one; its digest. Those that it names are manifests, too."""
+        """Fetch one; its digest. Everything that it names is a manifest, too."""
         with self._get(f"{self._base}/manifests/{wanted}", _MANIFESTS) as answer:
             body = self._text(answer)
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"

@@ -36,7 +36,9 @@ def require() -> str:
             "network bridge with runc needs slirp4netns, which is missing: `snapshotd setup` installs it, or use network none"
         )
     if not os.path.exists("/dev/net/tun"):
-        raise Unsupported("network bridge with runc needs /dev/net/tun: `modprobe tun`, or use network none")
+        raise Unsupported(
+            "network bridge with runc needs /dev/net/tun: `modprobe tun`, give a container that device, or use network none"
+        )
     return program
 
 

@@ -1,7 +1,9 @@
 """Searching bytes for many literals at once, in pieces of a stream. Only this module uses ahocorasick_rs.
 
 Measured on 4.7 MB of Python source: 26 to 30 literals at 2,000 to 3,300 MB/s, 600 at 220 MB/s. One alternation of `re`
-reaches 60 MB/s, and a `bytes.find` for each of 30 literals 70 to 330 MB/s.
+reaches 60 MB/s, and a `bytes.find` for each of 30 literals 70 to 330 MB/s. In another run, with other work on the
+machine, the anchors of all shapes (50 literals): ahocorasick_rs 510 MB/s, pyahocorasick 26, `re` 19, `bytes.find` 14; and in
+a third ahocorasick_rs 1,680, RE2 130. So no other library takes its place, though it has no wheel for musl.
 """
 
 from __future__ import annotations

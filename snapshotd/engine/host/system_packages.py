@@ -53,7 +53,7 @@ MANAGERS = (
     Manager("pacman", "pacman -S", (), ("-S", "--noconfirm", "--needed"), "error:"),
     Manager("apk", "apk add", (), ("add", "--no-cache"), "ERROR:"),
 )
-"""Of Debian and Ubuntu, of Fedora and RHEL, of Arch, of Alpine."""
+"""The first is that of Debian and Ubuntu, then come those of Fedora and RHEL, Arch, and Alpine."""
 
 
 @dataclass(frozen=True)
