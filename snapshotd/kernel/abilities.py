@@ -11,11 +11,13 @@ than a tick 6.13, one path for each layer 6.8, an overlay of id-mapped layers 5.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -78,10 +80,16 @@ class Abilities:
     """The directory in which they can be made."""
     reasons: dict[str, str] = field(default_factory=dict)
     """Name of a missing ability to the reason, in a few words."""
+    looks: bool = True
+    """A process of a sandbox can be looked at: its files, its namespaces."""
+    priorities: bool = True
+    """A process can get its priority back, and one of another user can be moved to other processors."""
 
     def modes(self) -> tuple[Mode, ...]:
         """The modes that this host is able to, the best first."""
         if not (self.mounts and self.overlays and self.redirects and self.seals and self.cgroup_version):
+            return ()
+        if not (self.looks and self.priorities):
             return ()
         return (Mode.PIVOT, Mode.PIVOT_ROOT) if self.user_namespaces and self.mapped_layers else (Mode.PIVOT_ROOT,)
 
@@ -135,6 +143,20 @@ ABILITIES: tuple[Ability, ...] = (
         "one copy of a layer for all users",
         "a sandbox's root user would be root on the host",
         f"{_NEWER} (Linux 5.19), and put the state directory on ext4, XFS or btrfs",
+    ),
+    Ability(
+        "looks",
+        "looks at processes",
+        "what the processes of a sandbox have open, before a snapshot",
+        "there is no sandbox",
+        "run it as root; in a container, with the capability SYS_PTRACE",
+    ),
+    Ability(
+        "priorities",
+        "priorities",
+        "background work that gives way, and commands that enter a sandbox's cgroup",
+        "there is no sandbox",
+        "run it as root; in a container, with the capability SYS_NICE",
     ),
     Ability(
         "cgroup_version",
@@ -248,6 +270,8 @@ def _probe_here(place: Path) -> Abilities:
         cgroup_version=cgroup[0],
         cgroup_root=cgroup[1],
         reasons=reasons,
+        looks=not user_namespaces or tried("looks", _look),
+        priorities=tried("priorities", _priority),
     )
 
 
@@ -337,6 +361,37 @@ def _seal(at: Path) -> None:
 
 def _user_namespace(_: Path) -> None:
     os.close(namespaces.user_namespace(_PROBE_MAP))
+
+
+def _look(_: Path) -> None:
+    """At a process that is another user in another user namespace, as those of sandboxes are."""
+    userns = namespaces.user_namespace(_PROBE_MAP)
+    told, tell = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with contextlib.suppress(OSError):
+            sc.call("setns", userns, sc.CLONE_NEWUSER)
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            os.write(tell, b"x")
+            signal.pause()
+        os._exit(1)
+    os.close(tell)
+    try:
+        os.read(told, 1)
+        os.readlink(f"/proc/{pid}/root")
+    finally:
+        os.close(told)
+        os.close(userns)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def _priority(_: Path) -> None:
+    """There and back, which a process may not do by itself."""
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    os.setpriority(os.PRIO_PROCESS, 0, own + 1)
+    os.setpriority(os.PRIO_PROCESS, 0, own)
 
 
 def _fine_times(at: Path) -> None:

@@ -126,7 +126,6 @@ def _in_thread(name: str, action: Callable[[], T]) -> T:
 
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_CLONE_NEWUSER = 0x10000000
 
 
 _mappings: dict[IdMap, int] = {}
@@ -153,7 +152,7 @@ def _user_namespace(extents: str) -> int:
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:  # child: only async-signal-safe work, the parent is multi-threaded
-        done = _libc.unshare(_CLONE_NEWUSER) == 0
+        done = _libc.unshare(sc.CLONE_NEWUSER) == 0
         number = 0 if done else ctypes.get_errno() or errno.EPERM
         # It has every descriptor of the parent's, clients' connections included: it must not outlive a parent that is
         # killed just now.

@@ -315,10 +315,13 @@ def container(deployed: Deployment, folder: Path, **options: Any) -> Iterator[Co
         client.close()
 
 
-def loop_devices(volume: Path) -> list[str]:
-    command = ["losetup", "--list", "--noheadings", "--output", "BACK-FILE"]
+def has_loop_device(image: Path) -> bool:
+    """Whether one holds this file, under whatever path a container knows it."""
+    st = image.stat()
+    wanted = f"{st.st_ino} {os.major(st.st_dev)}:{os.minor(st.st_dev)}"
+    command = ["losetup", "--list", "--noheadings", "--output", "BACK-INO,BACK-MAJ:MIN"]
     found = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.splitlines()
-    return [line for line in found if str(volume) in line or line.startswith("/var/lib/snapshotd/layers.img")]
+    return any(" ".join(line.split()) == wanted for line in found)
 
 
 LEAST = {"cap_add": ["SYS_ADMIN", "SYS_PTRACE", "SYS_NICE"], "security_opt": ["seccomp=unconfined"]}
@@ -363,8 +366,14 @@ def test_a_privileged_container(deployed: Deployment, docker_daemon: Engine, tmp
         snap("image", "import", "/data/root.tar", "--name", "default")
         tour(snap, tmp_path / "data")
         assert snap.json("daemon", "--status")["layer_kind"] in ("loop-xfs", "reflink")
+        (state,) = (each["Source"] for each in made.attrs["Mounts"] if each["Destination"] == "/var/lib/snapshotd")
+        image = Path(state, "layers.img")
+        had_one = image.exists()
+        assert has_loop_device(image) if had_one else True
         made.stop(timeout=60)
+        made.reload()
         assert made.attrs["State"]["ExitCode"] == 0
+        assert not (had_one and has_loop_device(image))
 
 
 @pytest.mark.parametrize(
@@ -376,8 +385,10 @@ def test_a_privileged_container(deployed: Deployment, docker_daemon: Engine, tmp
             "the daemon cannot have mounts of its own (unshare: Operation not permitted)",
         ),
         ({"cap_add": LEAST["cap_add"]}, "mounts: pivot_root: Operation not permitted"),
+        ({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_NICE"]}, "looks: Permission denied"),
+        ({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_PTRACE"]}, "priorities: Permission denied"),
     ],
-    ids=["plain", "no capabilities", "no seccomp"],
+    ids=["plain", "no capabilities", "filter", "no SYS_PTRACE", "no SYS_NICE"],
 )
 def test_a_container_with_less_is_told_what_it_lacks(
     deployed: Deployment, tmp_path: Path, options: dict[str, Any], says: str
