@@ -47,3 +47,20 @@ def test_without_a_capability(tmp_path: Path, capability: str, ability: str, rea
     (told,) = (one for one in abilities.ABILITIES if one.field == ability)
     assert capability.upper() in told.fix
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_on_an_overlay(tmp_path: Path) -> None:
+    """As a container's own root is: without a loop device, no layer can lie there."""
+    for name in ("lower", "upper", "work", "merged"):
+        (tmp_path / name).mkdir()
+    options = f"lowerdir={tmp_path}/lower,upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    subprocess.run(["mount", "-t", "overlay", "-o", options, "overlay", tmp_path / "merged"], check=True)
+    try:
+        found = probe(tmp_path / "merged")
+    finally:
+        subprocess.run(["umount", tmp_path / "merged"], check=True)
+    assert (found.overlays, found.modes()) == (False, ())
+    with pytest.raises(Unsupported, match=r"overlays: .*Invalid argument"):
+        choose_mode(found, None)
+    (told,) = (one for one in abilities.ABILITIES if one.field == "overlays")
+    assert "not on an overlay or a network file system" in told.fix

@@ -352,6 +352,12 @@ def test_images(cli: Cli) -> None:
     assert cli("image", "build", "nothing").code == 4
 
 
+@pytest.mark.parametrize("words", [["create"], ["run", "--detach", "--", "true"]], ids=["create", "run"])
+def test_an_image_that_is_made_first_shows_its_progress(cli: Cli, words: list[str]) -> None:
+    assert cli(words[0], "--image", "new", *words[1:]).err.startswith("snapshotd: building new\n")
+    assert "building" not in cli(*words).err
+
+
 def test_version_and_daemon_status(cli: Cli) -> None:
     versions = cli("version", "--json").json
     assert versions["client_version"] == versions["daemon_version"]

@@ -236,6 +236,8 @@ def test_images_with_progress(client: Snapshotd) -> None:
     assert image.name == "small"
     assert "small" in [item.name for item in client.images()]
     client.remove_image("small")
+    assert client.ensure_image("new", progress=said.append).name == "new"
+    assert said[1:] == ["building new"]
 
 
 def test_tags_move_and_go(client: Snapshotd, box: Sandbox) -> None:
