@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.hooked import Claude
 from tests.e2e.support import Snap, ended, wait_until
 from tests.loop_disk import loop_disk
 
@@ -63,3 +64,24 @@ def test_a_disk_that_is_full_before_the_first_start(tmp_path: Path) -> None:
             failed = snap("create", "--image", "minimal", code=125)  # a disk of 4 MiB
             assert "the image minimal cannot be written" in failed.stderr
             assert "No space left on device" in failed.stderr
+
+
+def test_hooks_and_restores_need_no_image(tmp_path: Path) -> None:
+    """On a machine that has never made one, and cannot: it has no mirror, and no place to keep one."""
+    builds = tmp_path / "builds"
+    builds.write_text("no folder")
+    with ended(Snap(tmp_path / "state", NO_ENGINE | {"SNAPSHOTD_IMAGE_BUILDS": str(builds)})) as snap:
+        snap("ls")  # starts it
+        (folder := tmp_path / "project").mkdir()
+        claude = Claude(snap, folder)
+        claude.says("make a note")
+        claude.call("echo one > note")
+        last = claude.steps()[-1]["id"]
+        snap("restore", last, "--to", tmp_path / "out")
+        assert snap("cat", f"{last}:note").stdout == "one\n"
+        snap("export", claude.trajectory, "--output", tmp_path / "bundle")
+        assert {image["source"] for image in snap.json("image", "ls")} == {"nothing, for what was imported"}
+    with ended(Snap(tmp_path / "other", NO_ENGINE)) as snap:
+        snap("import", tmp_path / "bundle")
+        snap("restore", last, "--to", tmp_path / "again")
+        assert [path.name for path in (tmp_path / "again").rglob("note")] == ["note"]
