@@ -62,7 +62,7 @@ def _starts_with(text: str) -> str:
 
 
 def _mode(text: str) -> str:
-    if text not in ("pivot", "pivot-root"):
+    if text not in ("pivot", "pivot-root", "folder"):
         raise ValueError
     return text
 
@@ -73,8 +73,8 @@ class Config:
 
     state_dir: str = _text(
         "SNAPSHOTD_STATE_DIR",
-        "/var/lib/snapshotd",
-        "`/var/lib/snapshotd`",
+        "",
+        "`/var/lib/snapshotd`; without root `$XDG_STATE_HOME/snapshotd`",
         "The daemon's state directory; `--state-dir` comes first.",
         "a path",
     )
@@ -190,9 +190,10 @@ class Config:
         "the best one that keeps a sandbox's root user from being root here",
         "Way to run sandboxes, from which the daemon does not fall back. `pivot`: a sandbox's root user is nobody on this "
         "machine. `pivot-root`: it is root on this machine, held by capabilities and a system call filter alone, for "
-        "kernels before 5.19 ([threat model](threat-model.md)).",
+        "kernels before 5.19 ([threat model](threat-model.md)). `folder`: sandboxes are plain folders, without isolation, "
+        "also where a command does not say `--isolation none` ([folder mode](folder-mode.md)).",
         _mode,
-        "`pivot` or `pivot-root`",
+        "`pivot`, `pivot-root` or `folder`",
     )
     docker_host: str = _text(
         "DOCKER_HOST",

@@ -32,12 +32,13 @@ def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TI
     """Start a daemon and return when it answers, or when another one that was just starting does.
 
     If many clients ask at once (all that followed a run at a daemon that died), one starts it and the others wait.
-    DaemonUnavailable when not root or when it takes longer than `timeout_s`; otherwise the error that the daemon died
-    of.
+    DaemonUnavailable when the state directory is another user's or when it takes longer than `timeout_s`; otherwise the
+    error that the daemon died of.
     """
-    if os.geteuid() != 0:
+    if state_dir.exists() and not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
         raise DaemonUnavailable(
-            f"no daemon answers on {socket_path}, and only root can start one; run the command with sudo, or start the service"
+            f"no daemon answers on {socket_path}, and only the owner of {state_dir} can start one; run the command with sudo, or "
+            "start the service"
         )
     deadline = time.monotonic() + timeout_s
     with _one_at_a_time(state_dir, deadline):

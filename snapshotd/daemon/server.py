@@ -1,6 +1,6 @@
 """The daemon's life: checks, lock, engine, socket, requests, end.
 
-    refuse (not root, kernel too old)  ->  lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
+    lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
     SIGTERM/SIGINT  ->  no new connections  ->  engine.close (a last snapshot of every sandbox)  ->  answers end  ->  exit 0
     a second signal  ->  exit at once; the next daemon recovers, as after kill -9
 
@@ -30,7 +30,7 @@ import uvicorn
 
 import snapshotd
 from snapshotd.daemon.hooks import HookServer
-from snapshotd.daemon.host import check_root, enter_own_mount_namespace
+from snapshotd.daemon.host import enter_own_mount_namespace
 from snapshotd.daemon.http.api import create_app
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
@@ -71,7 +71,7 @@ class ServerOptions:
 def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
     """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
 
-    NotPermitted (not root), Conflict (another daemon), UsageError (paths); errors of
+    Conflict (another daemon), UsageError (paths); errors of
     `open_engine`. Each error is also written to `ready_fd`.
     """
 
@@ -80,16 +80,14 @@ def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
         return open_engine(state_dir)
 
     with told_to(options.ready_fd):
-        check_root()
         return serve_here(options, isolated)
 
 
 def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
-    NotPermitted, Conflict (a daemon serves it); errors of `action`.
+    Conflict (a daemon serves it); errors of `action`.
     """
-    check_root()
     make_state_dir(state_dir)
     lock = StateLock(state_dir)
     try:
@@ -100,7 +98,7 @@ def alone(state_dir: Path, action: Callable[[Path], T]) -> T:
 
 
 def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
-    """`serve` without the steps that need root: no check of the host, no mount namespace."""
+    """`serve` without a mount namespace of its own."""
     if options.ready_fd is not None:
         os.set_inheritable(options.ready_fd, False)  # a child of ours that kept it would keep the client waiting
     check_socket_path(options.socket_path)

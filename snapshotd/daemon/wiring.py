@@ -19,7 +19,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.database import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
-from snapshotd.daemon import state_files
+from snapshotd.daemon import places, state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import choose_mode, host_mounts
 from snapshotd.engine.base import Engine
@@ -69,19 +69,14 @@ from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.repo.writing import reserve as index_reserve
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
+from snapshotd.runtime.folder import FolderRuntime
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
-from snapshotd.types import IdMap, Message, new_id
+from snapshotd.types import NO_ISOLATION, IdMap, Message, new_id
 
-RUN_ROOT = Path("/run/snapshotd")
-"""Sockets and bundles of all instances; must be searchable by everyone, since container root may be an unprivileged
-host id."""
-SHARE_ROOT = Path("/var/lib/snapshotd-share")
-"""Directory that sandboxes see read-only. It is not below /run, which is often mounted noexec, nor in the state
-directory, which only root may search."""
 CONTAINER_IDS = IdMap(base=1_700_000_000, count=65_536)
 """Host ids of container ids: far above what useradd and other engines hand out, and one range for all sandboxes."""
 _STORE_URL, _LOCAL = "store_url", "local"
@@ -111,7 +106,7 @@ def open_engine(config: Config) -> Engine:
     index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:
-        mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
+        mode, no_isolation = choose_mode(store.host, Mode(config.mode) if config.mode else None)
         instance = catalog.get_meta(_INSTANCE)
         if instance is None:
             instance = new_id()[:12]
@@ -120,23 +115,23 @@ def open_engine(config: Config) -> Engine:
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
         starter = Starter(used=config.starts_with == "starter")
         ids = CONTAINER_IDS if mode is Mode.PIVOT else None
-        runtimes: dict[str, Runtime] = {
-            "runc": RuncRuntime(instance, run_dir / "runc", ids, keeper=keeper, starter=starter),
-            "docker": DockerRuntime(
+        runtimes: dict[str, Runtime] = {NO_ISOLATION: FolderRuntime(run_dir / "none", keeper)}
+        if mode is not Mode.FOLDER:
+            runtimes["runc"] = RuncRuntime(instance, run_dir / "runc", ids, keeper=keeper, starter=starter)
+            runtimes["docker"] = DockerRuntime(
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
-            ),
-        }
+            )
         spool = FileSpool(state_dir / "repo")
-        places = StatePlaces(state_dir, store.root, store.kind, _store_url(config, catalog))
+        state = StatePlaces(state_dir, store.root, store.kind, _store_url(config, catalog))
         context = Context(
             config=config,
             state_dir=state_dir,
             run_dir=run_dir,
-            share_dir=_share(SHARE_ROOT / instance),
+            share_dir=_share(places.find().share_root / instance, with_init=mode is not Mode.FOLDER),
             instance=instance,
             catalog=catalog,
             spool=spool,
-            repo=open_repository(places),
+            repo=open_repository(state),
             store=store,
             images=ImageStore(store.root, catalog),
             runtimes=runtimes,
@@ -144,11 +139,12 @@ def open_engine(config: Config) -> Engine:
             pins=Pins(catalog.get_snapshot),
             secrecy=Secrecy(FileVault(state_dir, lambda: not catalog.trajectories()), catalog),
             keeper=keeper,
-            child=places.command,
+            child=state.command,
+            no_isolation=no_isolation,
         )
-        lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _fuse_refusal())
+        lazy = LazyMount(state.command("lazy"), run_dir / "lazy", _fuse_refusal())
         survivors = recover.recover(context)
-        engine = _assemble(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
+        engine = _assemble(context, lazy, _gateways(load_key(state.repo_dir), Budget(config.gateway_memory_bytes)))
         engine.start(survivors)
         return engine
     except BaseException:
@@ -208,13 +204,13 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object]) -> rebuil
     store = layer_store.prepare(state_dir)
     try:
         url = _known_store_url(config)
-        places = StatePlaces(state_dir, store.root, store.kind, url)
-        maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
+        state = StatePlaces(state_dir, store.root, store.kind, url)
+        maintenance = PackMaintenance(open_store(url), state.repo_dir / "index.db", load_key(state.repo_dir))
         for action in maintenance.repair(progress).actions:
             progress(action)
         made = state_dir / "catalog.rebuilt.db"  # a catalog that is half filled is never the catalog
         sqlite.remove(made)  # left by a rebuild that was cut off
-        catalog, repository = SqliteCatalog(made), open_repository(places)
+        catalog, repository = SqliteCatalog(made), open_repository(state)
         try:
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
@@ -297,8 +293,8 @@ def _fuse_refusal() -> Unsupported | None:
 
 
 def _run_dir(instance: str, state_dir: Path) -> Path:
-    run_dir = RUN_ROOT / instance
-    for directory in (RUN_ROOT, run_dir, run_dir / "runc", run_dir / "c"):
+    run_dir = places.find().make_run_root() / instance
+    for directory in (run_dir, run_dir / "runc", run_dir / "c"):
         directory.mkdir(mode=0o711, exist_ok=True)
         directory.chmod(0o711)
     (run_dir / _STATE_DIR).write_text(_inode_of(state_dir))
@@ -308,7 +304,7 @@ def _run_dir(instance: str, state_dir: Path) -> Path:
 def _left_behind(state_dir: Path) -> str | None:
     """The instance whose sandboxes a killed daemon of this state directory has left. The next daemon has to bear its
     name: another would not find them, and they would run for ever."""
-    for name in RUN_ROOT.glob(f"*/{_STATE_DIR}"):
+    for name in places.find().run_root.glob(f"*/{_STATE_DIR}"):
         with contextlib.suppress(FileNotFoundError):  # its daemon is just ending
             if name.read_text() == _inode_of(state_dir):
                 return name.parent.name
@@ -321,19 +317,21 @@ def _inode_of(state_dir: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def _share(share: Path) -> Path:
-    """The directory that every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. It is
-    brought up to date at every start.
+def _share(share: Path, *, with_init: bool) -> Path:
+    """The directory that every sandbox sees at /run/snapshotd/share: the init binary, if there are containers, and the
+    in-sandbox library. It is brought up to date at every start.
 
     Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
     once.
     """
-    init = next((path for path in CATATONIT if os.path.exists(path)), None)
-    if init is None:
-        raise Unsupported(
-            "no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)"
-        )
-    wanted = {Path("init"): Path(init).read_bytes(), Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    wanted = {Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    if with_init:
+        init = next((path for path in CATATONIT if os.path.exists(path)), None)
+        if init is None:
+            raise Unsupported(
+                "no init for sandboxes: catatonit is not installed; run `snapshotd setup` (or apt-get install catatonit)"
+            )
+        wanted[Path("init")] = Path(init).read_bytes()
     with resources.as_file(resources.files("snapshotd") / "agent") as agent:
         for path in agent.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

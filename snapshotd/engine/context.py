@@ -16,7 +16,19 @@ from snapshotd.images.base import Images
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
-from snapshotd.types import FOLDER, BlobID, Image, ImageID, OutputKind, SandboxSpec, Snapshot, TrajectoryID, short
+from snapshotd.types import (
+    FOLDER,
+    NO_ISOLATION,
+    BlobID,
+    Image,
+    ImageID,
+    Network,
+    OutputKind,
+    SandboxSpec,
+    Snapshot,
+    TrajectoryID,
+    short,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +55,9 @@ class Context:
     keeper: Keeper
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
+    no_isolation: str = ""
+    """The reason why only sandboxes that are asked to be without isolation can run; empty: others can, or the settings
+    ask for it."""
 
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
@@ -54,7 +69,10 @@ class Context:
 
     def sandbox_spec(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec of a sandbox that begins at a snapshot of a trajectory with this one. Unsupported."""
-        return replace(spec, runtime=self.runtime("auto").name) if spec.runtime == FOLDER else spec
+        if spec.runtime != FOLDER:
+            return spec
+        name = self.runtime("auto").name
+        return replace(spec, runtime=name, network=Network.HOST if name == NO_ISOLATION else spec.network)
 
     def output(self, blob: BlobID) -> Iterator[bytes]:
         """A recorded output in pieces, from the spool or the repository. NotFound, DataLoss."""
@@ -77,7 +95,12 @@ class Context:
         return None if blob is None else self.output(blob)
 
     def runtime(self, name: str) -> Runtime:
-        """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc. UsageError, Unsupported."""
+        """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc; without isolation only where
+        the daemon has no other driver. UsageError, Unsupported."""
+        if self.no_isolation and name != NO_ISOLATION:
+            raise Unsupported(self.no_isolation)
+        if name == "auto" and self.runtimes.keys() == {NO_ISOLATION}:
+            return self.runtimes[NO_ISOLATION]
         if name == "auto":
             reasons = []
             for candidate in ("docker", "runc"):
@@ -87,6 +110,10 @@ class Context:
                 reasons.append(f"{candidate}: {reason}")
             raise Unsupported(f"no container runtime can be used here ({'; '.join(reasons)}); run `snapshotd setup`")
         runtime = self.runtimes.get(name)
+        if runtime is None and name in ("docker", "runc"):
+            raise Unsupported(
+                f"this daemon runs in the mode folder, where there are no containers, so not of {name} either"
+            )
         if runtime is None:
             raise UsageError(f"unknown runtime {name!r}; choose auto, {', '.join(sorted(self.runtimes))}")
         reason = runtime.unavailable()

@@ -51,7 +51,7 @@ from snapshotd.engine.mind.reuse import INPUTS, REPLIES, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.requests import Requests, present
-from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover, snapshot_now
+from snapshotd.engine.runs import folder_mode, inputs, ports, programs, python_packages, recover, snapshot_now
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, check_name, children
 from snapshotd.engine.runs.launch import Launcher
@@ -79,11 +79,14 @@ from snapshotd.layers.store import release
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import (
+    NO_ISOLATION,
     AgentSpec,
     Image,
     ImageID,
     LayerID,
+    Limits,
     Message,
+    Network,
     RequestKey,
     SandboxSpec,
     Snapshot,
@@ -187,7 +190,10 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
-        agent = inputs.agent_spec(request)
+        isolated = self._context.runtime(request.sandbox.runtime).name != NO_ISOLATION
+        if request.user is not None and not isolated:
+            raise folder_mode.refused("another user", "leave it out; commands run as the daemon's own")
+        agent = inputs.agent_spec(request, isolated=isolated)
         trajectory, snapshot, sandbox, calls = self._begin(
             request.sandbox, request.agent, agent, reuse=_reuse_arguments(request)
         )
@@ -213,8 +219,17 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         check_name(request.name)
         requirements = python_packages.wanted(request, agent_file)
         runtime = self._context.runtime(request.runtime)
-        image = self._context.images.ensure(request.image, lambda _: None)
-        spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
+        isolated = runtime.name != NO_ISOLATION
+        if not isolated:
+            folder_mode.check(request)
+            if requirements:
+                raise folder_mode.no_requirements()
+        elif request.network is folder_mode.NETWORK:
+            raise UsageError("the machine's own network is for sandboxes without isolation; choose none or bridge")
+        images = self._context.images
+        image = images.ensure(request.image, lambda _: None) if isolated else images.empty((), "/workspace")
+        network = (request.network or Network.NONE) if isolated else folder_mode.NETWORK
+        spec = SandboxSpec(image.id, runtime.name, network, request.limits or Limits())
         stack = Stack(image.id)
         if request.program is not None:
             stack = stack.push(programs.layer_for(self._context, stack, request.program, request.namespace_pid))
@@ -222,7 +237,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
         arguments = _start_arguments(request, image)
         below = stack
-        layer = inputs.build(self._context.store, stack, request, agent_file)
+        directories = () if isolated else folder_mode.DIRECTORIES
+        layer = inputs.build(self._context.store, stack, request, agent_file, directories)
         if layer is not None:
             stack = stack.push(layer)
         if agent is not None:

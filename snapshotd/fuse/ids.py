@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import struct
 
+from snapshotd.kernel import marks
+
 UNMAPPED_ID = 0xFFFFFFFE
 """The id that stands for any id without a place above the shift: no container maps it, so it shows as nobody there."""
 
@@ -26,7 +28,7 @@ _REVISION_MASK, _REVISION_1, _REVISION_2, _REVISION_3 = 0xFF000000, 0x01000000, 
 _MAGIC = struct.Struct("<I")
 _SIZES = {_REVISION_1: 12, _REVISION_2: 20, _REVISION_3: 24}
 
-PRIVATE_PREFIX = b"trusted.overlay."
+PRIVATE_PREFIX = marks.OVERLAY_BYTES
 """Names that would steer overlayfs: never shown, even if a tree holds them."""
 
 

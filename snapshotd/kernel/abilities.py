@@ -50,6 +50,9 @@ class Mode(StrEnum):
     PIVOT_ROOT = "pivot-root"
     """The container's root user is root on the host, held by capabilities and seccomp alone (docs/threat-model.md). Only
     where a setting asks for it."""
+    FOLDER = "folder"
+    """Sandboxes are plain folders, without isolation (docs/folder-mode.md). Every host is able to it; only where a setting
+    or a request asks for it."""
 
 
 @dataclass(frozen=True, slots=True)

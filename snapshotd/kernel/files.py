@@ -186,11 +186,19 @@ def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd:
     Order matters: chown clears setuid and file capabilities, writing xattrs changes ctime only, times come last.
     """
     path = fd_path(target_fd)
-    os.chown(path, source.st_uid, source.st_gid)
+    give(path, source, follow_symlinks=True)
     os.chmod(path, stat.S_IMODE(source.st_mode))
     for name, value in xattrs.items():
         os.setxattr(path, name, value)
     os.utime(path, ns=(source.st_atime_ns, source.st_mtime_ns))
+
+
+def give(
+    path: str | bytes | int, like: os.stat_result, *, dir_fd: int | None = None, follow_symlinks: bool = False
+) -> None:
+    """Give the owner and group of `like`. Where this process may not (an ordinary user's), it stays its own."""
+    with contextlib.suppress(PermissionError):
+        os.chown(path, like.st_uid, like.st_gid, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
 
 
 def is_empty_dir(dir_fd: int) -> bool:

@@ -40,7 +40,7 @@ def as_seen_by(pid: int, action: Callable[[], T]) -> T:
 
     0 stands for this process itself. OSError when the process is gone.
     """
-    if pid == 0:
+    if pid == 0 or mount_namespace_of(pid) == mount_namespace_of(os.getpid()):
         return action()
     ns_fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -12,10 +12,14 @@ the clock has ticked since the ctime. A file whose ctime is the present tick's c
 (A write under way has set the ctime already; the copy's search for holes waits for its end, inode_lock in the kernel.)
 Files under a shared writable mapping can change without a new ctime: `volatile` names them and they are copied every
 time, whichever of a file's names it gives.
+
+The same walk captures a plain folder (`capture_folder`): there the live directory holds all files, and the layer only what
+changed since the last capture, with whiteouts for what is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -29,10 +33,10 @@ from snapshotd.errors import NO_ROOM, LimitExceeded
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
-from snapshotd.trees.lookup import ORIGIN, get_xattr
+from snapshotd.trees.lookup import OPAQUE, ORIGIN, PRIVATE_PREFIX, REDIRECT, WHITEOUT, get_xattr, make_whiteout
 from snapshotd.types import LayerID
 
-_KEPT_MARKS = (b"trusted.overlay.opaque", b"trusted.overlay.redirect", b"trusted.overlay.whiteout")
+_KEPT_MARKS = tuple(map(os.fsencode, (OPAQUE, REDIRECT, WHITEOUT)))
 """Overlay marks that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
 
 MAX_PATHS_BYTES = 128 << 20
@@ -100,8 +104,62 @@ def capture(
         raise
 
 
+def scan_folder(store: LayerStore, upper: LayerID) -> dict[bytes, Signature]:
+    """The status of every entry of a live folder, to be given to the next `capture_folder`. OSError, LimitExceeded.
+    Cost: some microseconds an entry."""
+    source = store.read_upper(upper)
+    try:
+        copier = _FolderCopier(source, -1, {}, store.host.fine_times)
+        copier.find_changes(set())
+        return copier.seen
+    finally:
+        os.close(source)
+
+
+def folder_changed(store: LayerStore, upper: LayerID, seen: dict[bytes, Signature], volatile: set[bytes]) -> bool:
+    """True if a live folder is not as it was `seen`. Cost and errors as `scan_folder`."""
+    source = store.read_upper(upper)
+    try:
+        copier = _FolderCopier(source, -1, seen, store.host.fine_times)
+        return bool(copier.find_changes(volatile)) or seen.keys() != copier.seen.keys()
+    finally:
+        os.close(source)
+
+
+def capture_folder(
+    store: LayerStore, upper: LayerID, seen: dict[bytes, Signature], volatile: set[bytes]
+) -> FinishedCapture | None:
+    """Copy what has changed in a live folder since it was `seen` into a new layer, for the top of the stack that it
+    equalled then. None: nothing has. The caller has stopped the sandbox's processes; what others change meanwhile is in
+    the next capture. Errors as `capture`; the caller unpins the layer likewise."""
+    source = store.read_upper(upper)
+    try:
+        copier = _FolderCopier(source, -1, seen, store.host.fine_times)
+        changed = copier.find_changes(volatile)
+        if not changed and seen.keys() == copier.seen.keys():
+            return None
+        layer = store.create()
+        try:
+            target = store.read_upper(layer)
+            try:
+                copier.copy(target, changed)
+            finally:
+                os.close(target)
+            store.drop_work(layer)
+            hit("layers.capture.copied")
+            return FinishedCapture(layer, copier.seen)
+        except BaseException:
+            store.remove(layer)
+            raise
+    finally:
+        os.close(source)
+
+
 class _Copier:
     """Makes `target` equal to `source`; `run` may be called again and then copies only changed entries."""
+
+    _kept_marks: tuple[bytes, ...] = _KEPT_MARKS
+    """The overlay marks of `source` that mean something."""
 
     def __init__(self, source: int, target: int, old: int, old_seen: dict[bytes, Signature], fine_times: bool) -> None:
         self._source, self._target, self._fine_times = source, target, fine_times
@@ -230,18 +288,18 @@ class _Copier:
     def _copy(self, path: bytes, st: os.stat_result) -> None:
         with _Parent(self._source, path) as (source_fd, name), _Parent(self._target, path) as (fd, _):
             if stat.S_ISREG(st.st_mode):
-                _copy_file(source_fd, fd, name, st)
+                _copy_file(source_fd, fd, name, st, self._kept_marks)
                 return
             if stat.S_ISLNK(st.st_mode):
                 os.symlink(os.readlink(name, dir_fd=source_fd), name, dir_fd=fd)
-                os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
+                files.give(name, st, dir_fd=fd)
             else:
                 os.mknod(
                     name, st.st_mode, st.st_rdev, dir_fd=fd
                 )  # fifos, sockets, and whiteouts (character device 0:0)
-                os.chown(name, st.st_uid, st.st_gid, dir_fd=fd, follow_symlinks=False)
+                files.give(name, st, dir_fd=fd)
                 os.chmod(name, stat.S_IMODE(st.st_mode), dir_fd=fd)
-            _copy_xattrs(source_fd, fd, name)
+            _copy_xattrs(source_fd, fd, name, self._kept_marks)
             os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
 
     def _dress_directory(self, path: bytes) -> None:
@@ -251,7 +309,7 @@ class _Copier:
             try:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
-                files.copy_metadata(os.fstat(source), _xattrs(source, path), target)
+                files.copy_metadata(os.fstat(source), _xattrs(source, path, self._kept_marks), target)
                 if (
                     get_xattr(source, ORIGIN) is not None
                 ):  # as `make_whiteout`: its handle means nothing in a lower layer
@@ -260,6 +318,91 @@ class _Copier:
                 os.close(target)
         finally:
             os.close(source)
+
+
+class _FolderCopier(_Copier):
+    """Copies changes of a folder that holds all files, and in which no overlay marks mean anything: `find_changes`, then
+    `copy`."""
+
+    _kept_marks = ()
+
+    def __init__(self, source: int, target: int, before: dict[bytes, Signature], fine_times: bool) -> None:
+        super().__init__(source, target, -1, {}, fine_times)
+        self._before = before
+        self._whited: set[bytes] = set()
+        """Directories of the layer with whiteouts."""
+        self._made: dict[bytes, None] = {b"": None}
+        """Directories of the layer, parents first."""
+
+    def find_changes(self, always: set[bytes]) -> list[tuple[bytes, os.stat_result]]:
+        """The entries that are not as before, parents first; `seen` is what all are like now."""
+        forced, changed = self._inodes(always), []
+        for path, st, settled in self._walk(tolerant=True):
+            st = self._opened(path, st)
+            self.seen[path] = _signature(st) if settled else _unsettled(st)
+            if self._before.get(path) != _signature(st) or (st.st_dev, st.st_ino) in forced:
+                changed.append((path, st))
+        return changed
+
+    def _opened(self, path: bytes, st: os.stat_result) -> os.stat_result:
+        """The status of an entry that this process may read. What its owner may not read gets that permission, where the
+        owner is not let in by other rights: a snapshot has to be read, too."""
+        needed = {stat.S_IFDIR: 0o500, stat.S_IFREG: 0o400}.get(stat.S_IFMT(st.st_mode), 0)
+        if st.st_mode & needed == needed:
+            return st
+        with contextlib.suppress(OSError), _Parent(self._source, path) as (fd, name):
+            held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                if not os.access(files.fd_path(held), needed >> 6, effective_ids=True):
+                    os.chmod(files.fd_path(held), stat.S_IMODE(st.st_mode) | needed)
+                    return os.fstat(held)
+            finally:
+                os.close(held)
+        return st
+
+    def copy(self, target: int, changed: list[tuple[bytes, os.stat_result]]) -> None:
+        """Fill an empty layer with the changed entries, and with whiteouts for those that are gone."""
+        self._target = target
+        for path, st in changed:
+            if stat.S_ISDIR(st.st_mode):
+                self._make_directory(path)
+                continue
+            self._make_directory(path.rpartition(b"/")[0])
+            try:
+                self._one(path, st, {}, force=False)
+            except OSError as exc:
+                if exc.errno in (*NO_ROOM, errno.EIO):
+                    raise
+                self._remove(path)  # it is gone, or has become something else: so it will be in the next capture
+                del self.seen[path]
+        for path in sorted(self._before.keys() - self.seen.keys()):
+            parent = path.rpartition(b"/")[0]
+            if parent in self.seen and stat.S_ISDIR(self.seen[parent][1]):  # else it went with its directory
+                self._make_directory(parent)
+                with _Parent(target, path) as (fd, name):
+                    make_whiteout(fd, name)
+                self._whited.add(parent)
+        for path in reversed(self._made):
+            self._dress_directory(path)
+
+    def _make_directory(self, path: bytes) -> None:
+        missing = []
+        while path not in self._made:
+            missing.append(path)
+            path = path.rpartition(b"/")[0]
+        for path in reversed(missing):
+            with _Parent(self._target, path) as (fd, name):
+                os.mkdir(name, 0o700, dir_fd=fd)
+            self._made[path] = None
+
+    def _dress_directory(self, path: bytes) -> None:
+        super()._dress_directory(path)
+        if path in self._whited:
+            target = files.open_deep(self._target, path)
+            try:
+                os.setxattr(target, ORIGIN, b"")
+            finally:
+                os.close(target)
 
 
 class _Parent:
@@ -276,14 +419,10 @@ class _Parent:
         os.close(self._fd)
 
 
-def _meaningful(xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
-    return {k: v for k, v in xattrs.items() if not k.startswith(b"trusted.overlay.") or k in _KEPT_MARKS}
-
-
-def _xattrs(source: int, name: bytes) -> dict[bytes, bytes]:
+def _xattrs(source: int, name: bytes, kept_marks: tuple[bytes, ...]) -> dict[bytes, bytes]:
     """The extended attributes to copy. LimitExceeded: the kernel does not list them."""
     try:
-        return _meaningful(files.read_xattrs(source))
+        found = files.read_xattrs(source)
     except OSError as exc:
         if exc.errno not in (errno.E2BIG, errno.ERANGE):
             raise
@@ -291,9 +430,12 @@ def _xattrs(source: int, name: bytes) -> dict[bytes, bytes]:
             f"{os.fsdecode(name)!a} has more extended attributes than the kernel lists (64 KiB of names), so it cannot be copied while "
             "processes run in the sandbox: remove some of them, or end the processes"
         ) from exc
+    return {k: v for k, v in found.items() if not k.startswith(PRIVATE_PREFIX) or k in kept_marks}
 
 
-def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result) -> None:
+def _copy_file(
+    source_dir: int, target_dir: int, name: bytes, st: os.stat_result, kept_marks: tuple[bytes, ...]
+) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     source = os.open(name, flags, dir_fd=source_dir)
     try:
@@ -305,20 +447,20 @@ def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result
         )
         try:
             files.copy_data(source, target, now.st_size)
-            files.copy_metadata(st, _xattrs(source, name), target)
+            files.copy_metadata(st, _xattrs(source, name, kept_marks), target)
         finally:
             os.close(target)
     finally:
         os.close(source)
 
 
-def _copy_xattrs(source_dir: int, target_dir: int, name: bytes) -> None:
+def _copy_xattrs(source_dir: int, target_dir: int, name: bytes, kept_marks: tuple[bytes, ...]) -> None:
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
     source = os.open(name, flags, dir_fd=source_dir)
     try:
         # /proc/self/fd follows to exactly what the descriptor holds, a link included; user.* is not allowed on these
         # types
-        xattrs = _xattrs(source, name)
+        xattrs = _xattrs(source, name, kept_marks)
         if xattrs:
             target = os.open(name, flags, dir_fd=target_dir)
             try:

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
-from snapshotd.kernel import files
+from snapshotd.kernel import files, marks
 from snapshotd.trees.lookup import Handles, Node
 from snapshotd.trees.view import View
 
@@ -142,7 +142,7 @@ def _equal(root_fd: int, first: bytes, other: bytes) -> bool:
         if os.fstat(fds[0]).st_ino == os.fstat(fds[1]).st_ino or os.fstat(fds[0]).st_size > MAX_COMPARED_BYTES:
             return False
         attributes = [
-            {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")} for fd in fds
+            {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.OVERLAY_BYTES)} for fd in fds
         ]
         if attributes[0] != attributes[1]:
             return False

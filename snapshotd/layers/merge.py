@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from snapshotd import failpoints
 from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
-from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
+from snapshotd.kernel.files import copy_data, fd_path, give, is_empty_dir, open_dir
 from snapshotd.trees.base import Child
 from snapshotd.trees.lookup import OPAQUE, REDIRECT, Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
 from snapshotd.types import Kind
@@ -190,7 +190,7 @@ def _set_redirect(fd: int, redirect: bytes) -> None:
 
 
 def _copy_metadata(source_fd: int, fd: int, st: os.stat_result) -> None:
-    os.fchown(fd, st.st_uid, st.st_gid)
+    give(fd, st, follow_symlinks=True)
     os.fchmod(fd, stat.S_IMODE(st.st_mode))
     for name in public_xattrs(os.listxattr(source_fd)):
         os.setxattr(fd, name, os.getxattr(source_fd, name))

@@ -6,9 +6,10 @@ import errno
 import os
 
 from snapshotd.errors import NO_ROOM
+from snapshotd.kernel.marks import CLASS
 from snapshotd.types import LayerID
 
-_SIZE = "trusted.snapshotd.bytes"
+_SIZE = f"{CLASS}snapshotd.bytes"
 
 
 class LayerSizes:

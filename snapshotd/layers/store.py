@@ -32,7 +32,7 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.kernel import abilities, files, loop, quota
+from snapshotd.kernel import abilities, files, loop, marks, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities
 from snapshotd.layers.ballast import Ballast
@@ -109,14 +109,16 @@ class LayerStore:
             os.close(self._fd)
             self._fd = -1
 
-    def create(self) -> LayerID:
-        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now. OutOfSpace; DataLoss
-        and Unsupported as `Proof.check`."""
+    def create(self, layer: LayerID | None = None) -> LayerID:
+        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now, as always under a
+        given id that no layer has. OutOfSpace; DataLoss and Unsupported as `Proof.check`."""
         self.proof.check()
+        if layer is not None:
+            return self._make(layer)
         with self._lock:
             if self._ready:
                 return self._ready.pop()
-        return self._make()
+        return self._make(LayerID(new_id()))
 
     def make_ahead(self) -> None:
         """Have `READY_LAYERS` empty layers at hand, so that a step need not wait for the file system's journal.
@@ -125,12 +127,11 @@ class LayerStore:
             with self._lock:
                 if len(self._ready) >= READY_LAYERS:
                     return
-            layer = self._make()
+            layer = self._make(LayerID(new_id()))
             with self._lock:
                 self._ready.append(layer)
 
-    def _make(self) -> LayerID:
-        layer = LayerID(new_id())
+    def _make(self, layer: LayerID) -> LayerID:
         with self._lock:
             self._pins.add(layer)
         try:
@@ -355,7 +356,7 @@ class LayerStore:
         try:
             target = self.open_upper(layer)
             try:
-                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(b"trusted.overlay.")}
+                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(marks.OVERLAY_BYTES)}
                 files.copy_metadata(os.fstat(below), xattrs, target)
             finally:
                 os.close(target)
@@ -467,7 +468,7 @@ class LayerStore:
 
 def _root_identity(fd: int) -> tuple[object, ...]:
     st = os.fstat(fd)
-    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(b"trusted.overlay.")}
+    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.OVERLAY_BYTES)}
     return st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, xattrs
 
 
@@ -503,6 +504,12 @@ def prepare(state_dir: Path) -> LayerStore:
             if can_reflink(directory):
                 return opened("reflink")
             if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
+                return opened("plain")
+            try:
+                _mount_image(image, directory)
+            except Unsupported as exc:
+                _log.info("layers lie in the plain directory: %s", exc.message)
+                image.unlink()  # it has never held anything
                 return opened("plain")
         try:
             _mount_image(image, directory)

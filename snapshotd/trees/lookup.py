@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from snapshotd.kernel import turns
+from snapshotd.kernel import marks, turns
 from snapshotd.kernel.files import DIR_FLAGS, SHADOWS, open_dir
 from snapshotd.trees.base import Child, Entry
 from snapshotd.types import Kind
@@ -35,11 +35,8 @@ MAX_OPEN_DIRS = 128
 1024."""
 _KEPT_ON_THE_WAY = 4
 _FEW_NAMES = 8
-OPAQUE = "trusted.overlay.opaque"
-REDIRECT = "trusted.overlay.redirect"
-WHITEOUT = "trusted.overlay.whiteout"
-ORIGIN = "trusted.overlay.origin"
-PRIVATE_PREFIX = b"trusted.overlay."
+OPAQUE, REDIRECT, WHITEOUT, ORIGIN = (marks.OVERLAY + name for name in ("opaque", "redirect", "whiteout", "origin"))
+PRIVATE_PREFIX = marks.OVERLAY_BYTES
 
 _NO_XATTR = (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS)
 _NO_SUCH_NAME = (errno.ENOENT, errno.ENAMETOOLONG)
@@ -368,7 +365,11 @@ def make_whiteout(dir_fd: int, name: bytes) -> None:
     is unknown: an empty value (fs/overlayfs/util.c, ovl_path_check_origin_xattr).
     """
     os.setxattr(dir_fd, ORIGIN, b"")
-    os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
+    try:
+        os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
+    except PermissionError:  # the layers lie on an overlay themselves, as in a container: no overlay is mounted of them
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd))
+        os.setxattr(entry_path(dir_fd, name), WHITEOUT, b"")
 
 
 def public_xattrs(names: Iterable[str]) -> list[str]:

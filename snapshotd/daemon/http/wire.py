@@ -12,6 +12,7 @@ import re
 import struct
 from pathlib import Path
 
+from snapshotd.daemon import places
 from snapshotd.errors import NotFound, UsageError
 
 API_VERSION = "1.4"
@@ -88,7 +89,7 @@ def hook_socket_of(state_dir: Path) -> Path:
     from hashlib import sha256  # only then: it loads OpenSSL
 
     name = sha256(os.fsencode(state_dir.absolute())).hexdigest()[:12]
-    return Path("/run/snapshotd") / f"hooks-{name}.sock"
+    return places.find().run_root / f"hooks-{name}.sock"
 
 
 def lock_path_of(state_dir: Path) -> Path:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import os
 
 from snapshotd.kernel.cgroup import Cgroup
+from snapshotd.kernel.process_tree import ProcessTree
 
 MAX_FDS = 512
 """Looking at more descriptors than this would cost more than the copy path saves."""
 
 
-def blocker(cgroup: Cgroup, init_pid: int, root_id: int, parked: set[int]) -> str | None:
+def blocker(cgroup: Cgroup | ProcessTree, init_pid: int, root_id: int, parked: set[int]) -> str | None:
     """Reason why the container cannot be pivoted, or None. `root_id` is the id of the mount at its root. SandboxFailed
     when it is gone.
 
@@ -69,7 +70,7 @@ def _holds_root(pid: int, root_id: int) -> str | None:
     return None
 
 
-def writable_mappings(cgroup: Cgroup) -> set[bytes]:
+def writable_mappings(cgroup: Cgroup | ProcessTree) -> set[bytes]:
     """Paths (relative to the root) that some process has mapped shared and writable. Only while frozen, or it is out of
     date at once."""
     found: set[bytes] = set()

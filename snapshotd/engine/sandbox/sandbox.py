@@ -31,6 +31,8 @@ from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.gateway.base import Gateway
 from snapshotd.kernel import cgroup as cgroups
+from snapshotd.kernel.limits import Hits, hits
+from snapshotd.kernel.process_tree import ProcessTree
 from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import SnapshotID, Trajectory, TrajectoryID, short
 
@@ -148,7 +150,7 @@ class Sandbox:
     trajectory: Trajectory
     runtime: Runtime
     container: Container
-    cgroup: cgroups.Cgroup
+    cgroup: cgroups.Cgroup | ProcessTree
     server: AgentServer
     started_at_ns: int
     root: SandboxRoot
@@ -176,6 +178,15 @@ class Sandbox:
     def closed(self) -> bool:
         """No more steps."""
         return self.use.closed
+
+    @property
+    def isolated(self) -> bool:
+        """False if it is a plain folder, and its commands are processes like any others."""
+        return self.container.root is None
+
+    def hits(self) -> Hits:
+        """The hits at its limits so far: none where it has no limits of its own."""
+        return hits(self.container.pid) if self.isolated else Hits()
 
     def renew(self, trajectory: Trajectory) -> None:
         """The trajectory's own record has changed."""
