@@ -223,7 +223,7 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
         return
     except (IsADirectoryError, PermissionError):
         pass
-    top = os.open(name, DIR_FLAGS, dir_fd=dir_fd)
+    top = _open_to_empty(dir_fd, name)
     device = os.fstat(dir_fd).st_dev if one_device else None
     stack: list[tuple[int, bytes, list[bytes]]] = [(top, b"", [])]  # with the names of sub-directories that are left
     try:
@@ -242,7 +242,7 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
             child = left.pop()
             try:
                 if len(stack) < 200:
-                    stack.append((open_dir(fd, child), child, []))
+                    stack.append((_open_to_empty(fd, child), child, []))
                     _check_device(stack[-1][0], device)
                 else:
                     aside = (
@@ -256,6 +256,17 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
             os.close(fd)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=dir_fd)
+
+
+def _open_to_empty(dir_fd: int, name: bytes) -> int:
+    """Open a directory that is to be removed. An ordinary user's own may forbid that, and what is needed next."""
+    held = os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=dir_fd)
+    try:
+        if not os.access(fd_path(held), os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            os.chmod(fd_path(held), 0o700)
+        return os.open(fd_path(held), DIR_FLAGS & ~os.O_NOFOLLOW)
+    finally:
+        os.close(held)
 
 
 def _check_device(fd: int, device: int | None) -> None:

@@ -20,6 +20,7 @@ Concurrency: thread-safe; two calls never work on one layer id.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -139,7 +140,8 @@ class LayerStore:
             for part, mode in (("upper", 0o755), ("work", 0o700)):
                 os.mkdir(f"{layer}/{part}", mode, dir_fd=self._fd)
         except OSError as exc:
-            self.remove(layer)
+            if exc.errno != errno.EEXIST:  # else it is another's
+                self.remove(layer)
             raise _space(exc, "create a layer") from exc
         return layer
 
@@ -410,7 +412,13 @@ class LayerStore:
         return True
 
     def _rename_to_trash(self, layer: LayerID) -> None:
-        os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        try:
+            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            files.remove_tree(self._fd, _TRASH + layer)  # an earlier one of that id, whose removal was cut off
+            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def _empty_trash(self, layer: LayerID) -> None:
         with self._trash:
