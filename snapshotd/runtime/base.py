@@ -27,8 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from snapshotd.kernel import cgroup
-from snapshotd.kernel.cgroup import Cgroup
-from snapshotd.kernel.process_tree import ProcessTree
+from snapshotd.kernel.cgroup import Cgroup, ProcessTree
 from snapshotd.types import ContainerID, IdMap, Limits, Network
 
 RUN_DIR = "/run/snapshotd"

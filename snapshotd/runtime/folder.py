@@ -31,7 +31,7 @@ from typing import Any
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel import files
-from snapshotd.kernel.process_tree import ProcessTree
+from snapshotd.kernel.cgroup import ProcessTree
 from snapshotd.kernel.processes import descendants, runs, start_time
 from snapshotd.runtime import failure, folder_main
 from snapshotd.runtime._checks import check_exec

@@ -188,7 +188,9 @@ class _Applying:
         if not place.touched:
             place.touched = True
             path = fd_path(self._writer.fd(place.frame))
-            if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):  # an ordinary user's own, as Go's modules are
+            if not os.access(
+                path, os.W_OK | os.X_OK, effective_ids=True
+            ):  # an ordinary user's own, as Go's modules are
                 os.chmod(path, 0o700)
                 place.made = True
             try:

@@ -59,6 +59,7 @@ from snapshotd.client.verbs import (
     ref_segment,
 )
 from snapshotd.config import CLIENT, read
+from snapshotd.daemon import places
 from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.terms import PRUNE_GRACE_S
@@ -82,8 +83,9 @@ class AsyncSnapshotd(
 ):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
-    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
-    snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
+    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd (for
+    another user than root, to `$XDG_STATE_HOME/snapshotd`) and its snapshotd.sock. With `autostart` (the default), the first
+    request starts a daemon when none answers;
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
@@ -113,7 +115,8 @@ class AsyncSnapshotd(
     ) -> None:
         """UsageError for settings in the environment that make no sense."""
         config = read(CLIENT)
-        self.state_dir, self._reconnect_s = (local_path(state_dir or config.state_dir), config.reconnect_s)
+        self.state_dir = local_path(state_dir or config.state_dir or places.find().state_dir)
+        self._reconnect_s = config.reconnect_s
         named = socket or (config.socket if state_dir is None else None)
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and (not (state_dir or "state_dir" in config.given))

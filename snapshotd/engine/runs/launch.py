@@ -30,7 +30,6 @@ from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel import files
-from snapshotd.kernel.process_tree import ProcessTree
 from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import NO_ISOLATION, ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
@@ -48,7 +47,7 @@ class Prepared:
     runtime: Runtime
     container: Container
     target: Target | None
-    cgroup: cgroups.Cgroup | ProcessTree
+    cgroup: cgroups.Cgroup | cgroups.ProcessTree
     server: AgentServer
     calls: AgentCalls
     run_dir: Path
@@ -283,7 +282,7 @@ class Launcher:
         trajectory: Trajectory,
         container: Container,
         target: Target | None,
-        cgroup: cgroups.Cgroup | ProcessTree,
+        cgroup: cgroups.Cgroup | cgroups.ProcessTree,
         server: AgentServer,
     ) -> RootParts:
         disk_bytes = trajectory.spec.limits.disk_bytes

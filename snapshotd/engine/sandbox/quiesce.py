@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 
-from snapshotd.kernel.cgroup import Cgroup
-from snapshotd.kernel.process_tree import ProcessTree
+from snapshotd.kernel.cgroup import Cgroup, ProcessTree
 
 MAX_FDS = 512
 """Looking at more descriptors than this would cost more than the copy path saves."""

@@ -23,7 +23,6 @@ from snapshotd.errors import DataLoss
 from snapshotd.failpoints import hit
 from snapshotd.kernel import cgroup as cgroups
 from snapshotd.kernel.mounts import Layout
-from snapshotd.kernel.process_tree import ProcessTree
 from snapshotd.kernel.quota import Used
 from snapshotd.layers import capture as copying
 from snapshotd.layers import links
@@ -82,7 +81,7 @@ class RootParts:
     store: LayerStore
     target: Target | None
     """Its mount namespace; None: its root is a plain folder (folder_root.py)."""
-    cgroup: cgroups.Cgroup | ProcessTree
+    cgroup: cgroups.Cgroup | cgroups.ProcessTree
     init_pid: int
     parked: Callable[[], set[int]]
     """Returns the processes that wait for the daemon."""
@@ -357,7 +356,7 @@ class SandboxRoot:
 
 
 @contextlib.contextmanager
-def frozen(cgroup: cgroups.Cgroup | ProcessTree) -> Iterator[None]:
+def frozen(cgroup: cgroups.Cgroup | cgroups.ProcessTree) -> Iterator[None]:
     """Every process of the sandbox stands still inside."""
     cgroup.freeze()
     try:

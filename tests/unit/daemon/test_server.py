@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.daemon.host import check_root, choose_mode
+from snapshotd.daemon.host import choose_mode
 from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.http.wire import check_ref, check_socket_path
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
@@ -219,19 +219,24 @@ def test_too_long_a_socket_path_is_named(tmp_path: Path) -> None:
 def test_the_mode_is_the_wanted_one_or_the_best_that_isolates() -> None:
     whole = Abilities(True, True, LayerNaming.DESCRIPTOR, True, True, True, True, True, 2, "/sys/fs/cgroup")
     unmapped = dataclasses.replace(whole, mapped_layers=False, reasons={"mapped_layers": "Invalid argument"})
-    assert choose_mode(whole, None) is Mode.PIVOT
-    assert choose_mode(whole, Mode.PIVOT_ROOT) is Mode.PIVOT_ROOT
-    assert choose_mode(unmapped, Mode.PIVOT_ROOT) is Mode.PIVOT_ROOT
-    with pytest.raises(Unsupported, match=r"mode pivot: mapped_layers: Invalid argument.*SNAPSHOTD_MODE=pivot-root"):
-        choose_mode(unmapped, None)
+    assert choose_mode(whole, None) == (Mode.PIVOT, "")
+    assert choose_mode(whole, Mode.PIVOT_ROOT) == (Mode.PIVOT_ROOT, "")
+    assert choose_mode(unmapped, Mode.PIVOT_ROOT) == (Mode.PIVOT_ROOT, "")
+    assert choose_mode(whole, Mode.FOLDER) == (Mode.FOLDER, "")
     with pytest.raises(Unsupported, match="mode pivot-root"):
         choose_mode(dataclasses.replace(unmapped, seals=False), Mode.PIVOT_ROOT)
 
 
-def test_only_root_can_be_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(NotPermitted, match="user 1000"):
-        check_root()
+def test_a_host_that_isolates_nothing_offers_folders_and_says_so() -> None:
+    nothing = Abilities(False, False, LayerNaming.OPTIONS, False, False, False, False, True, 0, "", {"mounts": "EPERM"})
+    mode, reason = choose_mode(nothing, None)
+    assert mode is Mode.FOLDER
+    assert "mode pivot: mounts: EPERM" in reason
+    assert "--isolation none" in reason
+    with pytest.raises(Unsupported, match="mode pivot: mounts: EPERM"):
+        choose_mode(nothing, Mode.PIVOT)
+    unmapped = dataclasses.replace(nothing, mounts=True, overlays=True, redirects=True, seals=True, cgroup_version=2)
+    assert "SNAPSHOTD_MODE=pivot-root" in choose_mode(unmapped, None)[1]
 
 
 @pytest.mark.parametrize("ref", ["", "a/b", "-x", "a b", "é", "a" * 200, "x\n"])
