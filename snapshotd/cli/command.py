@@ -214,7 +214,7 @@ def global_options() -> list[click.Option]:
             expose_value=False,
             callback=keep(_STATE_DIR),
             type=click.Path(),
-            help="The daemon's state directory. [$SNAPSHOTD_STATE_DIR, else /var/lib/snapshotd]",
+            help="The daemon's state directory. [$SNAPSHOTD_STATE_DIR, else /var/lib/snapshotd; without root $XDG_STATE_HOME/snapshotd]",
         ),
         click.Option(
             ["--socket"],

@@ -74,6 +74,12 @@ class Context:
         name = self.runtime("auto").name
         return replace(spec, runtime=name, network=Network.HOST if name == NO_ISOLATION else spec.network)
 
+    def imported_spec(self) -> SandboxSpec:
+        """The spec of imported trajectories, without an image: a bundle does not choose how it is isolated. Where nothing
+        isolates and no setting says that it need not, they can be looked at, and running them is refused. Unsupported."""
+        spec = SandboxSpec(ImageID(""), FOLDER)
+        return replace(spec, runtime="runc") if self.no_isolation else self.sandbox_spec(spec)
+
     def output(self, blob: BlobID) -> Iterator[bytes]:
         """A recorded output in pieces, from the spool or the repository. NotFound, DataLoss."""
         try:

@@ -82,7 +82,6 @@ from snapshotd.types import (
     NO_ISOLATION,
     AgentSpec,
     Image,
-    ImageID,
     LayerID,
     Limits,
     Message,
@@ -574,7 +573,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         return share.export_bundle(self._context, line, base, write, progress)
 
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
-        spec = SandboxSpec(ImageID(""), self._context.runtime("auto").name)
+        spec = self._context.imported_spec()
         imported = imports.import_bundle(
             self._context, read, name=name, policy=spec, base_image=self._context.images.empty, progress=progress
         )

@@ -186,10 +186,15 @@ def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd:
     Order matters: chown clears setuid and file capabilities, writing xattrs changes ctime only, times come last.
     """
     path = fd_path(target_fd)
+    mode = stat.S_IMODE(source.st_mode)
     give(path, source, follow_symlinks=True)
-    os.chmod(path, stat.S_IMODE(source.st_mode))
+    os.chmod(
+        path, mode | stat.S_IWUSR if xattrs else mode
+    )  # an ordinary user adds none to a file of theirs that is read-only
     for name, value in xattrs.items():
         os.setxattr(path, name, value)
+    if xattrs and not mode & stat.S_IWUSR:
+        os.chmod(path, mode)
     os.utime(path, ns=(source.st_atime_ns, source.st_mtime_ns))
 
 

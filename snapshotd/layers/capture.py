@@ -309,15 +309,19 @@ class _Copier:
             try:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
-                files.copy_metadata(os.fstat(source), _xattrs(source, path, self._kept_marks), target)
-                if (
-                    get_xattr(source, ORIGIN) is not None
-                ):  # as `make_whiteout`: its handle means nothing in a lower layer
-                    os.setxattr(target, ORIGIN, b"")
+                xattrs = _xattrs(source, path, self._kept_marks)
+                if self._marked(path, source):
+                    xattrs[os.fsencode(ORIGIN)] = b""
+                files.copy_metadata(os.fstat(source), xattrs, target)
             finally:
                 os.close(target)
         finally:
             os.close(source)
+
+    def _marked(self, path: bytes, source: int) -> bool:
+        """True if a directory gets the mark of one that was copied up, as `make_whiteout`: its handle means nothing in a
+        lower layer."""
+        return get_xattr(source, ORIGIN) is not None
 
 
 class _FolderCopier(_Copier):
@@ -395,14 +399,8 @@ class _FolderCopier(_Copier):
                 os.mkdir(name, 0o700, dir_fd=fd)
             self._made[path] = None
 
-    def _dress_directory(self, path: bytes) -> None:
-        super()._dress_directory(path)
-        if path in self._whited:
-            target = files.open_deep(self._target, path)
-            try:
-                os.setxattr(target, ORIGIN, b"")
-            finally:
-                os.close(target)
+    def _marked(self, path: bytes, source: int) -> bool:
+        return path in self._whited
 
 
 class _Parent:

@@ -32,7 +32,7 @@ from typing import Any
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel import files
 from snapshotd.kernel.cgroup import ProcessTree
-from snapshotd.kernel.processes import descendants, runs, start_time
+from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of
 from snapshotd.runtime import failure, folder_main
 from snapshotd.runtime._checks import check_exec
 from snapshotd.runtime._process import kill_and_reap, poll_fd
@@ -49,8 +49,6 @@ from snapshotd.runtime.base import (
 )
 from snapshotd.types import NO_ISOLATION, ContainerID, short
 
-MARK = "SNAPSHOTD_SANDBOX"
-"""Environment name of the container's id. By it processes are found whose first process was killed from inside."""
 ROOT_VARIABLE = "SNAPSHOTD_ROOT"
 """Environment name of the folder's path, where `/` of the snapshots is."""
 _START_DEADLINE_S, _END_DEADLINE_S = 30.0, 10.0
@@ -154,7 +152,7 @@ class _First:
                 cwd="/",
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
-                env={MARK: spec.id},
+                env={SANDBOX: spec.id},
             )
         (directory / "first").write_text(f"{process.pid} {start_time(process.pid)}")
         ours.settimeout(_START_DEADLINE_S)
@@ -181,7 +179,7 @@ class _First:
         assert self._spec.root is not None
         cwd = f"{self._spec.root}{posixpath.normpath('/' + spec.cwd.lstrip('/'))}"
         env = {name: self._outside(value) for name, value in spec.env.items()}
-        env |= {MARK: self._spec.id, ROOT_VARIABLE: str(self._spec.root)}
+        env |= {SANDBOX: self._spec.id, ROOT_VARIABLE: str(self._spec.root)}
         request = {"argv": list(spec.argv), "cwd": cwd, "env": env, "terminal": spec.terminal is not None}
         with contextlib.ExitStack() as theirs:
             ends = _Ends(spec, theirs)
@@ -320,8 +318,6 @@ def _end(pid: int, started: int) -> None:
 def _end_marked(container_id: ContainerID) -> None:
     """End processes of a container whose first process was killed from inside: they have become this daemon's children,
     or nobody's."""
-    mark = f"{MARK}={container_id}".encode()
     for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            if mark in Path(f"/proc/{name}/environ").read_bytes().split(b"\0") and int(name) != os.getpid():
-                kill_and_reap(int(name))
+        if variable_of(int(name), SANDBOX) == container_id:
+            kill_and_reap(int(name))

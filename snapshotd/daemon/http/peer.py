@@ -22,6 +22,7 @@ from snapshotd.daemon.http.failures import error_json
 from snapshotd.engine.base import Engine
 from snapshotd.errors import NotPermitted
 from snapshotd.kernel import cgroup
+from snapshotd.kernel.processes import SANDBOX, variable_of
 
 log = logging.getLogger("snapshotd.daemon")
 _LINGER_S = 1.0
@@ -50,7 +51,8 @@ def in_sandbox(pid: int) -> bool:
 def in_sandbox_of(engine: Engine) -> SandboxPredicate:
     """`in_sandbox`, extended to every driver: true if the process shares the cgroup of a live sandbox's init.
 
-    A process of the daemon's own pid namespace is in no sandbox, so usual clients need no search.
+    A process of the daemon's own pid namespace is in no sandbox with isolation, so usual clients need no search. One of a
+    sandbox without is known by its environment, which keeps accidents out and no attacker.
     """
     own_namespace = os.readlink("/proc/self/ns/pid")
 
@@ -59,7 +61,8 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
             return True
         try:
             if os.readlink(f"/proc/{pid}/ns/pid") == own_namespace:
-                return False
+                inside = variable_of(pid, SANDBOX)
+                return bool(inside) and any(info.container == inside for info in engine.sandboxes())
         except OSError:
             return True  # gone
         text = cgroup.path_of(pid)

@@ -50,10 +50,10 @@ def once_before_xattrs(monkeypatch: pytest.MonkeyPatch, act: Callable[[bytes], o
     """Do `act` with its name when the first entry that is no file has been made, before its attributes are read."""
     real = capture_module._copy_xattrs
 
-    def racing(source: int, target: int, name: bytes) -> None:
+    def racing(source: int, target: int, name: bytes, kept_marks: tuple[bytes, ...]) -> None:
         monkeypatch.setattr(capture_module, "_copy_xattrs", real)
         act(name)
-        real(source, target, name)
+        real(source, target, name, kept_marks)
 
     monkeypatch.setattr(capture_module, "_copy_xattrs", racing)
 

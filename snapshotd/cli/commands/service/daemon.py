@@ -75,7 +75,7 @@ def command(
     """Be the daemon, ask after it, stop it, or put another in its place.
 
     Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. This is seldom
-    needed: commands run as root start one. --restart also starts one if none ran; commands that follow a run go on at
+    needed: commands start one. --restart also starts one if none ran; commands that follow a run go on at
     the new one. If systemd keeps the daemon, `systemctl kill --kill-whom=main --signal=KILL snapshotd` does the same. With --json:
     --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
     ids, the first null if none ran.
