@@ -87,7 +87,9 @@ def _change(folder: Path, chance: random.Random) -> None:
     try:
         match chance.randrange(10):
             case 0 | 1:
-                path.write_bytes(chance.randbytes(chance.choice((0, 3, 3, 5000))))
+                fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o644)  # or a fifo would wait
+                with open(fd, "wb") as file:
+                    file.write(chance.randbytes(chance.choice((0, 3, 3, 5000))))
             case 2:
                 path.mkdir()
             case 3:
