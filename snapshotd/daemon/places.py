@@ -16,7 +16,7 @@ _ROOT_MODE, _USER_MODE = 0o711, 0o700
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class UserPlaces:
     """`state_dir`: unless another is named. `run_root`: sockets and other short-lived files of all instances. `share_root`:
     what sandboxes see read-only; it is not in `run_root`, which is often mounted noexec, nor in the state directory, which
     only its owner may search."""
@@ -25,7 +25,7 @@ class Places:
     run_root: Path
     share_root: Path
     mode: int = _ROOT_MODE
-    """Of `run_root`. Root's is searched by everyone, since the root user of a container may be an unprivileged id."""
+    """The mode of `run_root`. Root's is searched by everyone, since the root user of a container may be an unprivileged id."""
 
     def make_run_root(self) -> Path:
         """`run_root`, made where missing. NotPermitted: it is another user's, or open to others."""
@@ -39,14 +39,14 @@ class Places:
         return self.run_root
 
 
-def find() -> Places:
+def find() -> UserPlaces:
     """The places of this process's user. Source: XDG Base Directory Specification; where there is no directory of a login
     session, one among the temporary files."""
     uid, environ = os.geteuid(), passed_on(_USER_VARIABLES)
     if uid == 0:
-        return Places(Path("/var/lib/snapshotd"), Path("/run/snapshotd"), Path("/var/lib/snapshotd-share"))
+        return UserPlaces(Path("/var/lib/snapshotd"), Path("/run/snapshotd"), Path("/var/lib/snapshotd-share"))
     home = environ.get("HOME") or os.path.expanduser("~")
     state = Path(environ.get("XDG_STATE_HOME") or Path(home, ".local", "state"))
     runtime = environ.get("XDG_RUNTIME_DIR")
     run_root = Path(runtime, "snapshotd") if runtime else Path(tempfile.gettempdir(), f"snapshotd-{uid}")
-    return Places(state / "snapshotd", run_root, state / "snapshotd-share", _USER_MODE)
+    return UserPlaces(state / "snapshotd", run_root, state / "snapshotd-share", _USER_MODE)

@@ -349,8 +349,8 @@ class _FolderCopier(_Copier):
         return changed
 
     def _opened(self, path: bytes, st: os.stat_result) -> os.stat_result:
-        """The status of an entry that this process may read. What its owner may not read gets that permission, where the
-        owner is not let in by other rights: a snapshot has to be read, too."""
+        """The status of an entry that this process may read. A file that its owner may not read, or a
+        directory, gets that permission where no other right lets the owner in: a snapshot has to be read, too."""
         needed = {stat.S_IFDIR: 0o500, stat.S_IFREG: 0o400}.get(stat.S_IFMT(st.st_mode), 0)
         if st.st_mode & needed == needed:
             return st

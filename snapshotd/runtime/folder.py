@@ -296,7 +296,7 @@ def _reason(answer: dict[str, Any], program: str | None) -> str:
     if answer["error"] == errno.ENOENT and program is None:
         return "executable file not found in $PATH"
     if answer["error"] == errno.ENOENT and program is not None and os.path.lexists(program):
-        return f"exec /: {text}"  # what is missing is its interpreter
+        return f"exec /: {text}"  # its interpreter is missing
     return f"exec: {text}"
 
 
@@ -312,12 +312,11 @@ def _end(pid: int, started: int) -> None:
                     os.kill(each, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise SandboxFailed(f"process {pid} of a sandbox does not end (stuck in the kernel)")
-        time.sleep(0.002)  # it may be another daemon's child, of whose end no event tells
+        time.sleep(0.002)  # no event tells of the end of another daemon's child
 
 
 def _end_marked(container_id: ContainerID) -> None:
-    """End processes of a container whose first process was killed from inside: they have become this daemon's children,
-    or nobody's."""
+    """End the processes that are left of a container because its first process was killed from inside."""
     for name in filter(str.isdigit, os.listdir("/proc")):
         if variable_of(int(name), SANDBOX) == container_id:
             kill_and_reap(int(name))

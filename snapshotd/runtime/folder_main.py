@@ -3,8 +3,8 @@ only one to speak to it.
 
     python -I -S folder_main.py SOCKET FOLDER
 
-SOCKET is an inherited descriptor, the daemon's end of which is the sandbox's life: when it closes, everything below this
-process is killed, and it ends. It is a child subreaper in a session of its own, so nothing that a command starts gets out
+SOCKET is an inherited descriptor. When its other end, the daemon's, closes, everything below this process is killed, and
+it ends. It is a child subreaper in a session of its own, so nothing that a command starts gets out
 from below it. Where the kernel has Landlock, it and all that it starts write below FOLDER and /dev/shm alone.
 
 A request is one packet with descriptors beside it: a file in memory with a JSON object (`argv`, `cwd`, `env`, `terminal`),

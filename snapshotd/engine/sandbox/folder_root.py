@@ -154,8 +154,8 @@ def folder_of(store: LayerStore, upper: LayerID) -> str:
 
 
 def fill(store: LayerStore, trajectory: TrajectoryID, stack: Stack, disk_bytes: int) -> LayerID:
-    """A new live folder with the files of `stack`, pinned: copies, by reflink where the file system can. What an
-    ordinary user cannot make (another's files, devices) is made as far as it can. OutOfSpace, DataLoss, OSError; nothing
+    """A new live folder with the files of `stack`, pinned: copies, by reflink where the file system can. An ordinary
+    user's has no owners and devices. OutOfSpace, DataLoss, OSError; nothing
     is left behind then."""
     upper = store.create(LayerID(trajectory))
     try:
