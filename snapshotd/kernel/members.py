@@ -123,8 +123,8 @@ class PidNamespace:
             delay = min(delay * 2, 0.002)
 
     def thaw(self) -> None:
-        """Children go on before their parents, which would otherwise be told that these have stopped. What an earlier
-        daemon has stopped goes on, too."""
+        """Children go on before their parents, which would otherwise be told that these have stopped. So do those that
+        an earlier daemon has stopped."""
         if not self._stopped:
             with suppress(SandboxFailed):
                 for pid in set(self.processes()) - {self.init}:
