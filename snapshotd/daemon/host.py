@@ -13,9 +13,10 @@ from pathlib import Path
 
 from snapshotd.config import COVERED, OF_ROOT, Config, Places, places
 from snapshotd.errors import NotPermitted, Unsupported
-from snapshotd.kernel import cgroup, mounts, rootless, surroundings
+from snapshotd.kernel import mounts, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.kernel.holding import cgroup
 
 _log = logging.getLogger("snapshotd.daemon")
 _NAMESPACE = "namespace"

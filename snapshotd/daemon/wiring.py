@@ -63,7 +63,7 @@ from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
 from snapshotd.kernel.files import sync_dir
-from snapshotd.kernel.members import BY_CGROUP, BY_NAMESPACE
+from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
 from snapshotd.layers import store as layer_store
 from snapshotd.layers.store import LayerStore
