@@ -27,19 +27,19 @@ def _inodes(share: Path) -> dict[Path, int]:
 
 def test_it_is_left_alone_when_it_is_right(tmp_path: Path, init: Path) -> None:
     share = tmp_path / "shares" / "instance"
-    assert wiring._share(share) == share
+    assert wiring._share(share, with_init=True) == share
     before = _inodes(share)
     times = {name: (share / name).stat().st_mtime_ns for name in before}
     assert {Path("init"), Path("lib/snapshotd/__init__.py"), Path("lib/snapshotd/agent/__init__.py")} < before.keys()
     assert not [name for name in before if "__pycache__" in name.parts]
-    wiring._share(share)
+    wiring._share(share, with_init=True)
     assert _inodes(share) == before
     assert {name: (share / name).stat().st_mtime_ns for name in before} == times
 
 
 def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Path) -> None:
     """Whoever has the old file open goes on with it; a directory that is looked at shows the new one."""
-    share = wiring._share(tmp_path / "share")
+    share = wiring._share(tmp_path / "share", with_init=True)
     before = _inodes(share)
     agent = share / "lib/snapshotd/agent"
     right = (agent / "__init__.py").read_bytes()
@@ -51,7 +51,7 @@ def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Pat
     init.write_bytes(b"two")
     library = os.open(agent, os.O_RDONLY | os.O_DIRECTORY)
     with open(share / "init", "rb") as old:
-        wiring._share(share)
+        wiring._share(share, with_init=True)
         assert old.read() == b"one"
     assert (share / "init").read_bytes() == b"two"
     assert sorted(os.listdir(library)) == sorted(os.listdir(agent))
@@ -67,7 +67,7 @@ def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Pat
 def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:
     before = os.umask(0o077)
     try:
-        share = wiring._share(tmp_path / "shares" / "instance")
+        share = wiring._share(tmp_path / "shares" / "instance", with_init=True)
     finally:
         os.umask(before)
     for path in (share.parent, share, *share.rglob("*")):
@@ -78,4 +78,4 @@ def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:
 def test_a_missing_init_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wiring, "CATATONIT", ("/no/such/catatonit",))
     with pytest.raises(Unsupported, match="catatonit is not installed"):
-        wiring._share(tmp_path / "share")
+        wiring._share(tmp_path / "share", with_init=True)
