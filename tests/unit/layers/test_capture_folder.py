@@ -14,7 +14,6 @@ import pytest
 
 from snapshotd.layers.capture import capture_folder, folder_changed, scan_folder
 from snapshotd.layers.store import LayerStore
-from snapshotd.trees import lookup
 from snapshotd.trees.stack_view import StackView
 from snapshotd.types import Kind, LayerID
 from tests import long
@@ -179,8 +178,8 @@ def test_marks_that_a_program_sets_mean_nothing(world: World) -> None:
     """A program in the folder may have the rights to write overlay's marks: no snapshot loses a file by them."""
     (world.folder / "hidden").touch()
     (world.folder / "d").mkdir()
-    os.setxattr(world.folder / "hidden", lookup.WHITEOUT, b"")
-    os.setxattr(world.folder / "d", lookup.OPAQUE, b"y")
+    os.setxattr(world.folder / "hidden", world.store.marks.whiteout, b"")
+    os.setxattr(world.folder / "d", world.store.marks.opaque, b"y")
     world.capture()
     assert set(world.recorded()) == {b"hidden", b"d"}
 
