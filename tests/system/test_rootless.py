@@ -258,7 +258,9 @@ def test_processes_that_live_on_stand_still_for_a_snapshot(user: OrdinaryUser) -
         "--",
         "sh",
         "-c",
-        f"mkdir /w; ({writer}) >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & kill -STOP $!",
+        f"mkdir /w; ({writer}) >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & "
+        'until read c </proc/$!/comm; [ "$c" = sleep ]; do :; done; kill -STOP $!; '
+        'until read c </proc/$!/stat; [ "${c#*) T }" != "$c" ]; do :; done',
     )
     for _ in range(5):
         user("exec", line, "--", "true")
