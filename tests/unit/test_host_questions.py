@@ -16,7 +16,6 @@ QUESTIONS: dict[str, set[str]] = {
     r"get(e|res)?uid\(\) *[!=]= *0|(if|if not|and|or) os\.gete?uid\(\)": {
         "engine/host/system_packages.py",  # a program of one file for any Python
         "client/apply/host_change.py",  # only root can give files away; clients know nothing of the kernel
-        "client/apply/host_change.py",  # only root can give files away; clients know nothing of the kernel
     },
     r"uid_map": {
         "kernel/namespaces.py",  # writes them
