@@ -10,7 +10,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def _starts_with(text: str) -> str:
 
 
 def _mode(text: str) -> str:
-    if text not in ("pivot", "pivot-root", "rootless"):
+    if text not in ("pivot", "pivot-root", "rootless", "folder"):
         raise ValueError
     return text
 
@@ -89,6 +89,17 @@ class Places:
     def is_root(self) -> bool:
         """True for root's places; False for the places of an ordinary user, whose daemon has a user namespace."""
         return self.run_source is None
+
+    @property
+    def is_closed(self) -> bool:
+        """True if no other user may go through `run_root`: there are no containers."""
+        return not self.is_root and self.run_root == self.sockets
+
+    def without_namespace(self) -> Places:
+        """The same for a daemon that has no user namespace: an ordinary user's own directories, as they are."""
+        if self.is_root:
+            return self
+        return replace(self, run_root=self.sockets, share_root=self.state_dir.with_name("snapshotd-share"))
 
     def socket_of(self, state_dir: Path) -> Path:
         """Path of the socket of a state directory's daemon, by default."""
@@ -237,9 +248,11 @@ class Config:
         "the best one that keeps a sandbox's root user from being root here",
         "Way to run sandboxes, from which the daemon does not fall back. `pivot`: a sandbox's root user is nobody on this "
         "machine. `pivot-root`: it is root on this machine, held by capabilities and a system call filter alone, for "
-        "kernels before 5.19 ([threat model](threat-model.md)). `rootless`: the daemon of an ordinary user.",
+        "kernels before 5.19 ([threat model](threat-model.md)). `rootless`: the daemon of an ordinary user. `folder`: sandboxes "
+        "are plain folders, without isolation, also where a command does not say `--isolation none` ([folder "
+        "mode](folder-mode.md)).",
         _mode,
-        "`pivot`, `pivot-root` or `rootless`",
+        "`pivot`, `pivot-root`, `rootless` or `folder`",
     )
     docker_host: str = _text(
         "DOCKER_HOST",

@@ -43,6 +43,8 @@ MIN_PREFIX_CHARS = 4
 FOLDER = "folder"
 """The runtime of a trajectory that is a folder of this machine: no sandbox runs in it."""
 
+NO_ISOLATION = "none"
+"""The runtime of sandboxes that are plain folders, whose commands are processes of the machine (runtime/folder.py)."""
 
 SNAPSHOT_NOW = "snapshot"
 """Name of the marker of a snapshot that a person has taken between calls."""
@@ -78,10 +80,11 @@ class Kind(StrEnum):
 
 
 class Network(StrEnum):
-    """The network that a sandbox can reach: none, or the outside through NAT."""
+    """The network that a sandbox can reach: none, the outside through NAT, or, without isolation, the machine's own."""
 
     NONE = "none"
     BRIDGE = "bridge"
+    HOST = "host"
 
 
 class CallStatus(StrEnum):

@@ -241,7 +241,7 @@ def global_options() -> list[click.Option]:
             expose_value=False,
             callback=keep(_STATE_DIR),
             type=click.Path(),
-            help="The daemon's state directory. [$SNAPSHOTD_STATE_DIR, else /var/lib/snapshotd]",
+            help="The daemon's state directory. [$SNAPSHOTD_STATE_DIR, else /var/lib/snapshotd; without root $XDG_STATE_HOME/snapshotd]",
         ),
         click.Option(
             ["--socket"],
@@ -287,7 +287,8 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
     """The daemon that the options and the environment name."""
     from snapshotd.client.client import Snapshotd  # 40 ms that `--help` does not need
 
-    return Snapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), autostart=autostart)
+    isolation = ctx.params.get("isolation")
+    return Snapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), autostart=autostart, isolation=isolation)
 
 
 def is_local(ctx: click.Context) -> bool:

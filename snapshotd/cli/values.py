@@ -307,9 +307,7 @@ def sandbox_options(function: F) -> F:
         click.option(
             "--network",
             type=click.Choice(["none", "bridge"]),
-            default="none",
-            show_default=True,
-            help="What the sandbox can reach; --network alone means bridge.",
+            help="What the sandbox can reach; --network alone means bridge.  [default: none]",
         ),
         click.option(
             "--memory",
@@ -333,6 +331,12 @@ def sandbox_options(function: F) -> F:
             show_default=True,
             help="Container driver; auto takes Docker if it answers, else runc.",
         ),
+        click.option(
+            "--isolation",
+            type=click.Choice(["none"]),
+            help="none: a plain folder in place of a container, for machines that give nothing; commands run as you, with this "
+            "machine's programs, files and network.",
+        ),
     ]
     for option in reversed(options):
         function = option(function)
@@ -341,7 +345,12 @@ def sandbox_options(function: F) -> F:
 
 def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
     """The client's keywords for the options. UsageError for providers that make no sense."""
-    rest = {key: value for key, value in options.items() if key not in ("secrets", "providers", "provider_keys")}
+    apart = ("secrets", "providers", "provider_keys", "isolation")
+    rest = {key: value for key, value in options.items() if key not in apart}
+    if options["isolation"] is not None:
+        if options["runtime"] != "auto":
+            raise click.UsageError("--runtime is for containers, and --isolation none has none; leave one of them out")
+        rest["runtime"] = options["isolation"]
     providers = _providers(options["providers"], dict(options["provider_keys"]))
     if options["capture_tokens"] and not any(provider.kind == "openai" for provider in providers):
         raise click.UsageError(

@@ -28,18 +28,20 @@ _POLL_S = 0.02
 """Interval of polling: no event tells that a socket begins to listen, or that a lock is free within a time."""
 
 
-def start_daemon(state_dir: Path, socket_path: Path, timeout_s: float = START_TIMEOUT_S) -> None:
+def start_daemon(
+    state_dir: Path, socket_path: Path, timeout_s: float = START_TIMEOUT_S, *, isolation: str | None = None
+) -> None:
     """Start a daemon and return when it answers, or when another one that was just starting does.
 
     If many clients ask at once (all that followed a run at a daemon that died), one starts it and the others wait.
     DaemonUnavailable when it takes longer than `timeout_s`; otherwise the error that the daemon died of. An ordinary
-    user's is that user's own.
+    user's is that user's own. `isolation`: "none" has it run sandboxes without isolation where nothing isolates them.
     """
     deadline = time.monotonic() + timeout_s
     with _one_at_a_time(state_dir, deadline):
         while not answers(socket_path):
             try:
-                _spawn_and_wait(state_dir, socket_path, deadline)
+                _spawn_and_wait(state_dir, socket_path, deadline, isolation)
                 return
             except Conflict:
                 # Another process holds the state directory: a daemon that is just ending, or one that was not started
@@ -71,10 +73,10 @@ def _one_at_a_time(state_dir: Path, deadline: float) -> Iterator[None]:
         os.close(fd)
 
 
-def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float) -> None:
+def _spawn_and_wait(state_dir: Path, socket_path: Path, deadline: float, isolation: str | None) -> None:
     ready_r, ready_w = os.pipe2(os.O_CLOEXEC)
     try:
-        process = _spawn(state_dir, socket_path, ready_w)
+        process = _spawn(state_dir, socket_path, ready_w, isolation)
         os.close(ready_w)
         ready_w = -1
         line = _read_line(ready_r, deadline)
@@ -120,8 +122,8 @@ def daemon_argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
     ]
 
 
-def _spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> subprocess.Popen[bytes]:
-    argv = daemon_argv(state_dir, socket_path, ready_fd)
+def _spawn(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None) -> subprocess.Popen[bytes]:
+    argv = daemon_argv(state_dir, socket_path, ready_fd) + (["--isolation", isolation] if isolation else [])
     with _open_log(state_dir) as log:
         try:
             return subprocess.Popen(

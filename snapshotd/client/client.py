@@ -73,8 +73,9 @@ Which = Literal["stdout", "stderr", "output"]
 class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs, Experiments):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
-    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
-    snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
+    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd (for
+    another user than root, to `$XDG_STATE_HOME/snapshotd`) and its snapshotd.sock. With `autostart` (the default), the first
+    request starts a daemon when none answers;
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
@@ -101,10 +102,12 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         *,
         autostart: bool = True,
         request_timeout: float | None = None,
+        isolation: str | None = None,
     ) -> None:
         """UsageError for settings in the environment that make no sense."""
         config = read(CLIENT)
         self.state_dir, self._reconnect_s = local_path(state_dir or config.state_dir), config.reconnect_s
+        self._isolation = isolation
         named = socket or (config.socket if state_dir is None else None)
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and not (state_dir or "state_dir" in config.given)
@@ -122,7 +125,11 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon  # only then: subprocess costs 10 ms to import
 
-        start_daemon(self.state_dir, self.socket_path)
+        start_daemon(self.state_dir, self.socket_path, isolation=self._isolation)
+
+    def _note_isolation(self, sandbox: Mapping[str, Any]) -> None:
+        if sandbox.get("runtime") == "none":
+            self._isolation = "none"
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -133,6 +140,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
         check_seconds("idle_timeout", idle_timeout, zero=True)
+        self._note_isolation(sandbox)
         body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
         answer = self._transport.request("POST", "/sandboxes", body=body, once=True)
         return TrajectoryInfo.of(answer["trajectory"]), self._settled(SnapshotInfo.of(answer["snapshot"]), wait)
@@ -159,6 +167,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
         """
         check_wait(wait)
+        self._note_isolation(sandbox)
         body = {
             **sandbox_fields(**sandbox),
             "agent": absolute(agent, "agent"),
@@ -832,7 +841,7 @@ def sandbox_fields(
     runtime: str = "auto",
     workspace: str | Path | None = None,
     env: Mapping[str, str] | None = None,
-    network: str = "none",
+    network: str | None = None,
     memory: int | str | None = None,
     cpus: float | None = None,
     pids: int | None = None,

@@ -302,7 +302,7 @@ class Sandbox:
         workspace: str | Path | None = None,
         name: str | None = None,
         env: Mapping[str, str] | None = None,
-        network: str = "none",
+        network: str | None = None,
         memory: int | str | None = None,
         cpus: float | None = None,
         pids: int | None = None,
@@ -317,7 +317,8 @@ class Sandbox:
         client: Snapshotd | None = None,
     ) -> Sandbox:
         """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
-        "512m", `network` is none or bridge, `secrets` are environment that is recorded nowhere in plain, `providers`
+        "512m", `network` is none (the default) or bridge, `runtime="none"` means a plain folder without isolation,
+        `secrets` are environment that is recorded nowhere in plain, `providers`
         are for the recording gateway, which with `capture_tokens` asks for token ids and log probabilities, `tenant` is
         the tenant of the store that its agents read and write, and after `idle_timeout` seconds without a command it is
         stopped (0: never). With `wait="stored"`, here and in the methods that make a snapshot, they return when it

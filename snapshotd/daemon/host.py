@@ -1,4 +1,5 @@
-"""The daemon's demands on the host: a way to run sandboxes, and namespaces of its own."""
+"""The daemon's demands on the host: a way to run sandboxes, and namespaces of its own. Where nothing isolates sandboxes,
+the daemon goes on only where the settings or a command have said that plain folders will do."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ import contextlib
 import logging
 import os
 import stat
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snapshotd.config import COVERED, Places
+from snapshotd.config import COVERED, OF_ROOT, Places
 from snapshotd.errors import NotPermitted, Unsupported
 from snapshotd.kernel import cgroup, mounts, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
@@ -16,18 +19,55 @@ from snapshotd.kernel.abilities import Abilities, Mode
 
 _log = logging.getLogger("snapshotd.daemon")
 _NAMESPACE = "namespace"
-"""File of a state directory: the user namespace of its last daemon."""
+"""File of a state directory: the user namespace of its last daemon, or `_NONE` where plain folders had to do."""
+_NONE = "none"
 _left: int | None = None
 
 
-def choose_mode(host: Abilities, wanted: Mode | None) -> Mode:
+@dataclass(frozen=True, slots=True)
+class Footing:
+    """A daemon's ground: its places as it sees them, and what it may be."""
+
+    places: Places = OF_ROOT
+    wanted: Mode | None = None
+    """The mode that the settings ask for."""
+    folder_will_do: bool = False
+    """Where nothing isolates sandboxes, the daemon runs those that ask for no isolation, and refuses others."""
+    refusal: str = ""
+    """The reason why nothing isolates sandboxes; empty: something may."""
+
+    @property
+    def in_folder(self) -> bool:
+        """True if it is known already that all sandboxes are plain folders."""
+        return self.wanted is Mode.FOLDER or bool(self.refusal)
+
+    def without_isolation(self, refusal: str) -> Footing:
+        """The ground of a daemon for which nothing isolates. Unsupported with the reason where that will not do."""
+        if self.wanted is Mode.FOLDER:
+            return self
+        if not self.folder_will_do:
+            raise Unsupported(refusal + _HINT)
+        return replace(self, places=self.places.without_namespace(), refusal=refusal + _HINT)
+
+
+AS_ROOT = Footing()
+_HINT = (
+    ". In a plain folder, without isolation, it runs with --isolation none, or SNAPSHOTD_MODE=folder for all sandboxes "
+    "(docs/folder-mode.md)"
+)
+
+
+def choose_mode(host: Abilities, footing: Footing) -> tuple[Mode, str]:
     """The way to run sandboxes: the wanted one, or the best one that keeps the root user of a sandbox from being root on
-    the host. Unsupported when this host is not able to it, with what is missing."""
-    able = host.modes()
+    the host. Where there is none and plain folders will do, `FOLDER`, and the reason why sandboxes run only that ask for
+    no isolation. Unsupported when this host is not able to it, with what is missing."""
+    if footing.in_folder:
+        return Mode.FOLDER, footing.refusal
+    able, wanted = host.modes(), footing.wanted
     best = Mode.ROOTLESS if host.is_rootless else Mode.PIVOT
     mode = wanted or best
     if mode in able:
-        return mode
+        return mode, ""
     if wanted is not None and (mode is Mode.ROOTLESS) != host.is_rootless:
         whose = "an ordinary user's daemon" if mode is Mode.ROOTLESS else "root's daemon"
         raise Unsupported(f"the mode {mode} is for {whose}: unset SNAPSHOTD_MODE, or run the command as such a user")
@@ -38,10 +78,11 @@ def choose_mode(host: Abilities, wanted: Mode | None) -> Mode:
         if Mode.PIVOT_ROOT in able
         else ""
     )
-    raise Unsupported(
+    reason = (
         f"this machine cannot run sandboxes in the mode {mode}: {missing}.{rootless.restriction() if host.is_rootless else ''} "
         f"`snapshotd doctor` says how to get what is missing{weaker}"
     )
+    return Mode.FOLDER, footing.without_isolation(reason).refusal
 
 
 def hand_down_controllers(host: Abilities) -> None:
@@ -51,34 +92,80 @@ def hand_down_controllers(host: Abilities) -> None:
         _log.warning("sandboxes cannot have all limits", extra={"fields": {"controllers": missing}})
 
 
-def become_able(places: Places, state_dir: Path) -> None:
+def become_able(footing: Footing, state_dir: Path) -> Footing:
     """Make sure that this process may make sandboxes: an ordinary user's enters a user namespace of its own, or the one
     that an earlier daemon of the state directory has left sandboxes in. Does nothing for root.
 
     From the main thread, before others start: a thread started earlier would stay behind. Unsupported: the machine gives an
-    ordinary user no such rights. NotPermitted: the directory of the sockets is not the user's own.
+    ordinary user no such rights, and plain folders will not do. NotPermitted: the directory of the sockets is not the
+    user's own.
     """
+    places = footing.places
+    if _was_without(state_dir):
+        footing = replace(footing, folder_will_do=footing.wanted is None)
     if places.is_root:
-        return
+        return footing
     assert places.run_source is not None
-    for directory in (places.sockets, places.run_source):
-        _make_own(directory)
-    try:
-        rootless.enter(*_earlier(state_dir))
-        surroundings.enter_own_mounts()
-        _cover(places)
-    except OSError as exc:
-        raise Unsupported(
-            f"an ordinary user cannot run sandboxes on this machine: {exc.strerror or exc}.{rootless.restriction()} "
-            "`snapshotd doctor` says more; as root (sudo) they can be run"
-        ) from exc
+    _make_own(places.sockets)
+    if footing.wanted is Mode.FOLDER:
+        return replace(footing, places=places.without_namespace())
+    reason = _tried(lambda: _enter(places, state_dir))
+    if reason is None:
+        _enter(places, state_dir)
+        return footing
+    return footing.without_isolation(
+        f"an ordinary user cannot run sandboxes on this machine: {reason}.{rootless.restriction()} "
+        "`snapshotd doctor` says more; as root (sudo) they can be run"
+    )
 
 
-def note_namespace(places: Places, state_dir: Path) -> None:
-    """Have the next daemon of the state directory find the sandboxes that this one may leave. The caller holds its
-    lock."""
-    if not places.is_root:
+def _enter(places: Places, state_dir: Path) -> None:
+    """OSError."""
+    assert places.run_source is not None
+    rootless.enter(*_earlier(state_dir))
+    surroundings.enter_own_mounts()
+    _make_own(places.run_source)
+    _cover(places)
+
+
+def _tried(action: Callable[[], None]) -> str | None:
+    """The reason why a child process cannot do something, or None. The kernel lets no process leave a user namespace that
+    is of no use."""
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        reason = "it was killed"
+        try:
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
+            action()
+            reason = ""
+        except (OSError, NotPermitted) as exc:
+            reason = exc.message if isinstance(exc, NotPermitted) else exc.strerror or str(exc)
+        finally:
+            os.write(tell, b"." + os.fsencode(reason))
+            os._exit(0)
+    os.close(tell)
+    with open(told, "rb") as f:
+        said = f.read()
+    os.waitpid(child, 0)
+    return os.fsdecode(said[1:] or b"it was killed") if said != b"." else None
+
+
+def note_namespace(footing: Footing, state_dir: Path) -> None:
+    """Have the next daemon of the state directory find the sandboxes that this one may leave, and know that plain folders
+    will do. The caller holds its lock."""
+    if footing.refusal:
+        (state_dir / _NAMESPACE).write_text(_NONE)
+    elif not footing.places.is_root and not footing.in_folder:
         (state_dir / _NAMESPACE).write_text(f"{rootless.own_inode()} {rootless.ids_here()}")
+
+
+def _was_without(state_dir: Path) -> bool:
+    try:
+        return (state_dir / _NAMESPACE).read_text() == _NONE
+    except OSError:
+        return False
 
 
 def _earlier(state_dir: Path) -> tuple[int | None, int]:

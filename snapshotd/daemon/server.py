@@ -29,9 +29,8 @@ from typing import TypeVar
 import uvicorn
 
 import snapshotd
-from snapshotd.config import OF_ROOT, Places
 from snapshotd.daemon.hooks import HookServer
-from snapshotd.daemon.host import become_able, enter_own_mount_namespace, note_namespace
+from snapshotd.daemon.host import AS_ROOT, Footing, become_able, enter_own_mount_namespace, note_namespace
 from snapshotd.daemon.http.api import create_app
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
@@ -40,7 +39,7 @@ from snapshotd.daemon.http.wire import check_socket_path
 from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
 from snapshotd.engine.base import Engine
-from snapshotd.errors import Conflict, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import memory
 from snapshotd.kernel.syscalls import KEYCTL_JOIN_SESSION_KEYRING, call
 
@@ -65,40 +64,43 @@ class ServerOptions:
     ready_fd: int | None = None
     hook_socket: Path | None = None
     """Socket for hooks of agents in users' folders; None: there is none."""
-    places: Places = OF_ROOT
+    footing: Footing = AS_ROOT
     is_sandboxed: SandboxPredicate | None = None
     """Decides if a peer is refused because it lives in a sandbox; None asks the engine."""
 
 
-def serve(options: ServerOptions, open_engine: EngineFactory) -> int:
+def serve(options: ServerOptions, open_engine: Callable[[Footing], Engine]) -> int:
     """Be the daemon until told to stop. Returns the exit code. Call from the main thread before any other is started.
 
     Conflict (another daemon), UsageError (paths); errors of `become_able` and of `open_engine`. Each error is also
     written to `ready_fd`.
     """
 
-    def isolated(state_dir: Path) -> Engine:
-        note_namespace(options.places, state_dir)
-        enter_own_mount_namespace()
-        return open_engine(state_dir)
-
     with told_to(options.ready_fd):
-        become_able(options.places, options.state_dir)
-        return serve_here(options, isolated)
+        footing = become_able(options.footing, options.state_dir)
+        return serve_here(options, lambda state_dir: open_engine(_with_mounts(footing, state_dir)))
 
 
-def alone(places: Places, state_dir: Path, action: Callable[[Path], T]) -> T:
+def _with_mounts(footing: Footing, state_dir: Path) -> Footing:
+    """The ground of this process, which has mounts of its own from now on, or can have none. Unsupported."""
+    try:
+        enter_own_mount_namespace()
+    except Unsupported as exc:
+        footing = footing if footing.in_folder else footing.without_isolation(exc.message)
+    note_namespace(footing, state_dir)
+    return footing
+
+
+def alone(footing: Footing, state_dir: Path, action: Callable[[Footing], T]) -> T:
     """Do something to a state directory in place of its daemon. Call from the main thread before any other is started.
 
     NotPermitted, Conflict (a daemon serves it); errors of `become_able` and of `action`.
     """
-    become_able(places, state_dir)
+    footing = become_able(footing, state_dir)
     make_state_dir(state_dir)
     lock = StateLock(state_dir)
     try:
-        note_namespace(places, state_dir)
-        enter_own_mount_namespace()
-        return action(state_dir)
+        return action(_with_mounts(footing, state_dir))
     finally:
         lock.release()
 

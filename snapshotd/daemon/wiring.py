@@ -18,10 +18,10 @@ from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.database import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.config import OF_ROOT, Config, Places
+from snapshotd.config import Config, Places
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
-from snapshotd.daemon.host import choose_mode, hand_down_controllers, host_mounts
+from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
 from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import EngineParts, LocalEngine
@@ -61,27 +61,35 @@ from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedRepl
 from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
-from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
 from snapshotd.kernel.files import sync_dir
 from snapshotd.kernel.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
 from snapshotd.layers import store as layer_store
+from snapshotd.layers.store import LayerStore
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
 from snapshotd.repo.writing import reserve as index_reserve
 from snapshotd.runtime.base import Runtime
 from snapshotd.runtime.docker import DockerRuntime
+from snapshotd.runtime.folder import FolderRuntime
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
 from snapshotd.store.open import open_store
-from snapshotd.types import IdMap, Message, new_id
+from snapshotd.types import NO_ISOLATION, IdMap, Message, new_id
 
 _STORE_URL, _LOCAL = "store_url", "local"
 """Default place of packs: the state directory itself."""
 _WAY = "way"
+_WAYS = {
+    "root": "root's daemon",
+    "rootless": "an ordinary user's daemon",
+    "folder": "a daemon that has no user namespace (SNAPSHOTD_MODE=folder)",
+}
+"""Ways to keep layers: with other owners, or with other marks."""
 _INSTANCE, _STATE_DIR = "instance", "state-dir"
 """The name of an instance in the catalog, and the file in its directory below /run that says whose it is."""
 _SWITCH_INTERVAL_S = 0.0005
@@ -90,7 +98,7 @@ pivot gives it up once."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
-def open_engine(config: Config, where: Places = OF_ROOT) -> Engine:
+def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     """The engine of a state directory, recovered from any earlier end. The caller holds the directory's lock.
 
     Raises Unsupported (something is missing on this machine), DataLoss (a file is damaged, or missing although others
@@ -109,29 +117,30 @@ def open_engine(config: Config, where: Places = OF_ROOT) -> Engine:
     index_reserve.make(state_dir / "repo" / "index.db")
     store = layer_store.prepare(state_dir)
     try:
-        mode = choose_mode(store.host, Mode(config.mode) if config.mode else None)
-        hand_down_controllers(store.host)
-        _check_way(catalog, state_dir, mode)
+        where = footing.places
+        mode, no_isolation = choose_mode(store.host, footing)
+        _check_way(catalog, state_dir, _way(store, in_folder=mode is Mode.FOLDER))
         instance = catalog.get_meta(_INSTANCE)
         if instance is None:
             instance = new_id()[:12]
             catalog.set_meta(_INSTANCE, instance)
-        run_dir = _run_dir(where.run_root, instance, state_dir)
+        run_dir = _run_dir(where, instance, state_dir)
         keeper = KeeperClient(run_dir / "keeper" / "keeper.sock", host_mounts())
         # The kernel tells no process of a user namespace the filters that the starter copies.
         starter = Starter(used=config.starts_with == "starter" and mode is not Mode.ROOTLESS)
-        grouping = BY_CGROUP if store.host.cgroup_version else BY_NAMESPACE
-        runc = RuncRuntime(
-            instance,
-            run_dir / "runc",
-            _container_ids(mode, store.host),
-            keeper=keeper,
-            starter=starter,
-            cgroup_parent=store.host.cgroup_parent,
-            grouped=grouping.limits,
-        )
-        runtimes: dict[str, Runtime] = {"runc": runc}
-        if mode is not Mode.ROOTLESS:
+        runtimes: dict[str, Runtime] = {NO_ISOLATION: FolderRuntime(run_dir / "none", keeper)}
+        if mode is not Mode.FOLDER:
+            hand_down_controllers(store.host)
+            runtimes["runc"] = RuncRuntime(
+                instance,
+                run_dir / "runc",
+                _container_ids(mode, store.host),
+                keeper=keeper,
+                starter=starter,
+                cgroup_parent=store.host.cgroup_parent,
+                grouping=BY_CGROUP if store.host.cgroup_version else BY_NAMESPACE,
+            )
+        if mode not in (Mode.FOLDER, Mode.ROOTLESS):
             runtimes["docker"] = DockerRuntime(
                 instance, config.docker_host, run_dir=run_dir / "docker", keeper=keeper, starter=starter
             )
@@ -143,7 +152,7 @@ def open_engine(config: Config, where: Places = OF_ROOT) -> Engine:
             config=config,
             state_dir=state_dir,
             run_dir=run_dir,
-            share_dir=_share(where.share_root / instance),
+            share_dir=_share(where.share_root / instance, with_init=mode is not Mode.FOLDER),
             instance=instance,
             catalog=catalog,
             spool=spool,
@@ -156,10 +165,10 @@ def open_engine(config: Config, where: Places = OF_ROOT) -> Engine:
             secrecy=Secrecy(FileVault(state_dir, lambda: not catalog.trajectories()), catalog),
             keeper=keeper,
             child=places.command,
-            grouping=grouping,
             mode=mode,
+            no_isolation=no_isolation,
         )
-        lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _lazy_refusal(store.host))
+        lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _lazy_refusal(mode, store.host))
         survivors = recover.recover(context)
         engine = _assemble(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
         engine.start(survivors)
@@ -213,7 +222,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Local
     )
 
 
-def rebuild_catalog(config: Config, progress: Callable[[str], object], where: Places = OF_ROOT) -> rebuild.Report:
+def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: Footing) -> rebuild.Report:
     """Move the catalog aside and make a new one from the repository, whose index is repaired first. Layers are dropped:
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
@@ -231,9 +240,9 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], where: Pl
         try:
             if url != _local_url(state_dir):
                 catalog.set_meta(_STORE_URL, url)
-            if (instance := _left_behind(where.run_root, state_dir)) is not None:
+            if (instance := _left_behind(footing.places.run_root, state_dir)) is not None:
                 catalog.set_meta(_INSTANCE, instance)
-            catalog.set_meta(_WAY, "root" if where.is_root else "rootless")
+            catalog.set_meta(_WAY, _way(store, in_folder=footing.in_folder))
             report = rebuild.rebuild(repository.records(), catalog, repository.contains)
             rebuild.count_changes(catalog, repository)
             catalog.flush()
@@ -305,18 +314,22 @@ def _replies(api: str, reply: RecordedReply) -> Sequence[Message]:
     return said(api, reply)
 
 
-def _check_way(catalog: Catalog, state_dir: Path, mode: Mode) -> None:
-    """Note at the first start whether root's daemon or an ordinary user's keeps a state directory: the layers of one are
-    unusable for the other. UsageError."""
-    way = "rootless" if mode is Mode.ROOTLESS else "root"
+def _way(store: LayerStore, *, in_folder: bool) -> str:
+    if in_folder:
+        return "folder" if store.marks == BY_USER else "root"
+    return "rootless" if store.host.is_rootless else "root"
+
+
+def _check_way(catalog: Catalog, state_dir: Path, way: str) -> None:
+    """Note at the first start which daemon keeps a state directory: the layers of one are unusable for another.
+    UsageError."""
     known = catalog.get_meta(_WAY)
     if known is None:
         known = "root" if catalog.get_meta(_INSTANCE) is not None else way  # from before there was another way
         catalog.set_meta(_WAY, known)
     if known != way:
-        theirs, ours = ("an ordinary user's", "root's") if known == "rootless" else ("root's", "an ordinary user's")
         raise UsageError(
-            f"the state directory {state_dir} is that of {theirs} daemon, and its layers cannot be used by {ours}: start with "
+            f"the state directory {state_dir} is that of {_WAYS[known]}, and its layers cannot be used by {_WAYS[way]}: start with "
             "another directory, and take trajectories over with `snapshotd export` there and `snapshotd import` here"
         )
 
@@ -327,8 +340,10 @@ def _container_ids(mode: Mode, host: Abilities) -> IdMap | None:
     return CONTAINER_IDS if mode is Mode.PIVOT else None
 
 
-def _lazy_refusal(host: Abilities) -> Unsupported | None:
+def _lazy_refusal(mode: Mode, host: Abilities) -> Unsupported | None:
     """The reason why no layer is served before it is written; None: it can be."""
+    if mode is Mode.FOLDER:
+        return Unsupported("a sandbox without isolation is a folder with all files")
     if not host.redirects:
         return Unsupported(
             "a live upper begins with a copy of all files, so a layer that is not there yet is of no use"
@@ -337,9 +352,10 @@ def _lazy_refusal(host: Abilities) -> Unsupported | None:
     return None if missing is None else Unsupported(missing)
 
 
-def _run_dir(root: Path, instance: str, state_dir: Path) -> Path:
-    run_dir = root / instance
-    for directory in (root, run_dir, run_dir / "runc", run_dir / "c"):
+def _run_dir(where: Places, instance: str, state_dir: Path) -> Path:
+    run_dir = where.run_root / instance
+    above = () if where.is_closed else (where.run_root,)
+    for directory in (*above, run_dir, run_dir / "runc", run_dir / "c"):
         directory.mkdir(mode=0o711, exist_ok=True)
         directory.chmod(0o711)
     (run_dir / _STATE_DIR).write_text(_inode_of(state_dir))
@@ -362,17 +378,19 @@ def _inode_of(state_dir: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def _share(share: Path) -> Path:
-    """The directory that every sandbox sees at /run/snapshotd/share: the init binary and the in-sandbox library. It is
-    brought up to date at every start.
+def _share(share: Path, *, with_init: bool) -> Path:
+    """The directory that every sandbox sees at /run/snapshotd/share: the init binary, if there are containers, and the
+    in-sandbox library. It is brought up to date at every start.
 
     Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
     once.
     """
-    init = next((path for path in CATATONIT if os.path.exists(path)), None)
-    if init is None:
-        raise Unsupported("no init for sandboxes: catatonit is not installed; `snapshotd setup` installs it")
-    wanted = {Path("init"): Path(init).read_bytes(), Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    wanted = {Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    if with_init:
+        init = next((path for path in CATATONIT if os.path.exists(path)), None)
+        if init is None:
+            raise Unsupported("no init for sandboxes: catatonit is not installed; `snapshotd setup` installs it")
+        wanted[Path("init")] = Path(init).read_bytes()
     with resources.as_file(resources.files("snapshotd") / "agent") as agent:
         for path in agent.rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:

@@ -16,7 +16,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -99,8 +99,10 @@ class SandboxRequest:
     namespace_pid: int = 0
     """Process whose view of the files the host paths of a request are meant in (the client); 0: the daemon."""
     env: tuple[tuple[str, str], ...] = ()
-    network: Network = Network.NONE
-    limits: Limits = field(default_factory=Limits)
+    network: Network | None = None
+    """None: none, or the machine's own where there is no isolation."""
+    limits: Limits | None = None
+    """None: the default ones, where limits can be kept."""
     name: str | None = None
     secrets: tuple[tuple[str, str], ...] = ()
     """Environment like `env`, whose values are recorded nowhere in plain."""

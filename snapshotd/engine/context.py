@@ -14,16 +14,16 @@ from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import DataLoss, NotFound, Unsupported, UsageError
 from snapshotd.images.base import Images
 from snapshotd.kernel.abilities import Mode
-from snapshotd.kernel.members import BY_CGROUP, Grouping
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import Repository, Spool
 from snapshotd.runtime.base import Keeper, Runtime
 from snapshotd.types import (
     FOLDER,
+    NO_ISOLATION,
     BlobID,
     Image,
     ImageID,
-    Limits,
+    Network,
     OutputKind,
     SandboxSpec,
     Snapshot,
@@ -56,8 +56,10 @@ class Context:
     keeper: Keeper
     child: Callable[[str], list[str]]
     """The command line of a child process of this state directory, by its role (daemon/children.py)."""
-    grouping: Grouping = BY_CGROUP
     mode: Mode = Mode.PIVOT
+    no_isolation: str = ""
+    """The reason why only sandboxes that are asked to be without isolation can run; empty: others can, or the settings
+    ask for it."""
 
     def image(self, image_id: ImageID) -> Image | None:
         """An image by its exact id; None when it is gone."""
@@ -69,16 +71,16 @@ class Context:
 
     def sandbox_spec(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec of a sandbox that begins at a snapshot of a trajectory with this one. Unsupported."""
-        return replace(spec, runtime=self.runtime("auto").name) if spec.runtime == FOLDER else spec
+        if spec.runtime != FOLDER:
+            return spec
+        name = self.runtime("auto").name
+        return replace(spec, runtime=name, network=Network.HOST if name == NO_ISOLATION else spec.network)
 
-    def check_limits(self, limits: Limits) -> None:
-        """Unsupported where nothing can keep a sandbox to the limits that a user asks for."""
-        asked = replace(limits, disk_bytes=0)
-        if not self.grouping.limits and asked != Limits():
-            raise Unsupported(
-                "this daemon cannot limit the memory, processors and processes of a sandbox, since it may make no cgroups: leave "
-                "the limits out, or see `snapshotd doctor`"
-            )
+    def imported_spec(self) -> SandboxSpec:
+        """The spec of imported trajectories, without an image: a bundle does not choose how it is isolated. Where nothing
+        isolates and no setting says that it need not, they can be looked at, and running them is refused. Unsupported."""
+        spec = SandboxSpec(ImageID(""), FOLDER)
+        return replace(spec, runtime="runc") if self.no_isolation else self.sandbox_spec(spec)
 
     def output(self, blob: BlobID) -> Iterator[bytes]:
         """A recorded output in pieces, from the spool or the repository. NotFound, DataLoss."""
@@ -101,7 +103,12 @@ class Context:
         return None if blob is None else self.output(blob)
 
     def runtime(self, name: str) -> Runtime:
-        """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc. UsageError, Unsupported."""
+        """The driver for `--runtime NAME`. `auto`: docker if its engine answers, else runc; without isolation only where
+        the daemon has no other driver. UsageError, Unsupported."""
+        if self.no_isolation and name != NO_ISOLATION:
+            raise Unsupported(self.no_isolation)
+        if name == "auto" and self.runtimes.keys() == {NO_ISOLATION}:
+            return self.runtimes[NO_ISOLATION]
         if name == "auto":
             reasons = []
             for candidate in ("docker", "runc"):
@@ -111,8 +118,12 @@ class Context:
                 reasons.append(f"{candidate}: {reason}")
             raise Unsupported(f"no container runtime can be used here ({'; '.join(reasons)}); run `snapshotd setup`")
         runtime = self.runtimes.get(name)
-        if runtime is None and name == "docker":
-            raise Unsupported("sandboxes in Docker containers need root's daemon: run the command with sudo")
+        if runtime is None and name in ("docker", "runc"):
+            if self.mode is Mode.FOLDER:
+                raise Unsupported(
+                    f"this daemon runs in the mode folder, where there are no containers, so not of {name} either"
+                )
+            raise Unsupported(f"sandboxes in containers of {name} need root's daemon: run the command with sudo")
         if runtime is None:
             raise UsageError(f"unknown runtime {name!r}; choose auto, {', '.join(sorted(self.runtimes))}")
         reason = runtime.unavailable()

@@ -51,7 +51,7 @@ from snapshotd.engine.mind.reuse import INPUTS, REPLIES, REUSE
 from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.mind_verbs import Mind, MindVerbs
 from snapshotd.engine.requests import Requests, present
-from snapshotd.engine.runs import inputs, ports, programs, python_packages, recover, snapshot_now
+from snapshotd.engine.runs import folder_mode, inputs, ports, programs, python_packages, recover, snapshot_now
 from snapshotd.engine.runs.file_calls import FileCalls
 from snapshotd.engine.runs.forks import Forks, check_name, children
 from snapshotd.engine.runs.launch import Launcher
@@ -80,11 +80,13 @@ from snapshotd.layers.store import release
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import (
+    NO_ISOLATION,
     AgentSpec,
     Image,
-    ImageID,
     LayerID,
+    Limits,
     Message,
+    Network,
     RequestKey,
     SandboxSpec,
     Snapshot,
@@ -188,7 +190,10 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             raise UsageError("give either an agent file or a command, not both or neither")
         if request.agent is not None:
             os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
-        agent = inputs.agent_spec(request)
+        isolated = self._context.runtime(request.sandbox.runtime).name != NO_ISOLATION
+        if request.user is not None and not isolated:
+            raise folder_mode.refused("another user", "leave it out; commands run as the daemon's own")
+        agent = inputs.agent_spec(request, isolated=isolated)
         trajectory, snapshot, sandbox, calls = self._begin(
             request.sandbox, request.agent, agent, reuse=_reuse_arguments(request)
         )
@@ -214,9 +219,19 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         check_name(request.name)
         requirements = python_packages.wanted(request, agent_file)
         runtime = self._context.runtime(request.runtime)
-        self._context.check_limits(request.limits)
-        image = self._context.images.ensure(request.image, lambda _: None)
-        spec = SandboxSpec(image.id, runtime.name, request.network, request.limits)
+        isolated = runtime.name != NO_ISOLATION
+        if isolated:
+            runtime.check_limits(request.limits or Limits())
+            if request.network is folder_mode.NETWORK:
+                raise UsageError("the machine's own network is for sandboxes without isolation; choose none or bridge")
+        else:
+            folder_mode.check(request)
+            if requirements:
+                raise folder_mode.no_requirements()
+        images = self._context.images
+        image = images.ensure(request.image, lambda _: None) if isolated else images.empty((), "/workspace")
+        network = (request.network or Network.NONE) if isolated else folder_mode.NETWORK
+        spec = SandboxSpec(image.id, runtime.name, network, request.limits or Limits())
         stack = Stack(image.id)
         if request.program is not None:
             stack = stack.push(programs.layer_for(self._context, stack, request.program, request.namespace_pid))
@@ -224,7 +239,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
             stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
         arguments = _start_arguments(request, image)
         below = stack
-        layer = inputs.build(self._context.store, stack, request, agent_file)
+        directories = () if isolated else folder_mode.DIRECTORIES
+        layer = inputs.build(self._context.store, stack, request, agent_file, directories)
         if layer is not None:
             stack = stack.push(layer)
         if agent is not None:
@@ -562,7 +578,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         return share.export_bundle(self._context, line, base, write, progress)
 
     def import_bundle(self, read: Callable[[int], bytes], name: str | None, progress: ProgressSink) -> Imported:
-        spec = SandboxSpec(ImageID(""), self._context.runtime("auto").name)
+        spec = self._context.imported_spec()
         imported = imports.import_bundle(
             self._context, read, name=name, policy=spec, base_image=self._context.images.empty, progress=progress
         )
@@ -584,6 +600,8 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         return self._context.images.list()
 
     def ensure_image(self, name: str, progress: ProgressSink) -> Image:
+        if self._context.runtime("auto").name == NO_ISOLATION:
+            return self._context.images.empty((), "/workspace")
         return self._context.images.ensure(name, progress)
 
     def build_image(self, recipe: str, name: str | None, progress: ProgressSink) -> Image:

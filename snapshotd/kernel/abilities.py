@@ -54,6 +54,9 @@ class Mode(StrEnum):
     where a setting asks for it."""
     ROOTLESS = "rootless"
     """The daemon of an ordinary user, in a user namespace. Each snapshot is a copy of what changed."""
+    FOLDER = "folder"
+    """Sandboxes are plain folders, without isolation (docs/folder-mode.md). Every host is able to it; only where a setting
+    or a request asks for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,8 @@ def weaker(mode: Mode, host: Abilities) -> str:
     """The ways in which sandboxes are weaker than in the best mode, as one sentence for a user; empty: in none."""
     if mode is Mode.PIVOT_ROOT:
         return "the root user of a sandbox is root on this machine, held by capabilities and a system call filter alone"
+    if mode is Mode.FOLDER:
+        return "sandboxes are plain folders, and nothing isolates them"
     parts = []
     if host.ids == 1:
         parts.append("all files of a sandbox belong to this user, and to root in there (one user id)")
@@ -266,7 +271,7 @@ def find(layers: Path, kept: Path) -> Abilities:
     """The abilities with layers in this directory: as the file `kept` has them from an earlier start since the machine
     booted, else by probes. On a full disk, where nothing can be tried, those of any earlier start. OSError: the probes
     could not be started."""
-    key = [_boot(), os.getuid(), rootless.ids_here(), os.stat(layers).st_dev, _own_code()]
+    key = [_boot(), os.getuid(), rootless.ids_here(), rootless.capabilities(), os.stat(layers).st_dev, _own_code()]
     earlier = None
     try:
         document = json.loads(kept.read_text())
@@ -507,6 +512,15 @@ def _priority(_: Path) -> None:
     os.setpriority(os.PRIO_PROCESS, 0, own)
 
 
+def _has_fine_times(place: Path) -> bool:
+    try:
+        with scratch(place) as directory:
+            _fine_times(directory)
+    except OSError:
+        return False
+    return True
+
+
 def _fine_times(at: Path) -> None:
     """Changes one right after the other, each after a look at the file: the kernel gives a changed time to a file that
     was looked at since its last change, or gives the time of the last tick."""
@@ -626,6 +640,7 @@ def loop_devices() -> str | None:
 def _answer(place: Path) -> Abilities:
     """The answer to `probe`. An ordinary user's daemon has a user namespace, so its abilities are those in one."""
     if not rootless.is_root() and not rootless.in_own_namespace():
+        fine_times = _has_fine_times(place)
         try:
             rootless.enter()
         except OSError as exc:
@@ -637,7 +652,7 @@ def _answer(place: Path) -> Abilities:
                 seals=False,
                 user_namespaces=False,
                 mapped_layers=False,
-                fine_times=False,
+                fine_times=fine_times,
                 marks=BY_USER.prefix.decode(),
                 ids=1,
                 cgroup_version=0,

@@ -184,9 +184,11 @@ def give(
     what: int | str | bytes, uid: int, gid: int, *, dir_fd: int | None = None, follow_symlinks: bool = True
 ) -> None:
     """chown(2). An id that this process's user namespace does not have (an ordinary user's daemon has few) stays what it
-    is: that of the daemon's root. OSError."""
+    is: that of the daemon's root. Where this process may give nothing away, it stays the daemon's own. OSError."""
     try:
         os.chown(what, uid, gid, dir_fd=dir_fd, follow_symlinks=follow_symlinks)
+    except PermissionError:
+        return
     except OSError as exc:
         if exc.errno != errno.EINVAL:
             raise
@@ -203,11 +205,14 @@ def copy_metadata(source: os.stat_result, xattrs: dict[bytes, bytes], target_fd:
 
     Order matters: chown clears setuid and file capabilities, writing xattrs changes ctime only, times come last.
     """
-    path = fd_path(target_fd)
+    path, mode = fd_path(target_fd), stat.S_IMODE(source.st_mode)
     give(path, source.st_uid, source.st_gid)
-    os.chmod(path, stat.S_IMODE(source.st_mode))
+    # An ordinary user adds no attribute to a file of theirs that is read-only.
+    os.chmod(path, mode | stat.S_IWUSR if xattrs else mode)
     for name, value in xattrs.items():
         os.setxattr(path, name, value)
+    if xattrs and not mode & stat.S_IWUSR:
+        os.chmod(path, mode)
     os.utime(path, ns=(source.st_atime_ns, source.st_mtime_ns))
 
 
@@ -233,7 +238,7 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
         return
     except (IsADirectoryError, PermissionError):
         pass
-    top = os.open(name, DIR_FLAGS, dir_fd=dir_fd)
+    top = _open_to_empty(dir_fd, name)
     device = os.fstat(dir_fd).st_dev if one_device else None
     stack: list[tuple[int, bytes, list[bytes]]] = [(top, b"", [])]  # with the names of sub-directories that are left
     try:
@@ -252,7 +257,7 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
             child = left.pop()
             try:
                 if len(stack) < 200:
-                    stack.append((open_dir(fd, child), child, []))
+                    stack.append((_open_to_empty(fd, child), child, []))
                     _check_device(stack[-1][0], device)
                 else:
                     aside = (
@@ -266,6 +271,17 @@ def remove_tree(dir_fd: int, name: bytes | str, *, one_device: bool = False) -> 
             os.close(fd)
     with contextlib.suppress(FileNotFoundError):
         os.rmdir(name, dir_fd=dir_fd)
+
+
+def _open_to_empty(dir_fd: int, name: bytes) -> int:
+    """Open a directory that is to be removed. An ordinary user's own may forbid that, and what is needed next."""
+    held = os.open(name, DIR_FLAGS | os.O_PATH, dir_fd=dir_fd)
+    try:
+        if not os.access(fd_path(held), os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
+            os.chmod(fd_path(held), 0o700)
+        return os.open(fd_path(held), DIR_FLAGS & ~os.O_NOFOLLOW)
+    finally:
+        os.close(held)
 
 
 def _check_device(fd: int, device: int | None) -> None:

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 MARK = "SNAPSHOTD_COMMAND"
 """Environment name of a command's id. A process that has left the command's session and its parent (a daemon) still has
 it, if no program took it away. It tells about processes of one sandbox only, which could all end each other anyway."""
+SANDBOX = "SNAPSHOTD_SANDBOX"
+"""Environment name of the container's id, where containers are plain folders (runtime/folder.py)."""
 _ENVIRONMENT_BYTES = 4 << 20
 """execve(2) takes no longer one where the stack may have 16 MiB; 2 MiB is usual."""
 _PF_EXITING = 0x4
@@ -135,12 +137,19 @@ def started_by(command: int, pids: Iterable[int], mark: str = "") -> set[int]:
 
 
 def _is_marked(pid: int, mark: str) -> bool:
+    return variable_of(pid, MARK) == mark
+
+
+def variable_of(pid: int, name: str) -> str:
+    """The value of a variable in the environment that a process was started with; "" if it has none, or is gone."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as f:
             environment = f.read(_ENVIRONMENT_BYTES)
     except OSError:
-        return False
-    return f"{MARK}={mark}".encode() in environment.split(b"\0")
+        return ""
+    prefix = f"{name}=".encode()
+    found = (item for item in environment.split(b"\0") if item.startswith(prefix))
+    return os.fsdecode(next(found, prefix)[len(prefix) :])
 
 
 def in_group_of(command: int, pids: Iterable[int]) -> set[int]:

@@ -64,6 +64,12 @@ def in_own_namespace() -> bool:
     return ids_here() < 2**32 - 1
 
 
+def capabilities() -> str:
+    """The effective capabilities of this process, as /proc shows them."""
+    with open("/proc/self/status") as f:
+        return next(line.split()[1] for line in f if line.startswith("CapEff:"))
+
+
 def no_range() -> str | None:
     """None if the user's range of ids can be mapped; else the reason, and what to do."""
     for program in ("newuidmap", "newgidmap"):

@@ -24,6 +24,9 @@ _COMMON = {
     "openat2": 437,
     "mount_setattr": 442,
     "quotactl_fd": 443,
+    "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445,
+    "landlock_restrict_self": 446,
 }
 _BY_MACHINE = {
     "x86_64": {
@@ -159,3 +162,4 @@ PR_SET_SECUREBITS = 28
 SECBIT_NO_SETUID_FIXUP = 4
 PR_SET_PDEATHSIG = 1
 PR_SET_DUMPABLE = 4
+PR_SET_NO_NEW_PRIVS = 38

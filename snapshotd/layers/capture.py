@@ -12,10 +12,14 @@ the clock has ticked since the ctime. A file whose ctime is the present tick's c
 (A write under way has set the ctime already; the copy's search for holes waits for its end, inode_lock in the kernel.)
 Files under a shared writable mapping can change without a new ctime: `volatile` names them and they are copied every
 time, whichever of a file's names it gives.
+
+The same walk captures a plain folder (`capture_folder`): there the live directory holds all files, and the layer only what
+changed since the last capture, with whiteouts for what is gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -30,7 +34,7 @@ from snapshotd.failpoints import hit
 from snapshotd.kernel import files
 from snapshotd.kernel.abilities import Marks
 from snapshotd.layers.store import LayerStore
-from snapshotd.trees.lookup import get_xattr
+from snapshotd.trees.lookup import get_xattr, make_whiteout
 from snapshotd.types import LayerID
 
 MAX_PATHS_BYTES = 128 << 20
@@ -102,6 +106,55 @@ def capture(
     except BaseException:
         store.remove(layer)
         raise
+
+
+def scan_folder(store: LayerStore, upper: LayerID) -> Seen:
+    """The status of every entry of a live folder, to be given to the next `capture_folder`. OSError, LimitExceeded.
+    Cost: some microseconds an entry."""
+    source = store.read_upper(upper)
+    try:
+        copier = _FolderCopier(store, source, {})
+        copier.find_changes(set())
+        return copier.seen
+    finally:
+        os.close(source)
+
+
+def folder_changed(store: LayerStore, upper: LayerID, seen: Seen, volatile: set[bytes]) -> bool:
+    """True if a live folder is not as it was `seen`. Cost and errors as `scan_folder`."""
+    source = store.read_upper(upper)
+    try:
+        copier = _FolderCopier(store, source, seen)
+        return bool(copier.find_changes(volatile)) or seen.keys() != copier.seen.keys()
+    finally:
+        os.close(source)
+
+
+def capture_folder(store: LayerStore, upper: LayerID, seen: Seen, volatile: set[bytes]) -> FinishedCapture | None:
+    """Copy what has changed in a live folder since it was `seen` into a new layer, for the top of the stack that it
+    equalled then. None: nothing has. The caller has stopped the sandbox's processes; what others change meanwhile is in
+    the next capture. Errors as `capture`; the caller unpins the layer likewise."""
+    source = store.read_upper(upper)
+    try:
+        copier = _FolderCopier(store, source, seen)
+        changed = copier.find_changes(volatile)
+        if not changed and seen.keys() == copier.seen.keys():
+            return None
+        layer = store.create()
+        try:
+            target = store.read_upper(layer)
+            try:
+                copier.copy(target, changed)
+            finally:
+                os.close(target)
+            store.drop_work(layer)
+            hit("layers.capture.copied")
+            return FinishedCapture(layer, copier.seen)
+        except BaseException:
+            store.remove(layer)
+            raise
+    finally:
+        os.close(source)
 
 
 class Copier:
@@ -276,9 +329,10 @@ class Copier:
             try:
                 for mark in files.read_xattrs(target):
                     os.removexattr(target, mark)
-                files.copy_metadata(os.fstat(source), self._marked(path, _xattrs(source, path, self._marks)), target)
+                xattrs = self._marked(path, _xattrs(source, path, self._marks))
                 if self._had_origin(source, path):  # as `make_whiteout`: its handle means nothing in a lower layer
-                    os.setxattr(target, self._marks.origin, b"")
+                    xattrs[os.fsencode(self._marks.origin)] = b""
+                files.copy_metadata(os.fstat(source), xattrs, target)
             finally:
                 os.close(target)
         finally:
@@ -290,6 +344,92 @@ class Copier:
 
     def _had_origin(self, source: int, path: bytes) -> bool:
         return get_xattr(source, self._marks.origin) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _OfContent(Marks):
+    """Marks of a tree in which none means anything, since no overlay was mounted of it."""
+
+    @property
+    def kept(self) -> frozenset[bytes]:
+        return frozenset()
+
+
+class _FolderCopier(Copier):
+    """Copies changes of a folder that holds all files, and in which no overlay marks mean anything: `find_changes`, then
+    `copy`."""
+
+    def __init__(self, store: LayerStore, source: int, before: Seen) -> None:
+        super().__init__(source, -1, _OfContent(store.marks.prefix), store.host.fine_times)
+        self._before = before
+        self._whited: set[bytes] = set()
+        """Directories of the layer with whiteouts."""
+        self._made: dict[bytes, None] = {b"": None}
+        """Directories of the layer, parents first."""
+
+    def find_changes(self, always: set[bytes]) -> list[tuple[bytes, os.stat_result]]:
+        """The entries that are not as before, parents first; `seen` is what all are like now."""
+        forced, changed = self._inodes(always), []
+        for path, st, settled in self.walk(tolerant=True):
+            st = self._opened(path, st)
+            self.seen[path] = signature_of(st) if settled else _unsettled(st)
+            if self._before.get(path) != signature_of(st) or (st.st_dev, st.st_ino) in forced:
+                changed.append((path, st))
+        return changed
+
+    def _opened(self, path: bytes, st: os.stat_result) -> os.stat_result:
+        """The status of an entry that this process may read. A file that its owner may not read, or a
+        directory, gets that permission where no other right lets the owner in: a snapshot has to be read, too."""
+        needed = {stat.S_IFDIR: 0o500, stat.S_IFREG: 0o400}.get(stat.S_IFMT(st.st_mode), 0)
+        if st.st_mode & needed == needed:
+            return st
+        with contextlib.suppress(OSError), Parent(self._source, path) as (fd, name):
+            held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            try:
+                if not os.access(files.fd_path(held), needed >> 6, effective_ids=True):
+                    os.chmod(files.fd_path(held), stat.S_IMODE(st.st_mode) | needed)
+                    return os.fstat(held)
+            finally:
+                os.close(held)
+        return st
+
+    def copy(self, target: int, changed: list[tuple[bytes, os.stat_result]]) -> None:
+        """Fill an empty layer with the changed entries, and with whiteouts for those that are gone."""
+        self._target = target
+        for path, st in changed:
+            if stat.S_ISDIR(st.st_mode):
+                self._make_directory(path)
+                continue
+            self._make_directory(path.rpartition(b"/")[0])
+            try:
+                self._one(path, st, {}, force=False)
+            except OSError as exc:
+                if exc.errno in (*NO_ROOM, errno.EIO):
+                    raise
+                self._remove(path)  # it is gone, or has become something else: so it will be in the next capture
+                del self.seen[path]
+        for path in sorted(self._before.keys() - self.seen.keys()):
+            parent = path.rpartition(b"/")[0]
+            if parent in self.seen and stat.S_ISDIR(self.seen[parent][1]):  # else it went with its directory
+                self._make_directory(parent)
+                with Parent(target, path) as (fd, name):
+                    make_whiteout(fd, name, self._marks)
+                self._whited.add(parent)
+        for path in reversed(self._made):
+            self._dress_directory(path)
+
+    def _make_directory(self, path: bytes) -> None:
+        missing = []
+        while path not in self._made:
+            missing.append(path)
+            path = path.rpartition(b"/")[0]
+        for path in reversed(missing):
+            with Parent(self._target, path) as (fd, name):
+                os.mkdir(name, 0o700, dir_fd=fd)
+            self._made[path] = None
+
+    def _had_origin(self, source: int, path: bytes) -> bool:
+        return path in self._whited
 
 
 class Parent:

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator, Sequence
 
 from snapshotd import failpoints
 from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
 from snapshotd.kernel.abilities import TRUSTED, Marks
-from snapshotd.kernel.files import copy_data, fd_path, is_empty_dir, open_dir
+from snapshotd.kernel.files import copy_data, copy_metadata, fd_path, is_empty_dir, open_dir
 from snapshotd.trees.base import Child
 from snapshotd.trees.lookup import Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
 from snapshotd.types import Kind
@@ -192,8 +191,5 @@ def _set_redirect(fd: int, redirect: bytes, marks: Marks) -> None:
 
 
 def _copy_metadata(source_fd: int, fd: int, st: os.stat_result, marks: Marks) -> None:
-    os.fchown(fd, st.st_uid, st.st_gid)
-    os.fchmod(fd, stat.S_IMODE(st.st_mode))
-    for name in public_xattrs(os.listxattr(source_fd), marks):
-        os.setxattr(fd, name, os.getxattr(source_fd, name))
-    os.utime(fd, ns=(st.st_atime_ns, st.st_mtime_ns))
+    names = public_xattrs(os.listxattr(source_fd), marks)
+    copy_metadata(st, {os.fsencode(name): os.getxattr(source_fd, name) for name in names}, fd)

@@ -20,6 +20,7 @@ Concurrency: thread-safe; two calls never work on one layer id.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import subprocess
@@ -110,14 +111,16 @@ class LayerStore:
             os.close(self._fd)
             self._fd = -1
 
-    def create(self) -> LayerID:
-        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now. OutOfSpace; DataLoss
-        and Unsupported as `Proof.check`."""
+    def create(self, layer: LayerID | None = None) -> LayerID:
+        """An empty layer (upper and work), pinned until `unpin`: one made ahead, or three mkdirs now, as always under a
+        given id that no layer has. OutOfSpace; DataLoss and Unsupported as `Proof.check`."""
         self.proof.check()
+        if layer is not None:
+            return self._make(layer)
         with self._lock:
             if self._ready:
                 return self._ready.pop()
-        return self._make()
+        return self._make(LayerID(new_id()))
 
     def make_ahead(self) -> None:
         """Have `READY_LAYERS` empty layers at hand, so that a step need not wait for the file system's journal.
@@ -126,12 +129,11 @@ class LayerStore:
             with self._lock:
                 if len(self._ready) >= READY_LAYERS:
                     return
-            layer = self._make()
+            layer = self._make(LayerID(new_id()))
             with self._lock:
                 self._ready.append(layer)
 
-    def _make(self) -> LayerID:
-        layer = LayerID(new_id())
+    def _make(self, layer: LayerID) -> LayerID:
         with self._lock:
             self._pins.add(layer)
         try:
@@ -139,7 +141,8 @@ class LayerStore:
             for part, mode in (("upper", 0o755), ("work", 0o700)):
                 os.mkdir(f"{layer}/{part}", mode, dir_fd=self._fd)
         except OSError as exc:
-            self.remove(layer)
+            if exc.errno != errno.EEXIST:  # else it is another's
+                self.remove(layer)
             raise _space(exc, "create a layer") from exc
         return layer
 
@@ -415,7 +418,13 @@ class LayerStore:
         return True
 
     def _rename_to_trash(self, layer: LayerID) -> None:
-        os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        try:
+            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            files.remove_tree(self._fd, _TRASH + layer)  # an earlier one of that id, whose removal was cut off
+            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def _empty_trash(self, layer: LayerID) -> None:
         with self._trash:

@@ -1,4 +1,5 @@
-"""Containers: the specification of a driver. Two drivers stand behind this: `runc` (no engine needed) and `docker`.
+"""Containers: the specification of a driver. Three drivers stand behind this: `runc` (no engine needed), `docker`, and
+`none`, which is no container at all (folder.py says where it differs).
 
 Model. A *container* is namespaces, a cgroup and an init process, and nothing else of interest: it starts on a tiny,
 read-only stub root and knows no image. The engine then pivots it into a stack of layers (`layers/pivot.py`), so a
@@ -7,7 +8,7 @@ init's process id and the id map.
 
 Lifecycle. create -> (pivoted by the engine) -> exec, any number, in parallel -> destroy.
 
-Isolation, the same for both drivers: own pid, mount, uts, ipc, net and cgroup namespaces (runc: user namespace too);
+Isolation, the same for the first two: own pid, mount, uts, ipc, net and cgroup namespaces (runc: user namespace too);
 memory, cpu and pids limits; `CAPABILITIES` only; no-new-privileges; default seccomp; masked and read-only proc paths.
 
 Paths inside every container: `SHARE_DIR` (read-only: `init`, and `lib/` with the in-sandbox library) and `SOCKET_PATH`
@@ -19,11 +20,14 @@ Errors: `SandboxFailed` when the container cannot be made or is gone; `Unsupport
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from snapshotd.errors import Unsupported
+from snapshotd.kernel.members import BY_CGROUP, Grouping, Members
 from snapshotd.types import ContainerID, IdMap, Limits, Network
 
 RUN_DIR = "/run/snapshotd"
@@ -69,6 +73,8 @@ class ContainerSpec:
     limits: Limits
     network: Network
     image_name: str = "snapshotd"
+    root: Path | None = None
+    """Host directory that stands for the root, for the driver without isolation alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,12 @@ class Container:
     id: ContainerID
     pid: int
     id_map: IdMap | None
+    root: Path | None = None
+    """The host directory that stands for its root; None: it has a root of its own."""
+
+    def open_root(self) -> int:
+        """A descriptor (O_PATH) of its present root. OSError when it is gone."""
+        return os.open(self.root or f"/proc/{self.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +193,9 @@ class Runtime(ABC):
     """One driver. See the module's text for the contract that all methods share."""
 
     name: str
-    """`runc` or `docker`: the value of `--runtime`."""
+    """`runc` or `docker`, the value of `--runtime`; `none`, the value of `--isolation`."""
+    grouping: Grouping = BY_CGROUP
+    """What holds the processes of a container together."""
 
     @abstractmethod
     def unavailable(self) -> str | None:
@@ -232,6 +246,23 @@ class Runtime(ABC):
     def list(self) -> list[ContainerID]:
         """Every container of this daemon instance that the driver still knows, running or not, half made ones
         included."""
+
+    def members(self, container: Container) -> Members:
+        """The container's processes, to be listed and stopped. SandboxFailed when it is gone."""
+        return self.grouping.of_process(container.pid)
+
+    def admission(self, container: Container) -> Callable[[int], bool]:
+        """Returns True for the id of a process in the container."""
+        name, name_of = self.grouping.name_of(container.pid), self.grouping.name_of
+        return lambda pid: name is not None and name_of(pid) == name
+
+    def check_limits(self, limits: Limits) -> None:
+        """Unsupported where nothing can keep a container to the limits that a user asks for."""
+        if not self.grouping.limits and replace(limits, disk_bytes=0) != Limits():
+            raise Unsupported(
+                "this daemon cannot limit the memory, processors and processes of a sandbox, since it may make no cgroups: leave "
+                "the limits out, or see `snapshotd doctor`"
+            )
 
     def close(self) -> None:  # noqa: B027 - a driver may hold nothing
         """Let go of what starts commands. Containers stay. Idempotent."""

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel import cgroup, rootless
+from snapshotd.kernel.members import BY_CGROUP, Grouping
 from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.kernel.processes import start_time
 from snapshotd.runtime import _exec, _oci, _slirp, failure
@@ -75,10 +76,10 @@ class RuncRuntime(Runtime):
         starter: Starter | None = None,
         *,
         cgroup_parent: str = "",
-        grouped: bool = True,
+        grouping: Grouping = BY_CGROUP,
     ) -> None:
-        """Nothing is touched before the first container. `grouped`: each container has a cgroup of its own; without one it
-        has no limits, and ends with its init. `keeper`: the parent of commands that are to outlive the
+        """Nothing is touched before the first container. `grouping`: without a cgroup of its own a
+        container has no limits, and ends with its init. `keeper`: the parent of commands that are to outlive the
         daemon; `starter`: makes containers and starts the other commands where it can, and makes user namespaces; None: runc
         makes and starts all; `cgroup_parent`: the path of the cgroup in which to make cgroups, "" for the root."""
         self._run_dir = run_dir
@@ -87,7 +88,7 @@ class RuncRuntime(Runtime):
         self._keeper = keeper
         self._starter = starter or Starter(used=False)
         self._cgroup = f"{cgroup_parent}/snapshotd-{instance}"
-        self._grouped = grouped
+        self.grouping = grouping
         self._lock = threading.Lock()
         self._creating = 0
         self._patterns: OrderedDict[ContainerSpec, Pattern] = OrderedDict()
@@ -99,7 +100,7 @@ class RuncRuntime(Runtime):
     def unavailable(self) -> str | None:
         if shutil.which(self._runc) is None:
             return f"{self._runc} is not installed: `snapshotd setup` installs it"
-        if self._grouped and not cgroup.hierarchies():
+        if self.grouping.limits and not cgroup.hierarchies():
             return "no cgroup hierarchy is mounted: `mount -t cgroup2 none /sys/fs/cgroup`"
         if self._id_map is not None and not _user_namespaces_allowed():
             return "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`"
@@ -143,7 +144,9 @@ class RuncRuntime(Runtime):
         pid = _init_pid(bundle)
         if pid is None or not self._known_as(container_id).known:
             return None
-        found = attached(container_id, pid, lambda each: each == path if self._grouped else _is_its_init(bundle, pid))
+        found = attached(
+            container_id, pid, lambda each: each == path if self.grouping.limits else _is_its_init(bundle, pid)
+        )
         if found is None:
             return None
         container, pidfd = found
@@ -159,11 +162,11 @@ class RuncRuntime(Runtime):
     def destroy(self, container_id: ContainerID) -> None:
         with self._destroying[hash(container_id) % len(self._destroying)]:
             group, bundle = self._group(container_id), self._bundle(container_id)
-            if not self._grouped:
+            if not self.grouping.limits:
                 self.attach(container_id)  # an earlier daemon's, which ends with its init
             with self._lock:
                 init = self._init_fds.get(container_id)
-            end_all(container_id, [group] if self._grouped else [], init)
+            end_all(container_id, [group] if self.grouping.limits else [], init)
             self._reap_init(container_id)
             _slirp.stop(bundle, _init_pid(bundle))
             group.remove()
@@ -198,7 +201,7 @@ class RuncRuntime(Runtime):
         return cgroup.at(f"{self._cgroup}/{container_id}")
 
     def _known_as(self, container_id: ContainerID) -> RuncContainer:
-        return RuncContainer(self._runc, self._state_dir, container_id, rootless=not self._grouped)
+        return RuncContainer(self._runc, self._state_dir, container_id, rootless=not self.grouping.limits)
 
     def _start(self, spec: ContainerSpec, kind: ContainerSpec, pattern: Pattern | None) -> Container:
         root = self._run_dir / "root"
@@ -232,7 +235,7 @@ class RuncRuntime(Runtime):
             log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id
         )
         with CHILDREN.starting(), self._user_namespace(spec.id) as user_namespace:
-            group = self._group(spec.id).path if self._grouped else None
+            group = self._group(spec.id).path if self.grouping.limits else None
             placement = _oci.Placement(root, group, cgroup.swap_is_counted(), user_namespace)
             (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
             code = run_bounded(argv, timeout_s=_START_DEADLINE_S)

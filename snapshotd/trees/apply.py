@@ -188,6 +188,11 @@ class _Applying:
         if not place.touched:
             place.touched = True
             path = fd_path(self._writer.fd(place.frame))
+            if not os.access(
+                path, os.W_OK | os.X_OK, effective_ids=True
+            ):  # an ordinary user's own, as Go's modules are
+                os.chmod(path, 0o700)
+                place.made = True
             try:
                 place.default_acl = os.getxattr(path, _DEFAULT_ACL)
                 os.removexattr(path, _DEFAULT_ACL)

@@ -30,8 +30,10 @@ class _Pair:
     b: Child | None
 
 
-def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
+def diff(a: View, b: View, path: bytes = b"", *, times: bool = False) -> Iterator[Change]:
     """The changes from `a` to `b` at and below `path`, parents before children, siblings by the bytes of their names.
+
+    `times`: another time is a change, too.
 
     Paths are from the views' roots. One change per path: a directory that became a file (or the reverse) is one
     CHANGED, followed by a DELETED (or ADDED) for each entry that was (or is) in it. `Change` defines the changes that
@@ -41,13 +43,13 @@ def diff(a: View, b: View, path: bytes = b"") -> Iterator[Change]:
     """
     parts = [part for part in path.split(b"/") if part]
     if not parts:
-        yield from _diff_roots(a, b)
+        yield from _diff_roots(a, b, times)
         return
     parent_a, child_a = _look(a, parts)
     parent_b, child_b = _look(b, parts)
     if child_a is None and child_b is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fsdecode(path))
-    yield from _diff_pairs(a, b, parent_a, parent_b, iter([_Pair(b"/".join(parts), child_a, child_b)]))
+    yield from _diff_pairs(a, b, parent_a, parent_b, iter([_Pair(b"/".join(parts), child_a, child_b)]), times)
 
 
 def count(changes: Iterable[Change]) -> FileChanges:
@@ -76,20 +78,22 @@ def _look(view: View, parts: list[bytes]) -> tuple[Directory | None, Child | Non
         return None, None
 
 
-def _diff_roots(a: View, b: View) -> Iterator[Change]:
+def _diff_roots(a: View, b: View, times: bool) -> Iterator[Change]:
     root_a, root_b = a.directory(), b.directory()
     if a.identity(root_a) == b.identity(root_b):
         return
     before, after = a.entry_of(root_a), b.entry_of(root_b)
     if before.inode != after.inode and (
-        _metadata(before) != _metadata(after) or _xattrs(a, root_a) != _xattrs(b, root_b) or _xattrs(a, root_a) is None
+        _metadata(before, times) != _metadata(after, times)
+        or _xattrs(a, root_a) != _xattrs(b, root_b)
+        or _xattrs(a, root_a) is None
     ):
         yield Change(b"", ChangeKind.CHANGED, before, after)
-    yield from _diff_pairs(a, b, root_a, root_b, _pairs(a, b, root_a, root_b, b""))
+    yield from _diff_pairs(a, b, root_a, root_b, _pairs(a, b, root_a, root_b, b""), times)
 
 
 def _diff_pairs(
-    a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, pairs: Iterator[_Pair]
+    a: View, b: View, dir_a: Directory | None, dir_b: Directory | None, pairs: Iterator[_Pair], times: bool
 ) -> Iterator[Change]:
     """Compare `pairs`, entries of `dir_a` and `dir_b`, and everything below them."""
     stack = [(dir_a, dir_b, pairs)]
@@ -103,7 +107,7 @@ def _diff_pairs(
         below_a, below_b = _enter(a, dir_a, pair.a), _enter(b, dir_b, pair.b)
         if below_a is not None and below_b is not None and a.identity(below_a) == b.identity(below_b):
             continue
-        change = _compare(a, b, pair)
+        change = _compare(a, b, pair, times)
         if change is not None:
             yield change
         if below_a is not None or below_b is not None:
@@ -139,24 +143,24 @@ def _children(view: View, directory: Directory | None, names: Collection[bytes] 
     return view.children(directory) if names is None else view.some(directory, names)
 
 
-def _compare(a: View, b: View, pair: _Pair) -> Change | None:
+def _compare(a: View, b: View, pair: _Pair, times: bool) -> Change | None:
     """The change of one name, not of the entries below it."""
     if pair.a is None or pair.b is None:
         kind = ChangeKind.ADDED if pair.a is None else ChangeKind.DELETED
         return Change(pair.path, kind, pair.a.entry if pair.a else None, pair.b.entry if pair.b else None)
     if pair.a.entry.inode == pair.b.entry.inode:  # layers do not change: the same file is the same file
         return None
-    same = _metadata(pair.a.entry) == _metadata(pair.b.entry) and _same_rest(a, b, pair.a, pair.b)
+    same = _metadata(pair.a.entry, times) == _metadata(pair.b.entry, times) and _same_rest(a, b, pair.a, pair.b)
     return None if same else Change(pair.path, ChangeKind.CHANGED, pair.a.entry, pair.b.entry)
 
 
-def _metadata(entry: Entry) -> tuple[object, ...]:
+def _metadata(entry: Entry, times: bool) -> tuple[object, ...]:
     """The part of an entry's status that counts. A link's mode means nothing, a directory's size is the file system's
     affair."""
     mode = 0 if entry.kind is Kind.SYMLINK else entry.mode
     size = entry.size if entry.kind is Kind.FILE else 0
     rdev = entry.rdev if entry.kind in _DEVICES else 0
-    return entry.kind, mode, entry.uid, entry.gid, size, rdev
+    return entry.kind, mode, entry.uid, entry.gid, size, rdev, entry.mtime_ns if times else 0
 
 
 def _same_rest(a: View, b: View, left: Child, right: Child) -> bool:

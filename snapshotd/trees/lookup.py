@@ -364,7 +364,11 @@ def make_whiteout(dir_fd: int, name: bytes, marks: Marks = TRUSTED) -> None:
     is unknown: an empty value (fs/overlayfs/util.c, ovl_path_check_origin_xattr).
     """
     os.setxattr(dir_fd, marks.origin, b"")
-    os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
+    try:
+        os.mknod(name, stat.S_IFCHR, 0, dir_fd=dir_fd)
+    except PermissionError:  # the layers lie on an overlay themselves, as in a container: no overlay is mounted of them
+        os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd))
+        os.setxattr(entry_path(dir_fd, name), marks.whiteout, b"")
 
 
 def public_xattrs(names: Iterable[str], marks: Marks = TRUSTED) -> list[str]:

@@ -412,13 +412,16 @@ class Writer:
         if (st.st_uid, st.st_gid) != (uid, gid):
             self._try(target, name, "owner", lambda: os.chown(what, uid, gid, follow_symlinks=follow))
             st = os.stat(what, follow_symlinks=follow)
-        if follow and stat.S_IMODE(st.st_mode) != entry.mode:
-            self._try(target, name, "mode", lambda: os.chmod(what, entry.mode))
+        first = entry.mode | stat.S_IWUSR if xattrs else entry.mode  # as `files.copy_metadata`
+        if follow and stat.S_IMODE(st.st_mode) != first:
+            self._try(target, name, "mode", lambda: os.chmod(what, first))
         for key, value in xattrs.items():
             shown = f"extended attribute {os.fsdecode(key)!r}"
             if self._shift and key in _ACLS:
                 value = shifted_acl(value, self._shift)
             self._try(target, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *NO_ROOM)
+        if follow and first != entry.mode:
+            self._try(target, name, "mode", lambda: os.chmod(what, entry.mode))
         times = (entry.mtime_ns, entry.mtime_ns)
         self._try(target, name, "time", lambda: os.utime(what, ns=times, follow_symlinks=follow))
         st = os.stat(what, follow_symlinks=follow)

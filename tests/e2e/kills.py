@@ -52,12 +52,12 @@ def put(number):
 
 @tool
 def write(number, text):
-    os.makedirs("/workspace/files", exist_ok=True)
-    with open("/workspace/log", "a") as log:
+    os.makedirs("files", exist_ok=True)
+    with open("log", "a") as log:
         log.write("%d %s\\n" % (number, text))
-    with open("/workspace/files/%d" % number, "w") as file:
+    with open("files/%d" % number, "w") as file:
         file.write(text * 100)
-    return {"lines": sum(1 for _ in open("/workspace/log"))}
+    return {"lines": sum(1 for _ in open("log"))}
 
 message("user", "do them all")
 name = uuid()
@@ -227,7 +227,8 @@ class Rig:
         return found
 
     def _options(self, name: str) -> list[str]:
-        return ["--network", "bridge", "--runtime", self.runtime, "--name", name]
+        own = ["--isolation", "none"] if self.runtime == "none" else ["--network", "bridge", "--runtime", self.runtime]
+        return [*own, "--name", name]
 
     def decisions(self, name: str, effects: Effects) -> list[str]:
         """What a person would say who can ask the world whether a cut-off call happened."""
@@ -303,7 +304,9 @@ class Rig:
 
     def _agents(self) -> list[int]:
         return [
-            pid for pid, line in processes_with("") if line.startswith("python3 /agent/agent.py ") and self.host in line
+            pid
+            for pid, line in processes_with("agent/agent.py http")
+            if line.startswith(("python3 /agent/", "python3 ../agent/")) and self.host in line
         ]
 
 

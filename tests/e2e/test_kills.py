@@ -24,6 +24,8 @@ ON_THE_WAY = [
     if name.startswith(("engine.step.", "engine.journal.begun", "engine.resume.", "engine.start."))
 ]
 """Failpoints that a run or its resume passes. (The end of a model's call, of which it has none: test_survive.py.)"""
+WITH_A_MOUNT = ("engine.start.pivoted",)
+"""Those that a plain folder does not pass."""
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,12 @@ def host() -> Iterator[str]:
 @pytest.fixture
 def rig(own_snap: Snap, runtime: str, tmp_path: Path, host: str) -> Rig:
     return Rig(own_snap, runtime, tmp_path, host)
+
+
+@pytest.fixture
+def folder_rig(own_snap: Snap, tmp_path: Path, host: str) -> Rig:
+    """The same without isolation, where everything ends with the daemon."""
+    return Rig(own_snap, "none", tmp_path, host)
 
 
 @pytest.fixture(scope="module")
@@ -63,17 +71,29 @@ def test_killed_at_random_times(rig: Rig, calm: dict[str, tuple[dict[str, Any], 
 
 
 @pytest.mark.timeout(600)
-def test_killed_at_all_failpoints_one_after_the_other(
-    own_snap: Snap, tmp_path: Path, host: str, calm: dict[str, tuple[dict[str, Any], float]]
+@pytest.mark.parametrize("run", range(RUNS))
+def test_killed_at_random_times_without_isolation(
+    folder_rig: Rig, calm: dict[str, tuple[dict[str, Any], float]], run: int
 ) -> None:
-    rig = Rig(own_snap, "runc", tmp_path, host)
+    test_killed_at_random_times(folder_rig, calm, run)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["runc", "none"])
+def test_killed_at_all_failpoints_one_after_the_other(
+    own_snap: Snap, tmp_path: Path, host: str, calm: dict[str, tuple[dict[str, Any], float]], kind: str
+) -> None:
+    rig = Rig(own_snap, kind, tmp_path, host)
     expected, _ = _calm(rig, calm)
+    passed = [name for name in ON_THE_WAY if kind == "runc" or name not in WITH_A_MOUNT]
     in_turn = sorted(
-        ON_THE_WAY, key=lambda name: name == "engine.step.outputs_saved"
+        passed, key=lambda name: name == "engine.step.outputs_saved"
     )  # only the end of the run has outputs
-    assert rig.at_failpoints("armed", *in_turn) == expected
-    log = (own_snap.state_dir / "daemon.log").read_text(errors="replace")
-    assert [name for name in ON_THE_WAY if f"failpoint {name} reached" not in log] == []
+    log = own_snap.state_dir / "daemon.log"
+    before = log.stat().st_size
+    assert rig.at_failpoints(f"armed-{kind}", *in_turn) == expected
+    said = log.read_bytes()[before:].decode(errors="replace")
+    assert [name for name in passed if f"failpoint {name} reached" not in said] == []
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.daemon.host import choose_mode
+from snapshotd.daemon.host import Footing, choose_mode
 from snapshotd.errors import Unsupported
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Abilities
@@ -43,7 +43,7 @@ def test_without_a_capability(tmp_path: Path, capability: str, ability: str, rea
     assert not getattr(found, ability)
     assert found.modes() == ()
     with pytest.raises(Unsupported, match=f"{ability}: .*{reason}.*snapshotd doctor"):
-        choose_mode(found, None)
+        choose_mode(found, Footing())
     (told,) = (one for one in abilities.ABILITIES if one.field == ability)
     assert capability.upper() in told.fix
     assert list(tmp_path.iterdir()) == []
@@ -61,6 +61,6 @@ def test_a_place_on_an_overlay(tmp_path: Path) -> None:
         subprocess.run(["umount", tmp_path / "merged"], check=True)
     assert (found.overlays, found.modes()) == (False, ())
     with pytest.raises(Unsupported, match=r"overlays: .*Invalid argument"):
-        choose_mode(found, None)
+        choose_mode(found, Footing())
     (told,) = (one for one in abilities.ABILITIES if one.field == "overlays")
     assert "not on an overlay or a network file system" in told.fix

@@ -83,8 +83,9 @@ class AsyncSnapshotd(
 ):
     """One daemon. Cheap to make, and holds no connection: one serves any number of threads, or tasks.
 
-    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd and its
-    snapshotd.sock. With `autostart` (the default) and as root, the first request starts a daemon when none answers;
+    `state_dir` and `socket` default to SNAPSHOTD_STATE_DIR and SNAPSHOTD_SOCKET, then to /var/lib/snapshotd (for
+    another user than root, to `$XDG_STATE_HOME/snapshotd`) and its snapshotd.sock. With `autostart` (the default), the first
+    request starts a daemon when none answers;
     never when only a socket was named, since its daemon then lives elsewhere (a container, a service) and would find
     its place taken.
 
@@ -111,10 +112,12 @@ class AsyncSnapshotd(
         *,
         autostart: bool = True,
         request_timeout: float | None = None,
+        isolation: str | None = None,
     ) -> None:
         """UsageError for settings in the environment that make no sense."""
         config = read(CLIENT)
         self.state_dir, self._reconnect_s = (local_path(state_dir or config.state_dir), config.reconnect_s)
+        self._isolation = isolation
         named = socket or (config.socket if state_dir is None else None)
         self.socket_path = local_path(named) if named else socket_path_of(self.state_dir)
         elsewhere = bool(named) and (not (state_dir or "state_dir" in config.given))
@@ -132,7 +135,11 @@ class AsyncSnapshotd(
     def _start(self) -> None:
         from snapshotd.client.autostart import start_daemon
 
-        start_daemon(self.state_dir, self.socket_path)
+        start_daemon(self.state_dir, self.socket_path, isolation=self._isolation)
+
+    def _note_isolation(self, sandbox: Mapping[str, Any]) -> None:
+        if sandbox.get("runtime") == "none":
+            self._isolation = "none"
 
     async def create(
         self, *, wait: Wait = "captured", idle_timeout: float = 0, **sandbox: Any
@@ -141,6 +148,7 @@ class AsyncSnapshotd(
         seconds without a command (0: never). More keywords are those of `sandbox_fields`."""
         check_wait(wait)
         check_seconds("idle_timeout", idle_timeout, zero=True)
+        self._note_isolation(sandbox)
         body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
         answer = await self._transport.request("POST", "/sandboxes", body=body, once=True)
         return (TrajectoryInfo.of(answer["trajectory"]), await self._settled(SnapshotInfo.of(answer["snapshot"]), wait))
@@ -167,6 +175,7 @@ class AsyncSnapshotd(
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
         """
         check_wait(wait)
+        self._note_isolation(sandbox)
         body = {
             **sandbox_fields(**sandbox),
             "agent": absolute(agent, "agent"),

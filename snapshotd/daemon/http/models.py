@@ -400,12 +400,14 @@ class SandboxFields(Request):
     image: str = Field(
         "default", min_length=1, max_length=1024, description="Name or id of an image, or a Docker image name."
     )
-    runtime: Literal["auto", "runc", "docker"] = "auto"
+    runtime: Literal["auto", "runc", "docker", "none"] = Field(
+        "auto", description="`none`: a plain folder, without isolation (docs/folder-mode.md)."
+    )
     workspace: str | None = Field(
         None, description="Absolute path of a folder on the daemon's machine, copied to /workspace."
     )
     env: dict[str, str] = Field(default_factory=dict)
-    network: t.Network = t.Network.NONE
+    network: t.Network | None = Field(None, description="Null: none; without isolation, the machine's own.")
     limits: LimitsRequest = Field(default_factory=lambda: LimitsRequest())  # type: ignore[call-arg]
     name: str | None = None
     secrets: dict[str, SecretStr] = Field(
@@ -457,7 +459,7 @@ class SandboxFields(Request):
             providers=tuple(item.provider() for item in self.providers),
             capture_tokens=self.capture_tokens,
             tenant=self.tenant,
-            limits=self.limits.limits(),
+            limits=self.limits.limits() if self.limits.model_fields_set else None,
             requirements=absolute(self.requirements, "requirements file"),
             program=absolute(self.program, "folder of the program"),
         )

@@ -22,6 +22,7 @@ from snapshotd.daemon.http.failures import error_json
 from snapshotd.engine.base import Engine
 from snapshotd.errors import NotPermitted
 from snapshotd.kernel import cgroup, rootless
+from snapshotd.kernel.processes import SANDBOX, variable_of
 
 log = logging.getLogger("snapshotd.daemon")
 _LINGER_S = 1.0
@@ -51,7 +52,8 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
     """`in_sandbox`, extended to every driver: true if the process shares the cgroup or the pid namespace of a live
     sandbox's init.
 
-    A process of the daemon's own pid namespace is in no sandbox, so usual clients need no search.
+    A process of the daemon's own pid namespace is in no sandbox with isolation, so usual clients need no search. One of a
+    sandbox without is known by its environment, which keeps accidents out and no attacker.
     """
     own_namespace, own_cgroup = os.readlink("/proc/self/ns/pid"), cgroup.path_of(os.getpid())
 
@@ -62,7 +64,8 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
         if namespace is None or text is None:
             return True  # gone
         if namespace == own_namespace:
-            return False
+            inside = variable_of(pid, SANDBOX)
+            return bool(inside) and any(info.container == inside for info in engine.sandboxes())
         return any(
             _pid_namespace(info.pid) == namespace or (text != own_cgroup and cgroup.path_of(info.pid) == text)
             for info in engine.sandboxes()

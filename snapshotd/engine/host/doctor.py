@@ -21,7 +21,7 @@ from snapshotd.config import read
 from snapshotd.engine.host import system_packages
 from snapshotd.engine.mind import policy
 from snapshotd.errors import UsageError
-from snapshotd.kernel import abilities, rootless
+from snapshotd.kernel import abilities, landlock, rootless
 from snapshotd.kernel.abilities import Abilities, Mode
 from snapshotd.terms import number_of
 
@@ -52,7 +52,17 @@ def diagnose(state_dir: Path) -> list[Check]:
     place = _existing(state_dir)
     machine = [_privileges(), *_host(place)]
     storage = [_reflink(place), _disk_limits(place), _free_space(place)]
-    return [*machine, *_programs(), _docker(), _fuse(), *storage, _python(), _policy(state_dir), _whose_change()]
+    return [
+        *machine,
+        *_programs(),
+        _docker(),
+        _fuse(),
+        _landlock(),
+        *storage,
+        _python(),
+        _policy(state_dir),
+        _whose_change(),
+    ]
 
 
 def setup(progress: Callable[[str], None]) -> list[Check]:
@@ -102,9 +112,10 @@ def _host(place: Path) -> list[Check]:
             Check("mode", False, f"{place}: {exc.strerror}", f"make {place} writable, or name another state directory")
         ]
     modes = host.modes()
-    best = modes[0] if modes else None
+    best, wanted = modes[0] if modes else None, read(only=("mode",)).mode
+    best = Mode.FOLDER if wanted == Mode.FOLDER else best
     return [
-        _mode(best, wanted=read(only=("mode",)).mode),
+        _mode(best, wanted),
         *(_ability(host, each, best) for each in abilities.ABILITIES if each.field in (host.needed() | _ALWAYS_SHOWN)),
     ]
 
@@ -119,7 +130,19 @@ def _mode(best: Mode | None, wanted: str) -> Check:
         said = "the root user of a sandbox is root on this machine, held by capabilities and a system call filter alone"
         fix = f"see the missing abilities below, or accept it: SNAPSHOTD_MODE={best}"
         return Check("mode", None if wanted == best else False, f"{best}: {said}", fix)
-    return Check("mode", False, "no sandbox can run here", "see the missing abilities below")
+    if best is Mode.FOLDER:
+        return Check("mode", None, f"{best}: a sandbox is a plain folder, without isolation, as the settings ask for")
+    said = "a sandbox is a plain folder, without isolation, and only where a command says --isolation none"
+    fix = f"see the missing abilities below, or accept it for all sandboxes: SNAPSHOTD_MODE={Mode.FOLDER}"
+    return Check("mode", False, f"{Mode.FOLDER}: {said}", fix)
+
+
+def _landlock() -> Check:
+    known = landlock.version()
+    if known >= landlock.NEEDED:
+        return Check("Landlock", True, f"version {known}: without isolation, commands write in their folder alone")
+    detail = "without isolation (--isolation none), commands may write wherever the daemon's user may"
+    return Check("Landlock", None, detail, "boot a kernel from 5.19 on with Landlock among its security modules (lsm=)")
 
 
 def _ability(host: Abilities, one: abilities.Ability, best: Mode | None) -> Check:

@@ -18,14 +18,12 @@ from snapshotd.engine.base import RewindMode, RewindPreview
 from snapshotd.engine.context import Context
 from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.runs.sessions import Sessions
-from snapshotd.engine.sandbox.quiesce import blocker
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.signals import end_background
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, UsageError
-from snapshotd.layers.pivot import layout_of
 from snapshotd.trees import diff
 from snapshotd.trees.view import View
 from snapshotd.types import (
@@ -279,7 +277,7 @@ class Rewinding:
             with sandbox.lock:
                 alone = not sandbox.closed and _blocker(sandbox) is None
                 if alone and sandbox.root.changed:
-                    with self._context.store.view(sandbox.root.live_stack) as view:
+                    with sandbox.root.view() as view:
                         yield view
                     return
         with look.open_view(self._context, head) as view:
@@ -305,4 +303,4 @@ class Rewinding:
 
 def _blocker(sandbox: Sandbox) -> str | None:
     """Reason why a sandbox cannot get another root unnoticed: a parked process would notice, too."""
-    return blocker(sandbox.cgroup, sandbox.container.pid, layout_of(sandbox.root.target).root_id, set())
+    return sandbox.root.blocker(unnoticed=True)

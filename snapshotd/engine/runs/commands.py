@@ -40,7 +40,7 @@ from snapshotd.engine.sandbox.step import StepListener, commit_step
 from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.kernel.limits import Hits, hits
+from snapshotd.kernel.limits import Hits
 from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import STDIN, ExecSpec, Process
 from snapshotd.terms import number_of
@@ -145,7 +145,7 @@ class Commands:
             try:
                 intakes = open_intakes(self._context.keeper, key, sandbox.survival.kept)
                 try:
-                    before = hits(sandbox.container.pid)
+                    before = sandbox.hits()
                     process = self._start(sandbox, spec, command, key)
                 except BaseException:
                     _close(intakes)
@@ -189,7 +189,7 @@ class Commands:
             log = self._logs.begin(_name(info))
             scope.callback(self._logs.let_go, _name(info))
             intakes = open_intakes(self._context.keeper, key, sandbox.survival.kept)
-            live = _Live(info, sandbox, command, process, key, log, hits(sandbox.container.pid))
+            live = _Live(info, sandbox, command, process, key, log, sandbox.hits())
             self._follow_in_thread(live, timeout, intakes, printed(log.follow(wait=False)), scope.pop_all())
         _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
 

@@ -11,6 +11,7 @@ from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink, Stream
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.gateways import Gateways
+from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.sandbox import users
 from snapshotd.engine.sandbox.pump import CommandOutcome, Shown, pump
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
@@ -19,7 +20,7 @@ from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
 from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed
 from snapshotd.kernel import turns
-from snapshotd.kernel.limits import Hits, hits
+from snapshotd.kernel.limits import Hits
 from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
 from snapshotd.types import CallStatus, Trajectory, short
@@ -118,7 +119,7 @@ class Execution:
                     f"the sandbox of {short(sandbox.trajectory.id)} ended before the command began; try again"
                 )
             sandbox.root.revive()
-            before = hits(sandbox.container.pid)
+            before = sandbox.hits()
             try:
                 process = sandbox.runtime.exec(sandbox.container, spec, keep=keep)
             except SandboxFailed as exc:
@@ -148,11 +149,15 @@ class Execution:
         self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None
     ) -> ExecSpec:
         """The specification of a command in the sandbox, with the whole environment. Errors: as `users.look_up`."""
+        root = sandbox.container.root
+        if user and root is not None:
+            raise folder_mode.refused("another user", "leave it out; commands run as the daemon's own")
         who = users.look_up(sandbox.container, user) if user else users.ROOT
         image = self._context.image(sandbox.trajectory.spec.image)
         environment = {
             "PATH": DEFAULT_PATH,
             "HOME": who.home,
+            **(folder_mode.environment(str(root)) if root is not None else {}),
             "LANG": "C.UTF-8",
             "TERM": "dumb",
             "PYTHONUNBUFFERED": "1",
@@ -164,7 +169,8 @@ class Execution:
             **self._context.secrecy.inside(sandbox.trajectory),
             **dict(env),
         }
-        paths = [LIBRARY_DIR, "/opt/agent-packages", *filter(None, [environment.get("PYTHONPATH")])]
+        packages = ["/opt/agent-packages"] if root is None else []
+        paths = [LIBRARY_DIR, *packages, *filter(None, [environment.get("PYTHONPATH")])]
         environment["PYTHONPATH"] = ":".join(paths)
         environment["PATH"] = (
             f"{environment['PATH']}:{LIBRARY_DIR}/snapshotd/agent/bin"  # last: an image's own programs come first
@@ -174,7 +180,7 @@ class Execution:
 
 def reached_limit(sandbox: Sandbox, before: Hits) -> str | None:
     """The limit of the sandbox that was reached since `before`: how it shows, and the next step. None: no limit was."""
-    now, limits = hits(sandbox.container.pid).since(before), sandbox.trajectory.spec.limits
+    now, limits = sandbox.hits().since(before), sandbox.trajectory.spec.limits
     if now.killed > 0:
         return (
             f"out of memory: the kernel killed {now.killed} of the sandbox's processes at its limit of "

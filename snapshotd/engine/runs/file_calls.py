@@ -86,7 +86,7 @@ class _Call:
         with self.sandbox.lock:
             self.check()
             self.sandbox.root.revive()
-            fd = self.sandbox.root.target.open_root()
+            fd = self.sandbox.root.open_root()
             try:
                 yield fd
             finally:
@@ -94,6 +94,8 @@ class _Call:
 
     def owner(self, user: str | None) -> placing.Owner:
         """UsageError: no such user."""
+        if self.sandbox.container.root is not None:
+            return placing.Owner(-1, -1)  # as the daemon makes it
         who = users.look_up(self.sandbox.container, user) if user else users.ROOT
         id_map = self.sandbox.container.id_map
         if id_map is None:
@@ -169,7 +171,7 @@ class FileCalls:
                     f"snapshot's id {short(sandbox.head)}"
                 )
             try:
-                root = sandbox.root.target.open_root()
+                root = sandbox.root.open_root()
                 try:
                     return LiveView(root, sandbox.container.id_map, closed=lambda: store.release(layers))
                 finally:

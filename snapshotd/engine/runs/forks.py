@@ -21,6 +21,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import model_env
 from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.half_made import Announce
 from snapshotd.engine.runs.resume import recorded
 from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
@@ -268,6 +269,7 @@ class Forks:
         own = self._secrecy.environment(fork, (*one.env, *model_env(owner, one.model)), one.secrets)
         env = dict(owner.env) | dict(own) | {FORK_INDEX: str(index), FORK_COUNT: str(part.count)}
         spec = self._context.sandbox_spec(owner.spec)
+        folder_mode.check_variant(spec, one)
         limits = replace(spec.limits, **dict(one.limits))
         agent = owner.agent
         if one.args is not None:

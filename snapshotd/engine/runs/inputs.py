@@ -27,18 +27,23 @@ AGENT_DIR = b"agent"
 PYTHON = "python3"
 
 
-def build(store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path | None) -> LayerID | None:
-    """A sealed layer with the copied workspace and agent file, or None if there is neither. The caller unpins it.
+def build(
+    store: LayerStore, below: Stack, sandbox: SandboxRequest, agent: Path | None, directories: tuple[bytes, ...] = ()
+) -> LayerID | None:
+    """A sealed layer with the copied workspace and agent file, and with `directories` of the root, or None if there is
+    nothing of that. The caller unpins it.
 
     UsageError or NotFound name the host path that cannot be taken; nothing is left behind.
     """
     outside = agent is not None and _inside(agent, sandbox) is None
-    if sandbox.workspace is None and not outside:
+    if sandbox.workspace is None and not outside and not directories:
         return None
     layer = store.create()
     try:
         store.dress(layer, below)
         with _upper(store, layer) as root:
+            for name in directories:
+                os.mkdir(name, dir_fd=root)
             if sandbox.workspace is not None:
                 with _directory(root, WORKSPACE) as target:
                     ingest.ingest_folder(sandbox.workspace, target, sandbox.namespace_pid)
@@ -151,11 +156,15 @@ def _inside(agent: Path, sandbox: SandboxRequest) -> PurePosixPath | None:
         return None
 
 
-def agent_spec(request: RunRequest) -> AgentSpec:
-    """The program of a run as it is called inside the sandbox. A file of the workspace is run there, so that its
+def agent_spec(request: RunRequest, *, isolated: bool) -> AgentSpec:
+    """The program of a run as it is called inside the sandbox, without isolation from the workspace.
+    A file of the workspace is run there, so that its
     imports work."""
     if request.agent is None:
         return AgentSpec(argv=request.command, program=0, user=request.user)
     inside = _inside(request.agent, request.sandbox)
-    path = f"/workspace/{inside}" if inside is not None else f"/agent/{request.agent.name}"
+    if isolated:
+        path = f"/workspace/{inside}" if inside is not None else f"/agent/{request.agent.name}"
+    else:
+        path = str(inside) if inside is not None else f"../agent/{request.agent.name}"
     return AgentSpec(argv=(PYTHON, path, *request.args), program=2, user=request.user)

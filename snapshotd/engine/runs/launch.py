@@ -19,7 +19,9 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.identity import SandboxIdentity
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.protocol.agent_protocol import AgentServer
+from snapshotd.engine.sandbox import folder_root
 from snapshotd.engine.sandbox.attach import Survivor
+from snapshotd.engine.sandbox.folder_root import FolderRoot
 from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.root import LayerSources, RootParts, SandboxRoot, enter, lazy_server
 from snapshotd.engine.sandbox.sandbox import Sandbox, SandboxUse
@@ -27,10 +29,10 @@ from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
-from snapshotd.kernel.members import Grouping, Members
+from snapshotd.kernel.members import Members
 from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
-from snapshotd.types import ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
+from snapshotd.types import NO_ISOLATION, ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id
 
 REFILL_DELAY_S = 0.25
 """Making a spare takes a processor for some 50 ms; the caller that took the last one is about to start a command."""
@@ -44,7 +46,7 @@ class Prepared:
 
     runtime: Runtime
     container: Container
-    target: Target
+    target: Target | None
     cgroup: Members
     server: AgentServer
     calls: AgentCalls
@@ -54,7 +56,8 @@ class Prepared:
         """Remove the container and everything that was made for it."""
         self.server.close()
         self.runtime.destroy(self.container.id)
-        self.target.close()
+        if self.target is not None:
+            self.target.close()
 
 
 class Launcher:
@@ -78,28 +81,14 @@ class Launcher:
         trajectory's, if that is another snapshot (a replay begins earlier). SandboxFailed, DataLoss or NotFound (there
         are no files); after an error nothing is left."""
         stack = self._take(snapshot)
+        head = head or snapshot
+        writer, survival = TrajectoryWriter(head.id, head.seq, head.messages), Survival()
+        begin = self._in_folder if trajectory.spec.runtime == NO_ISOLATION else self._in_container
         try:
-            prepared = self.take(trajectory.spec)
-            lazy_by = lazy_server(self._context.store, stack, self._sources)
-            try:
-                identity.give(
-                    prepared.runtime,
-                    prepared.container,
-                    prepared.target,
-                    prepared.run_dir,
-                    SandboxIdentity.of(trajectory.id),
-                )
-                identity.cover_machine_id(prepared.target, self._context.store, stack.image, prepared.run_dir)
-                upper, seen = enter(prepared.target, self._context.store, stack, trajectory.spec.limits.disk_bytes)
-            except BaseException:
-                prepared.destroy()
-                raise
+            prepared, root = begin(trajectory, stack, snapshot, writer, survival)
         except BaseException:
             self._context.store.release(stack.layers)
             raise
-        head = head or snapshot
-        writer, survival = TrajectoryWriter(head.id, head.seq, head.messages), Survival()
-        parts = self._parts(trajectory, prepared.container, prepared.target, prepared.cgroup, prepared.server)
         sandbox = Sandbox(
             trajectory=trajectory,
             runtime=prepared.runtime,
@@ -107,12 +96,50 @@ class Launcher:
             cgroup=prepared.cgroup,
             server=prepared.server,
             started_at_ns=time.time_ns(),
-            root=SandboxRoot(parts, writer, survival, stack, upper, snapshot.id, lazy_by=lazy_by, seen=seen),
+            root=root,
             writer=writer,
             survival=survival,
             use=SandboxUse(trajectory.id),
         )
         return sandbox, prepared.calls
+
+    def _in_container(
+        self, trajectory: Trajectory, stack: Stack, snapshot: Snapshot, writer: TrajectoryWriter, survival: Survival
+    ) -> tuple[Prepared, SandboxRoot]:
+        """A container, pivoted into the stack."""
+        store, prepared = self._context.store, self.take(trajectory.spec)
+        lazy_by = lazy_server(store, stack, self._sources)
+        target = prepared.target
+        assert target is not None
+        try:
+            own = SandboxIdentity.of(trajectory.id)
+            identity.give(prepared.runtime, prepared.container, target, prepared.run_dir, own)
+            identity.cover_machine_id(target, store, stack.image, prepared.run_dir)
+            upper, seen = enter(target, store, stack, trajectory.spec.limits.disk_bytes)
+        except BaseException:
+            prepared.destroy()
+            raise
+        parts = self._parts(trajectory, prepared.container, target, prepared.cgroup, prepared.server)
+        root = SandboxRoot(parts, writer, survival, stack, upper, snapshot.id, lazy_by=lazy_by, seen=seen)
+        return prepared, root
+
+    def _in_folder(
+        self, trajectory: Trajectory, stack: Stack, snapshot: Snapshot, writer: TrajectoryWriter, survival: Survival
+    ) -> tuple[Prepared, SandboxRoot]:
+        """A plain folder with the files of the stack, and the process that starts commands there."""
+        store = self._context.store
+        upper = folder_root.fill(store, trajectory.id, stack, trajectory.spec.limits.disk_bytes)
+        try:
+            prepared = self.prepare(trajectory.spec, Path(folder_root.folder_of(store, upper)))
+            try:
+                parts = self._parts(trajectory, prepared.container, None, prepared.cgroup, prepared.server)
+                return prepared, FolderRoot(parts, writer, survival, stack, upper, snapshot.id)
+            except BaseException:
+                self._discard(prepared)
+                raise
+        except BaseException:
+            store.remove(upper)
+            raise
 
     def take(self, spec: SandboxSpec) -> Prepared:
         """A container of this kind: a spare one if there is one that still lives, else a new one. SandboxFailed,
@@ -124,14 +151,15 @@ class Launcher:
                 prepared = spares.popleft() if spares else None
             if prepared is None:
                 prepared = self.prepare(spec)
-            elif self._context.grouping.name_of(prepared.container.pid) is None:
+            elif prepared.runtime.grouping.name_of(prepared.container.pid) is None:
                 prepared.destroy()
                 continue
             self._refill_later(spec)
             return prepared
 
-    def prepare(self, spec: SandboxSpec) -> Prepared:
-        """Make one container and its socket. SandboxFailed, Unsupported; nothing is left behind then."""
+    def prepare(self, spec: SandboxSpec, root: Path | None = None) -> Prepared:
+        """Make one container and its socket. `root`: the folder that it is, without isolation. SandboxFailed,
+        Unsupported; nothing is left behind then."""
         context = self._context
         runtime = context.runtime(spec.runtime)
         container_id = ContainerID(new_id())
@@ -140,20 +168,18 @@ class Launcher:
         for directory in (run_dir, run_dir / "share"):
             directory.chmod(0o755)
         calls = AgentCalls(context)
-        admitted: list[str | None] = [None]
-        server = _serve(run_dir, calls, admitted, context.grouping)
+        admitted: list[Callable[[int], bool]] = []
+        server = _serve(run_dir, calls, admitted)
         image = context.image(spec.image)
         image_name = (image.name if image else "") or "snapshotd"
         try:
             container = runtime.create(
-                ContainerSpec(
-                    container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name=image_name
-                )
+                ContainerSpec(container_id, run_dir, context.share_dir, spec.limits, spec.network, image_name, root)
             )
             hit("engine.start.container_created")
-            admitted[0] = context.grouping.name_of(container.pid)
-            cgroup = context.grouping.of_process(container.pid)
-            target = Target.of(container.pid, container.id_map)
+            admitted.append(runtime.admission(container))
+            cgroup = runtime.members(container)
+            target = None if root is not None else Target.of(container.pid, container.id_map)
         except BaseException:
             server.close()
             runtime.destroy(container_id)
@@ -229,9 +255,9 @@ class Launcher:
         base, fresh = root.base, root.fresh
         if head.id != root.head:  # there were snapshots since it got this root
             base, fresh = (head.base or base, head.own_layers - 1) if head.method == "copy" else (head.id, 0)
-        grouping = self._context.grouping
-        admitted = [grouping.name_of(survivor.container.pid)]
-        server = _serve(self._context.run_dir / "c" / survivor.container.id, calls, admitted, grouping)
+        server = _serve(
+            self._context.run_dir / "c" / survivor.container.id, calls, [survivor.runtime.admission(survivor.container)]
+        )
         trajectory, container, target = survivor.trajectory, survivor.container, survivor.target
         writer, survival = (
             TrajectoryWriter(head.id, head.seq, head.messages),
@@ -253,7 +279,7 @@ class Launcher:
         return sandbox, calls
 
     def _parts(
-        self, trajectory: Trajectory, container: Container, target: Target, cgroup: Members, server: AgentServer
+        self, trajectory: Trajectory, container: Container, target: Target | None, cgroup: Members, server: AgentServer
     ) -> RootParts:
         disk_bytes = trajectory.spec.limits.disk_bytes
         return RootParts(
@@ -275,9 +301,11 @@ class Launcher:
         self.remove_run_dir(sandbox.container.id)
 
 
-def _serve(run_dir: Path, calls: AgentCalls, admitted: list[str | None], grouping: Grouping) -> AgentServer:
-    """Listen for the agents of the container whose name is in `admitted`."""
-    return AgentServer(run_dir / "agent.sock", calls, lambda pid: grouping.name_of(pid) == admitted[0], lost=calls.lost)
+def _serve(run_dir: Path, calls: AgentCalls, admitted: list[Callable[[int], bool]]) -> AgentServer:
+    """Listen for the agents of the container whose processes `admitted` knows, once it is there."""
+    return AgentServer(
+        run_dir / "agent.sock", calls, lambda pid: any(admits(pid) for admits in admitted), lost=calls.lost
+    )
 
 
 def alive(sandbox: Sandbox) -> bool:

@@ -6,6 +6,7 @@ import socket
 from collections.abc import Callable
 
 from snapshotd.engine.base import Connection
+from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.launch import alive
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, SandboxFailed
@@ -21,6 +22,8 @@ def connect(sandbox: Sandbox | None, trajectory: Trajectory, port: int, ended: C
     name = trajectory.name or short(trajectory.id)
     if sandbox is None or not alive(sandbox):
         raise _not_running(name)
+    if not sandbox.isolated:
+        raise folder_mode.refused("a port", f"a server of {name} listens on this machine; connect to 127.0.0.1:{port}")
 
     def inside() -> socket.socket:
         # The process id may have become another process's before its namespace was opened. It is the sandbox's own as

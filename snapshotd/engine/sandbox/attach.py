@@ -138,7 +138,7 @@ def _settled(
     facts: dict[str, Any],
     roots: list[Root],
 ) -> Survivor:
-    cgroup = context.grouping.of_process(container.pid)
+    cgroup = runtime.members(container)
     cgroup.thaw()  # it may have been in the middle of a copy
     target = Target.of(container.pid, container.id_map)
     try:

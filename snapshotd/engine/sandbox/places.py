@@ -4,7 +4,6 @@ on."""
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable
 
@@ -14,8 +13,6 @@ from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing.cold import gone
 from snapshotd.engine.storing.look import open_view
 from snapshotd.errors import DataLoss, NotFound, OutOfSpace, SandboxFailed
-from snapshotd.kernel import files
-from snapshotd.trees import apply, diff
 from snapshotd.types import DURING, SNAPSHOT_NOW, Snapshot, SnapshotState, Stack, short
 
 _log = logging.getLogger(__name__)
@@ -104,17 +101,8 @@ class Places:
         )
 
     def _rewrite(self, sandbox: Sandbox, snapshot: Snapshot, reason: str) -> None:
-        """Writes the differing files over the present ones while the sandbox stands still, so that its live upper can
-        be read as if it were sealed."""
+        """Writes the differing files over the present ones while the sandbox stands still."""
         _log.info("the files of %s are rewritten in place because %s", sandbox.trajectory.id, reason)
-        store = self._context.store
         sandbox.survival.forget()
-        with frozen(sandbox.cgroup):
-            root = os.open(f"/proc/{sandbox.container.pid}/root", files.DIR_FLAGS & ~os.O_NOFOLLOW)
-            try:
-                with store.view(sandbox.root.live_stack) as now, open_view(self._context, snapshot) as wanted:
-                    shift = sandbox.container.id_map.base if sandbox.container.id_map else 0
-                    changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
-                    apply.apply(root, changes, wanted, shift=shift, whole_groups=True)
-            finally:
-                os.close(root)
+        with frozen(sandbox.cgroup), open_view(self._context, snapshot) as wanted:
+            sandbox.root.rewrite(wanted, sandbox.container)

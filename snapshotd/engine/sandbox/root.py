@@ -30,6 +30,9 @@ from snapshotd.layers import delta, links
 from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
+from snapshotd.runtime.base import Container
+from snapshotd.trees import apply, diff
+from snapshotd.trees.view import View
 from snapshotd.types import LayerID, SnapshotID, Stack, TrajectoryID, short
 
 
@@ -77,7 +80,8 @@ class RootParts:
 
     trajectory: TrajectoryID
     store: LayerStore
-    target: Target
+    target: Target | None
+    """Its mount namespace; None: its root is a plain folder (folder_root.py)."""
     cgroup: Members
     init_pid: int
     parked: Callable[[], set[int]]
@@ -118,8 +122,9 @@ class SandboxRoot:
         """Roots to be buried."""
 
     @property
-    def target(self) -> Target:
+    def _target(self) -> Target:
         """The container's mount namespace."""
+        assert self._parts.target is not None
         return self._parts.target
 
     @property
@@ -163,7 +168,7 @@ class SandboxRoot:
             self.revive()
             pause = time.perf_counter_ns() - start
             return Captured(self.stack, "unchanged", None, pause, self.base, self.fresh, self.bury)
-        layout = layout_of(self._parts.target)
+        layout = layout_of(self._target)
         reason = self.blocker(layout)
         if reason is None:
             try:
@@ -183,7 +188,7 @@ class SandboxRoot:
         (served_by,) = self._lazy_by
         if served_by is not None and served_by is self._parts.sources.server_of_lazy():
             return
-        layout = layout_of(self._parts.target)
+        layout = layout_of(self._target)
         if self.blocker(layout) is not None:
             return
         try:
@@ -192,10 +197,30 @@ class SandboxRoot:
             return
         self.bury()
 
-    def blocker(self, layout: Layout | None = None) -> str | None:
-        """Reason why the sandbox cannot be pivoted now, or None."""
-        root_id = (layout or layout_of(self._parts.target)).root_id
-        return blocker(self._parts.cgroup, self._parts.init_pid, root_id, self._parts.parked())
+    def blocker(self, layout: Layout | None = None, *, unnoticed: bool = False) -> str | None:
+        """Reason why the sandbox cannot be pivoted now, or None. `unnoticed`: parked processes are one, too."""
+        root_id = (layout or layout_of(self._target)).root_id
+        return blocker(self._parts.cgroup, self._parts.init_pid, root_id, set() if unnoticed else self._parts.parked())
+
+    def open_root(self) -> int:
+        """A descriptor (O_PATH) of the root as it is now. OSError, SandboxFailed."""
+        return self._target.open_root()
+
+    def view(self) -> View:
+        """The files as they are now, for reading while nothing changes them. NotFound."""
+        return self._parts.store.view(self.live_stack)
+
+    def rewrite(self, wanted: View, container: Container) -> None:
+        """Write the files of another view over the present ones, in place, so that the live upper can be read as if it
+        were sealed. The caller has stopped the processes. Errors as `apply.apply`."""
+        root = container.open_root()
+        try:
+            with self.view() as now:
+                shift = container.id_map.base if container.id_map else 0
+                changes = list(diff.diff(now, wanted))  # all of them first: writing changes the upper
+                apply.apply(root, changes, wanted, shift=shift, whole_groups=True)
+        finally:
+            os.close(root)
 
     def bury(self) -> None:
         """Let go of the roots that the sandbox has left, which takes time in proportion to the inodes touched there.
@@ -204,7 +229,8 @@ class SandboxRoot:
         with contextlib.suppress(IndexError):
             while True:
                 former.append(self._former.popleft())
-        self._parts.target.bury()
+        if self._parts.target is not None:
+            self._parts.target.bury()
         for root in former:
             store.release(root.held)
             store.unpin(root.pinned)
@@ -242,7 +268,7 @@ class SandboxRoot:
             store.dress(upper, sealed)
             lazy_by = lazy_server(store, below, self._parts.sources)
             announce = functools.partial(self._announce, upper, below, lazy_by is not None, self.fresh + changed)
-            pivot(self._parts.target, store, below, upper, layout, seal=True, announce=announce)
+            pivot(self._target, store, below, upper, layout, seal=True, announce=announce)
             undo.pop_all()
         if changed:
             self._relink(self.upper, self.stack)
@@ -317,7 +343,7 @@ class SandboxRoot:
         self._survival.forget()
         lazy_by = lazy_server(parts.store, stack, parts.sources)
         try:
-            upper, seen = enter(parts.target, parts.store, stack, parts.disk_bytes)
+            upper, seen = enter(self._target, parts.store, stack, parts.disk_bytes)
         except BaseException:
             parts.store.release(stack.layers)
             raise
@@ -347,7 +373,7 @@ class SandboxRoot:
 
     def present(self) -> Root:
         """The present root, for the next daemon."""
-        mount_id = layout_of(self._parts.target).root_id
+        mount_id = layout_of(self._target).root_id
         return Root(mount_id, self.upper, self.stack, self.base, self.fresh, self._writer.head, self.lazy)
 
     def _announce(self, upper: LayerID, stack: Stack, lazy: bool, fresh: int, mount_id: int) -> None:
@@ -357,7 +383,8 @@ class SandboxRoot:
     def release(self) -> None:
         """Let go of the layers: the container has ended. Files in the live upper are gone."""
         store = self._parts.store
-        self._parts.target.close()
+        if self._parts.target is not None:
+            self._parts.target.close()
         self.bury()
         store.release((*self.stack.layers, *self._mirrored()))
         store.unpin(self.own_layers)

@@ -2,7 +2,7 @@
 
     root         its files (root.py)
     writer       the trajectory's head, and the fence under which it moves (writer.py)
-    mind         the agent's state and messages that no snapshot has yet (mind.py)
+    mind         the agent's state and messages that no snapshot has yet (`UnsavedMind`)
     survival     what the next daemon needs to go on with it (live.py)
     use          the commands and the program that run in it
 
@@ -25,14 +25,14 @@ from typing import Any
 from snapshotd.engine.base import CommandInfo
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.live import Survival
-from snapshotd.engine.sandbox.mind import UnsavedMind
 from snapshotd.engine.sandbox.root import SandboxRoot, frozen
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.gateway.base import Gateway
+from snapshotd.kernel.limits import Hits, hits
 from snapshotd.kernel.members import Members
 from snapshotd.runtime.base import Container, Process, Runtime
-from snapshotd.types import SnapshotID, Trajectory, TrajectoryID, short
+from snapshotd.types import Message, SnapshotID, Trajectory, TrajectoryID, short
 
 BACKGROUND_MAX = 32
 """Commands that run in the background of one sandbox. Each takes two threads and up to five descriptors of the
@@ -142,6 +142,36 @@ class SandboxUse:
 
 
 @dataclass(slots=True)
+class UnsavedMind:
+    """The agent's mind as far as no snapshot has it: its state, and its messages since the head. The sandbox's lock guards
+    it."""
+
+    state: dict[str, Any] = field(default_factory=dict)
+    """The agent's state: `values` (its own JSON) and `tasks` (engine/mind/tasks.py). Replaced, never changed in
+    place."""
+    changed: bool = False
+    """The next snapshot has to save the state."""
+    messages: list[Message] = field(default_factory=list)
+    """Messages of the conversation that the next snapshot will bind."""
+    bytes: int = 0
+    """Size of the messages that the agent appended since the head, as JSON."""
+
+    def put(self, state: dict[str, Any], *, changed: bool) -> None:
+        """Replace the state. `changed`: it is another one than the head's."""
+        self.state, self.changed = state, changed
+
+    def say(self, message: Message, size: int) -> None:
+        """Append a message of the agent."""
+        self.bytes += size
+        self.messages.append(message)
+
+    def saved(self, messages: int) -> None:
+        """A snapshot has the state, and the first `messages` messages."""
+        del self.messages[:messages]
+        self.bytes, self.changed = 0, False
+
+
+@dataclass(slots=True)
 class Sandbox:
     """See the module's text. Made by `launch.Launcher`; ended by `close`."""
 
@@ -176,6 +206,15 @@ class Sandbox:
     def closed(self) -> bool:
         """No more steps."""
         return self.use.closed
+
+    @property
+    def isolated(self) -> bool:
+        """False if it is a plain folder, and its commands are processes like any others."""
+        return self.container.root is None
+
+    def hits(self) -> Hits:
+        """The hits at its limits so far: none where it has no limits of its own."""
+        return hits(self.container.pid) if self.isolated else Hits()
 
     def renew(self, trajectory: Trajectory) -> None:
         """The trajectory's own record has changed."""

@@ -44,7 +44,7 @@ def look_up(container: Container, wanted: str) -> User:
     a file cannot be read, SandboxFailed when the container is gone.
     """
     try:
-        root_fd = os.open(f"/proc/{container.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        root_fd = container.open_root()
     except OSError as exc:
         raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
     try:

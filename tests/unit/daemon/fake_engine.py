@@ -133,7 +133,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         if request.name and request.name in {line.name for line in self.lines.values()}:
             raise Conflict(f"the name {request.name} is taken; choose another")
         runtime = "runc" if request.runtime == "auto" else request.runtime
-        spec = t.SandboxSpec(IMAGE, runtime, request.network, request.limits)
+        spec = t.SandboxSpec(IMAGE, runtime, request.network or t.Network.NONE, request.limits or t.Limits())
         line = t.Trajectory(
             t.TrajectoryID(t.new_id()),
             request.name,

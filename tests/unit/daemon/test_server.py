@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.daemon.host import choose_mode
+from snapshotd.daemon.host import Footing, choose_mode
 from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.http.wire import check_ref, check_socket_path
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
@@ -219,30 +219,59 @@ def test_too_long_a_socket_path_is_named(tmp_path: Path) -> None:
 def test_the_mode_is_the_wanted_one_or_the_best_that_isolates() -> None:
     whole = Abilities(True, True, LayerNaming.DESCRIPTOR, True, True, True, True, True, 2, "/sys/fs/cgroup")
     unmapped = dataclasses.replace(whole, mapped_layers=False, reasons={"mapped_layers": "Invalid argument"})
-    assert choose_mode(whole, None) is Mode.PIVOT
-    assert choose_mode(whole, Mode.PIVOT_ROOT) is Mode.PIVOT_ROOT
-    assert choose_mode(unmapped, Mode.PIVOT_ROOT) is Mode.PIVOT_ROOT
+    assert choose_mode(whole, Footing()) == (Mode.PIVOT, "")
+    assert choose_mode(whole, Footing(folder_will_do=True)) == (Mode.PIVOT, "")
+    assert choose_mode(whole, Footing(wanted=Mode.PIVOT_ROOT)) == (Mode.PIVOT_ROOT, "")
+    assert choose_mode(unmapped, Footing(wanted=Mode.PIVOT_ROOT)) == (Mode.PIVOT_ROOT, "")
+    assert choose_mode(whole, Footing(wanted=Mode.FOLDER)) == (Mode.FOLDER, "")
     with pytest.raises(Unsupported, match=r"mode pivot: mapped_layers: Invalid argument.*SNAPSHOTD_MODE=pivot-root"):
-        choose_mode(unmapped, None)
+        choose_mode(unmapped, Footing())
     with pytest.raises(Unsupported, match="mode pivot-root"):
-        choose_mode(dataclasses.replace(unmapped, seals=False), Mode.PIVOT_ROOT)
+        choose_mode(dataclasses.replace(unmapped, seals=False), Footing(wanted=Mode.PIVOT_ROOT))
 
 
 def test_the_mode_of_an_ordinary_user_needs_neither_seal_nor_cgroup() -> None:
     inside = Abilities(True, True, LayerNaming.DESCRIPTOR, False, False, True, False, True, 0, "", ids=1)
-    assert choose_mode(inside, None) is Mode.ROOTLESS
-    assert choose_mode(inside, Mode.ROOTLESS) is Mode.ROOTLESS
+    assert choose_mode(inside, Footing()) == (Mode.ROOTLESS, "")
+    assert choose_mode(inside, Footing(wanted=Mode.ROOTLESS)) == (Mode.ROOTLESS, "")
     with pytest.raises(Unsupported, match="mode pivot is for root's daemon"):
-        choose_mode(inside, Mode.PIVOT)
+        choose_mode(inside, Footing(wanted=Mode.PIVOT))
     closed = dataclasses.replace(inside, mounts=False, reasons={"mounts": "refused", "seals": "none"})
     with pytest.raises(Unsupported, match="mode rootless: mounts: refused"):
-        choose_mode(closed, None)
+        choose_mode(closed, Footing())
 
 
 def test_roots_daemon_is_never_rootless() -> None:
     whole = Abilities(True, True, LayerNaming.DESCRIPTOR, True, True, True, True, True, 2, "/sys/fs/cgroup")
     with pytest.raises(Unsupported, match="mode rootless is for an ordinary user's daemon"):
-        choose_mode(whole, Mode.ROOTLESS)
+        choose_mode(whole, Footing(wanted=Mode.ROOTLESS))
+
+
+def test_a_host_that_isolates_nothing_offers_folders_where_they_will_do() -> None:
+    nothing = Abilities(
+        False, False, LayerNaming.OPTIONS, False, False, False, False, True, 0, "", reasons={"mounts": "EPERM"}
+    )
+    with pytest.raises(Unsupported, match=r"mode pivot: mounts: EPERM.*--isolation none"):
+        choose_mode(nothing, Footing())
+    mode, reason = choose_mode(nothing, Footing(folder_will_do=True))
+    assert mode is Mode.FOLDER
+    assert "mode pivot: mounts: EPERM" in reason
+    assert "--isolation none" in reason
+    unmapped = dataclasses.replace(nothing, mounts=True, overlays=True, redirects=True, seals=True, cgroup_version=2)
+    assert "SNAPSHOTD_MODE=pivot-root" in choose_mode(unmapped, Footing(folder_will_do=True))[1]
+
+
+def test_the_reason_why_nothing_isolates_is_kept_or_raised() -> None:
+    with pytest.raises(Unsupported, match=r"no mounts.*--isolation none"):
+        Footing().without_isolation("no mounts")
+    kept = Footing(folder_will_do=True).without_isolation("no mounts")
+    assert kept.in_folder
+    assert choose_mode(Abilities(True, True, LayerNaming.DESCRIPTOR, True, True, True, True, True, 2, "/x"), kept) == (
+        Mode.FOLDER,
+        kept.refusal,
+    )
+    wanted = Footing(wanted=Mode.FOLDER)
+    assert wanted.without_isolation("no mounts") == wanted, "the settings ask for it"
 
 
 @pytest.mark.parametrize("ref", ["", "a/b", "-x", "a b", "é", "a" * 200, "x\n"])

@@ -18,8 +18,7 @@ from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.live import LiveRecord, Survival
-from snapshotd.engine.sandbox.mind import UnsavedMind
-from snapshotd.engine.sandbox.sandbox import SandboxUse
+from snapshotd.engine.sandbox.sandbox import SandboxUse, UnsavedMind
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.types import CallStatus, Ended, SideEffect, Snapshot, Trajectory, TrajectoryStatus, new_id
 from tests.records import committed, fork, started

@@ -12,8 +12,7 @@ import pytest
 from snapshotd.engine.mind.pending import Pending
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord, Root, Survival
-from snapshotd.engine.sandbox.mind import UnsavedMind
-from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.sandbox import Sandbox, UnsavedMind
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
 from snapshotd.types import (
     CallID,

@@ -18,8 +18,7 @@ from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.live import Survival
-from snapshotd.engine.sandbox.mind import UnsavedMind
-from snapshotd.engine.sandbox.sandbox import SandboxUse
+from snapshotd.engine.sandbox.sandbox import SandboxUse, UnsavedMind
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.types import AgentSpec, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus

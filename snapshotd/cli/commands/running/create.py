@@ -32,7 +32,8 @@ def command(ctx: click.Context, /, wait: Wait | None, idle_timeout: float | None
     if options["workspace"] is not None and is_local(ctx):
         local_folder(options["workspace"], "workspace")
     client = connect(ctx)
-    client.ensure_image(options["image"], progress=note)
+    if options["isolation"] is None:
+        client.ensure_image(options["image"], progress=note)
     with patience():
         trajectory, snapshot = client.create(
             wait=wait or "captured", idle_timeout=idle_timeout or 0, **sandbox_keywords(options)

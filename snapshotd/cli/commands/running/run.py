@@ -139,8 +139,9 @@ def command(
     if reuse_replies and not reuse:
         refuse("--reuse-replies goes with --reuse; give both")
     client = connect(ctx)
-    client.ensure_image(options["image"], progress=None if quiet else note)
-    if not quiet and not places().is_root:
+    if options["isolation"] is None:
+        client.ensure_image(options["image"], progress=None if quiet else note)
+    if options["isolation"] is None and not quiet and not places().is_root:
         _note_weaker(client)
     with patience():
         trajectory = client.run(
@@ -177,7 +178,8 @@ def _check_terminal(both: bool, wanted: dict[str, Any], elsewhere: bool) -> None
 
 def _in_terminal(client: Snapshotd, wanted: dict[str, Any], user: str | None, quiet: bool, rest: dict[str, Any]) -> int:
     """A sandbox without an agent, with one command that has this terminal."""
-    client.ensure_image(rest["image"], progress=None if quiet else note)
+    if rest["runtime"] != "none":
+        client.ensure_image(rest["image"], progress=None if quiet else note)
     with patience():
         trajectory, _ = client.create(program=wanted.get("program"), **rest)
     options: dict[str, Any] = {"stdin": standard_input(), "env": {}, "user": user}

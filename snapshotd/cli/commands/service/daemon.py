@@ -26,6 +26,7 @@ from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
 from snapshotd.terms import number_of
 
 if TYPE_CHECKING:
+    from snapshotd.daemon.host import Footing
     from snapshotd.engine.base import Engine
 
 STOP_TIMEOUT_S = 120.0
@@ -61,6 +62,11 @@ _EXAMPLES = [
     is_flag=True,
     help="Make a damaged catalog.db again from the stored snapshots, and end; the old one is kept beside it.",
 )
+@click.option(
+    "--isolation",
+    type=click.Choice(["none"]),
+    help="none: be the daemon also where nothing isolates sandboxes, for those alone that ask for `--isolation none`.",
+)
 @click.option("--ready-fd", type=int, hidden=True)
 @json_option
 @click.pass_context
@@ -71,13 +77,14 @@ def command(
     restart: bool,
     status: bool,
     rebuild_catalog: bool,
+    isolation: str | None,
     ready_fd: int | None,
     as_json: bool,
 ) -> int:
     """Be the daemon, ask after it, stop it, or put another in its place.
 
     Without --stop, --restart or --status this process becomes the daemon until SIGTERM or Ctrl-C. This is seldom
-    needed: commands run as root start one. --restart also starts one if none ran; commands that follow a run go on at
+    needed: commands start one. --restart also starts one if none ran; commands that follow a run go on at
     the new one. If systemd keeps the daemon, `systemctl kill --kill-whom=main --signal=KILL snapshotd` does the same. With --json:
     --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
     ids, the first null if none ran.
@@ -92,17 +99,21 @@ def command(
     if status:
         return _status(client, as_json)
     if rebuild_catalog:
-        return _rebuild(client, as_json)
-    return _serve(client, foreground, ready_fd)
+        return _rebuild(client, as_json, isolation)
+    return _serve(client, foreground, ready_fd, isolation)
 
 
-def _rebuild(client: Snapshotd, as_json: bool) -> int:
+def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
     """Runs without a daemon: it cannot start on a damaged catalog."""
     from snapshotd.daemon import server, wiring
 
-    where, config = places(), _config(client)
+    config = _config(client)
     with Meter("rebuilding the catalog", quiet=as_json) as meter:
-        report = server.alone(where, client.state_dir, lambda _: wiring.rebuild_catalog(config, meter.line, where))
+        report = server.alone(
+            _footing(config, isolation),
+            client.state_dir,
+            lambda footing: wiring.rebuild_catalog(config, meter.line, footing),
+        )
     if as_json:
         print_json(
             {
@@ -125,23 +136,24 @@ def _rebuild(client: Snapshotd, as_json: bool) -> int:
     return 0
 
 
-def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
+def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None, isolation: str | None) -> int:
     from snapshotd.daemon.server import ServerOptions, serve
 
-    where, config = places(), _config(client)  # before this process may enter a user namespace
+    config = _config(client)
+    footing = _footing(config, isolation)  # before this process may enter a user namespace
 
-    def open_engine(_: Path) -> Engine:
+    def open_engine(ground: Footing) -> Engine:
         from snapshotd.daemon import wiring
 
-        return wiring.open_engine(config, where)
+        return wiring.open_engine(config, ground)
 
     options = ServerOptions(
         client.state_dir,
         client.socket_path,
         foreground=foreground,
         ready_fd=ready_fd,
-        hook_socket=hook_socket_of(client.state_dir, where),
-        places=where,
+        hook_socket=hook_socket_of(client.state_dir, footing.places),
+        footing=footing,
     )
     code = 1
     try:
@@ -153,6 +165,14 @@ def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None) -> int:
         if _threads_left():  # an engine that failed to open or to close leaves some, which keep the process alive
             _leave(code)
     return code
+
+
+def _footing(config: Config, isolation: str | None) -> Footing:
+    from snapshotd.daemon.host import Footing
+    from snapshotd.kernel.abilities import Mode
+
+    wanted = Mode(config.mode) if config.mode else None
+    return Footing(places(), wanted, folder_will_do=isolation is not None and wanted is None)
 
 
 def _leave(code: int) -> None:

@@ -1,0 +1,322 @@
+"""The driver for machines that give nothing: a sandbox is a plain folder, and its commands are ordinary processes with
+the daemon's rights. There is no isolation: only writing is limited, to the folder, and where the kernel has Landlock.
+
+A *container* is here the process that starts the commands (folder_main.py), and the folder that stands for its root
+(`Container.root`). Paths of an `ExecSpec` that lie in the sandbox (its working directory, and `RUN_DIR` in values of its
+environment) become the machine's. It ends with the daemon, `keep` notwithstanding: `attach` finds none, and the engine
+goes on by `resume`.
+
+Files in the driver's run directory:
+    <id>/first          process id and start time of the container's first process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import posixpath
+import signal
+import socket
+import subprocess
+import sys
+import termios
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snapshotd.errors import SandboxFailed, Unsupported
+from snapshotd.kernel import files
+from snapshotd.kernel.process_tree import ProcessTree
+from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of
+from snapshotd.runtime import failure, folder_main
+from snapshotd.runtime._checks import check_exec
+from snapshotd.runtime._process import kill_and_reap, poll_fd
+from snapshotd.runtime.base import (
+    RUN_DIR,
+    SHARE_DIR,
+    STDIN,
+    Container,
+    ContainerSpec,
+    ExecSpec,
+    Keeper,
+    Process,
+    Runtime,
+)
+from snapshotd.types import NO_ISOLATION, ContainerID, short
+
+ROOT_VARIABLE = "SNAPSHOTD_ROOT"
+"""Environment name of the folder's path, where `/` of the snapshots is."""
+_START_DEADLINE_S, _END_DEADLINE_S = 30.0, 10.0
+
+
+class FolderRuntime(Runtime):
+    """See the module's text."""
+
+    name = NO_ISOLATION
+
+    def __init__(self, run_dir: Path, keeper: Keeper) -> None:
+        """`keeper`: holds the inputs of kept commands."""
+        self._run_dir, self._keeper = run_dir, keeper
+        self._first: dict[ContainerID, _First] = {}
+        self._lock = threading.Lock()
+
+    def unavailable(self) -> str | None:
+        return None
+
+    def create(self, spec: ContainerSpec) -> Container:
+        if spec.root is None:
+            raise Unsupported("a container without isolation needs the folder that it is to be")
+        directory = self._run_dir / spec.id
+        directory.mkdir(mode=0o700, parents=True)
+        try:
+            first = _First.started(spec, directory)
+        except BaseException:
+            self.destroy(spec.id)
+            raise
+        with self._lock:
+            self._first[spec.id] = first
+        return Container(spec.id, first.process.pid, None, spec.root)
+
+    def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
+        check_exec(spec)
+        if (spec.user, spec.group, spec.groups) != (0, 0, ()):
+            raise Unsupported("without isolation every command runs as the daemon's own user; leave the user out")
+        with self._lock:
+            first = self._first.get(container.id)
+        if first is None:
+            raise SandboxFailed(f"container {short(container.id)} is gone")
+        process = first.start(spec)
+        if keep is not None and process.stdin_fd is not None:
+            self._keeper.hold(keep + STDIN, process.stdin_fd)
+            os.close(process.stdin_fd)
+            process.stdin_fd = None
+        return process
+
+    def attach(self, container_id: ContainerID) -> Container | None:
+        return None
+
+    def rename(self, container: Container, hostname: str) -> None:
+        """Nothing: the hostname is the machine's."""
+
+    def destroy(self, container_id: ContainerID) -> None:
+        with self._lock:
+            first = self._first.pop(container_id, None)
+        directory = self._run_dir / container_id
+        if first is not None:
+            first.close()
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            pid, started = map(int, (directory / "first").read_text().split())
+            _end(pid, started)
+        if first is not None:
+            first.process.wait()
+        _end_marked(container_id)
+        if directory.exists():
+            fd = os.open(self._run_dir, files.DIR_FLAGS)
+            try:
+                files.remove_tree(fd, container_id)
+            finally:
+                os.close(fd)
+
+    def list(self) -> list[ContainerID]:
+        return [ContainerID(name) for name in sorted(os.listdir(self._run_dir))] if self._run_dir.is_dir() else []
+
+    def members(self, container: Container) -> ProcessTree:
+        return ProcessTree(container.pid)
+
+    def admission(self, container: Container) -> Callable[[int], bool]:
+        return ProcessTree(container.pid).admits
+
+
+class _First:
+    """The daemon's side of a container's first process."""
+
+    def __init__(self, process: subprocess.Popen[bytes], connection: socket.socket, spec: ContainerSpec) -> None:
+        self.process, self._connection, self._spec = process, connection, spec
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def started(spec: ContainerSpec, directory: Path) -> _First:
+        """SandboxFailed."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-I", "-S", folder_main.__file__, str(theirs.fileno()), str(spec.root)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+                env={SANDBOX: spec.id},
+            )
+        (directory / "first").write_text(f"{process.pid} {start_time(process.pid)}")
+        ours.settimeout(_START_DEADLINE_S)
+        assert process.stderr is not None
+        with process.stderr as stderr:
+            try:
+                ready = ours.recv(folder_main.ANSWER_MAX_BYTES)
+            except TimeoutError:
+                ready = b""
+            if ready:
+                return _First(process, ours, spec)
+            process.kill()
+            words = failure.shorten(stderr.read().decode(errors="replace").rstrip().rpartition("\n")[2])
+        ours.close()
+        process.wait()
+        raise SandboxFailed(f"container {short(spec.id)} could not be started: {words or 'it gave no reason'}")
+
+    def close(self) -> None:
+        """Have it end everything below it, and itself."""
+        self._connection.close()
+
+    def start(self, spec: ExecSpec) -> FolderProcess:
+        """Errors as `Runtime.exec`."""
+        assert self._spec.root is not None
+        cwd = f"{self._spec.root}{posixpath.normpath('/' + spec.cwd.lstrip('/'))}"
+        env = {name: self._outside(value) for name, value in spec.env.items()}
+        env |= {SANDBOX: self._spec.id, ROOT_VARIABLE: str(self._spec.root)}
+        request = {"argv": list(spec.argv), "cwd": cwd, "env": env, "terminal": spec.terminal is not None}
+        with contextlib.ExitStack() as theirs:
+            ends = _Ends(spec, theirs)
+            try:
+                answer = self._ask(request, ends.of_command)
+                if "pid" not in answer:
+                    reason = _reason(answer, os.path.join(cwd, spec.argv[0]) if "/" in spec.argv[0] else None)
+                    raise failure.command_failure(reason, spec.argv[0], spec.cwd)
+                return FolderProcess(answer["pid"], ends)
+            except BaseException:
+                ends.close()
+                raise
+
+    def _ask(self, request: dict[str, Any], ends: list[int]) -> dict[str, Any]:
+        memory = os.memfd_create("snapshotd-command", os.MFD_CLOEXEC)
+        try:
+            files.write_all(memory, json.dumps(request).encode())
+            with self._lock:
+                socket.send_fds(self._connection, [b"x"], [memory, *ends])
+                data = self._connection.recv(folder_main.ANSWER_MAX_BYTES)
+        except OSError as exc:
+            raise SandboxFailed(f"container {short(self._spec.id)} is gone: {exc.strerror or exc}") from exc
+        finally:
+            os.close(memory)
+        if not data:
+            raise SandboxFailed(f"container {short(self._spec.id)} is gone: its first process was killed")
+        answer: dict[str, Any] = json.loads(data)
+        return answer
+
+    def _outside(self, value: str) -> str:
+        """A value in which places of the run directory are the machine's."""
+        return value.replace(SHARE_DIR, str(self._spec.share_dir)).replace(RUN_DIR, str(self._spec.run_dir))
+
+
+class _Ends:
+    """The pipes or the terminal of a command: `of_command` go to it, the other ends stay."""
+
+    def __init__(self, spec: ExecSpec, theirs: contextlib.ExitStack) -> None:
+        self._ours: list[int] = []
+
+        def pipe() -> tuple[int, int]:
+            read_end, write_end = os.pipe2(os.O_CLOEXEC)
+            return read_end, write_end
+
+        def given(fd: int) -> int:
+            theirs.callback(os.close, fd)
+            return fd
+
+        self.stdin: int | None = None
+        if spec.terminal is not None:
+            self.stdout, slave = os.openpty()
+            termios.tcsetwinsize(slave, spec.terminal)
+            self.stdin = os.dup(self.stdout)
+            self.stderr, nothing = pipe()
+            os.close(nothing)
+            standard = [given(slave)] * 3
+        else:
+            self.stdout, stdout = pipe()
+            self.stderr, stderr = pipe()
+            if spec.stdin:
+                stdin, self.stdin = pipe()
+            else:
+                stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+            standard = [given(stdin), given(stdout), given(stderr)]
+        self.end, end = pipe()
+        self.of_command = [*standard, given(end)]
+        self.terminal = spec.terminal is not None
+
+    def close(self) -> None:
+        """Close the ends that stay."""
+        for fd in (self.stdin, self.stdout, self.stderr, self.end):
+            if fd is not None:
+                os.close(fd)
+
+
+class FolderProcess(Process):
+    """A command below a container's first process, which tells its exit code through a pipe."""
+
+    def __init__(self, pid: int, ends: _Ends) -> None:
+        self.pid, self.terminal = pid, ends.terminal
+        self.stdin_fd, self.stdout_fd, self.stderr_fd = ends.stdin, ends.stdout, ends.stderr
+        self._end, self._started = ends.end, start_time(pid)
+        weakref.finalize(self, os.close, self._end)  # not earlier: another thread may be waiting on it
+        self._lock = threading.Lock()
+        self._said: bytes | None = None
+
+    def end_fd(self) -> int | None:
+        return self._end
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        if self._said is None and not poll_fd(self._end, timeout_s):
+            return None
+        with self._lock:
+            if self._said is None:
+                self._said = os.read(self._end, 16)
+        if not self._said:
+            raise SandboxFailed(
+                f"process {self.pid} of a sandbox ended with the process that started it: its exit code is lost"
+            )
+        return int(self._said)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if start_time(self.pid) == self._started and not poll_fd(self._end, 0):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _reason(answer: dict[str, Any], program: str | None) -> str:
+    """The reason why a command did not start, in the words of runc (failure.py). `program`: its path; None: it was
+    looked for."""
+    text = os.strerror(answer["error"]).lower()
+    if answer["directory"]:
+        return f'chdir to cwd ("): {text}'
+    if answer["error"] == errno.ENOENT and program is None:
+        return "executable file not found in $PATH"
+    if answer["error"] == errno.ENOENT and program is not None and os.path.lexists(program):
+        return f"exec /: {text}"  # its interpreter is missing
+    return f"exec: {text}"
+
+
+def _end(pid: int, started: int) -> None:
+    """Wait until a first process has ended everything and itself, which it does by itself; after a limit, do it here: it
+    may have been stopped from inside. SandboxFailed."""
+    deadline, below = time.monotonic() + _END_DEADLINE_S, list[int]()
+    while runs((pid, started)):
+        if time.monotonic() > deadline - _END_DEADLINE_S / 2:
+            below = descendants(pid) or below
+            for each in (*below, pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise SandboxFailed(f"process {pid} of a sandbox does not end (stuck in the kernel)")
+        time.sleep(0.002)  # no event tells of the end of another daemon's child
+
+
+def _end_marked(container_id: ContainerID) -> None:
+    """End the processes that are left of a container because its first process was killed from inside."""
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        if variable_of(int(name), SANDBOX) == container_id:
+            kill_and_reap(int(name))
