@@ -332,8 +332,9 @@ def test_roots_daemon_and_a_users_keep_apart(image_tar: Path, tmp_path: Path) ->
             theirs = user.json("ls")[0]["id"]
             assert user("exec", theirs, "--", "sh", "-c", "mv /w /v; stat -c %u:%g /v/f; cat /v/f") == "5:6\nroots\n"
             user("export", "--trajectory", theirs, "-o", user.home / "back")
+            root("rm", "--force", line)
             root("import", user.home / "back")
-            back = next(each["id"] for each in root.json("ls") if each["id"] != line)
+            back = root.json("ls")[0]["id"]
             assert root("exec", back, "--", "stat", "-c", "%u:%g", "/v/f").stdout == "5:6\n"
             user("daemon", "--stop")
             user.nothing_left()
@@ -395,11 +396,11 @@ def test_a_home_on_tmpfs_without_programs(image_tar: Path) -> None:
         tar.write_bytes(image_tar.read_bytes())
         try:
             script = (
-                "set -e; umask 077; export HOME=/var/tmp/state XDG_RUNTIME_DIR=/tmp/run-$$; mkdir $XDG_RUNTIME_DIR\n"
+                "set -e; umask 077; export HOME=/var/tmp/state XDG_RUNTIME_DIR=/var/tmp/state/run; mkdir $XDG_RUNTIME_DIR\n"
                 'sd() { "$PYTHON" -m snapshotd "$@"; }\n'
                 f"sd image import {tar} --name base >/dev/null\n"
                 "line=$(sd create --image base); sd exec $line -- sh -c 'mkdir /w; echo x >/w/f'\n"
-                "sd exec $line -- sh -c 'mv /w /v; cat /v/f'; sd daemon --stop; rm -r $XDG_RUNTIME_DIR\n"
+                "sd exec $line -- sh -c 'mv /w /v; cat /v/f'; sd daemon --stop\n"
             )
             assert user.run("sh", "-c", script, env={"PYTHON": interpreter()}).stdout == "x\n"
         finally:
