@@ -244,15 +244,11 @@ def test_the_keeper_and_the_daemon_are_killed(user: OrdinaryUser, agent: Path) -
 def test_processes_that_live_on_stand_still_for_a_snapshot(user: OrdinaryUser) -> None:
     """By signals, which a stopped process of the sandbox's own keeps."""
     line = user("create", "--image", "base").strip()
-    writer = "i=0; while :; do i=$((i+1)); echo $i >/w/one; echo $i >/w/two; done"
-    user(
-        "exec",
-        line,
-        "--",
-        "sh",
-        "-c",
-        f"mkdir /w; ({writer}) >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & kill -STOP $!",
+    stopper = (
+        "sleep 1000 >/dev/null 2>&1 & until read -r name </proc/$!/comm && [ $name = sleep ]; do :; done; kill -STOP $!"
     )
+    writer = "i=0; while :; do i=$((i+1)); echo $i >/w/one; echo $i >/w/two; done"
+    user("exec", line, "--", "sh", "-c", f"mkdir /w; ({writer}) >/dev/null 2>&1 & {stopper}")
     for _ in range(5):
         user("exec", line, "--", "true")
     for seq in range(2, 7):
