@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import marshal
 import os
 import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import resources
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from socket import socket
+from types import CodeType
 
 from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
@@ -95,6 +98,8 @@ _INSTANCE, _STATE_DIR = "instance", "state-dir"
 _SWITCH_INTERVAL_S = 0.0005
 """Time for which a busy thread may hold the interpreter against one that answers a tool call; every system call of a
 pivot gives it up once."""
+_CHECKED_HASH = (0b11).to_bytes(4, "little")
+"""Flags of a .pyc, as in PEP 552."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
@@ -385,16 +390,12 @@ def _share(share: Path, *, with_init: bool) -> Path:
     Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
     once.
     """
-    wanted = {Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    wanted = dict(_library())
     if with_init:
         init = next((path for path in CATATONIT if os.path.exists(path)), None)
         if init is None:
             raise Unsupported("no init for sandboxes: catatonit is not installed; `snapshotd setup` installs it")
         wanted[Path("init")] = Path(init).read_bytes()
-    with resources.as_file(resources.files("snapshotd") / "agent") as agent:
-        for path in agent.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                wanted["lib/snapshotd/agent" / path.relative_to(agent)] = path.read_bytes()
     directories = {share / parent for name in wanted for parent in name.parents}
     for directory in sorted({share.parent, *directories}):
         directory.mkdir(parents=True, exist_ok=True)
@@ -412,6 +413,36 @@ def _share(share: Path, *, with_init: bool) -> Path:
             temporary.chmod(mode)
             temporary.rename(share / name)
     return share
+
+
+@cache
+def _library() -> dict[Path, bytes]:
+    """The files of the in-sandbox library, which are read once in a process."""
+    found = {Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    with resources.as_file(resources.files("snapshotd") / "agent") as agent:
+        for path in agent.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = "lib/snapshotd/agent" / path.relative_to(agent)
+                found[name] = path.read_bytes()
+                if path.suffix == ".py":
+                    compiled = Path(importlib.util.cache_from_source(name)).name  # it may be kept in a folder elsewhere
+                    found[name.parent / "__pycache__" / compiled] = _compiled(path, found[name])
+    return found
+
+
+def _compiled(source: Path, content: bytes) -> bytes:
+    """A module for sandboxes that have this Python; others compile it at each start. It names its source by the hash of
+    its content, which every import compares."""
+    code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
+    assert code is not None
+    head = importlib.util.MAGIC_NUMBER + _CHECKED_HASH + importlib.util.source_hash(content)
+    return head + marshal.dumps(_called(code, source.name))
+
+
+def _called(code: CodeType, name: str) -> CodeType:
+    """The same without the path on the host. An import fills in the path that it finds it at."""
+    constants = (_called(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(constants))
 
 
 def _is_file(path: Path, content: bytes, mode: int) -> bool:
