@@ -273,8 +273,8 @@ def daemons() -> Iterator[None]:
 
     ordinary, forks = autostart._spawn, _spawner(_parent.address)
 
-    def spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> Any:
-        return (forks if can_be_forked(os.environ) else ordinary)(state_dir, socket_path, ready_fd)
+    def spawn(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None) -> Any:
+        return (forks if can_be_forked(os.environ) else ordinary)(state_dir, socket_path, ready_fd, isolation)
 
     autostart._spawn = spawn
     try:
@@ -494,12 +494,12 @@ def _run_in(env: dict[str, str], module: str, args: list[str], address: str) -> 
     return main(args)
 
 
-def _spawner(address: Callable[[], str]) -> Callable[[Path, Path, int], Any]:
+def _spawner(address: Callable[[], str]) -> Callable[[Path, Path, int, str | None], Any]:
     """A client's own way to a daemon, but for who forks it."""
     from snapshotd.client import autostart
 
-    def spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> Process:
-        argv = autostart.daemon_argv(state_dir, socket_path, ready_fd)
+    def spawn(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None) -> Process:
+        argv = autostart.daemon_argv(state_dir, socket_path, ready_fd, isolation)
         with _nothing() as nothing, autostart._open_log(state_dir) as log:
             fds = {0: nothing, 1: log.fileno(), 2: log.fileno(), ready_fd: ready_fd}
             return _ask(address(), argv[argv.index("snapshotd") + 1 :], fds, os.environ, "/", "snapshotd", True)

@@ -151,9 +151,9 @@ def reopened(state_dir: Path) -> LocalEngine:
     return found
 
 
-def agent(opened: LocalEngine) -> Agent:
+def agent(opened: LocalEngine, runtime: str = "runc") -> Agent:
     """An agent in a sandbox of its own."""
-    return Agent(opened, opened.create(SandboxRequest(runtime="runc"))[0].id)
+    return Agent(opened, opened.create(SandboxRequest(runtime=runtime))[0].id)
 
 
 def message(text: str) -> Message:

@@ -11,7 +11,8 @@ from typing import Any
 
 from tests.e2e.support import Snap
 
-UID = 65533
+UID = 60_000 + os.getpid() % 5_000
+"""Another one in each process of the tests, whose users' processes are told apart by it."""
 _CHECKOUT = Path(__file__).resolve().parents[1]
 _SEEN = r"""
 set -e

@@ -105,7 +105,7 @@ def _too_slow(what: str, state_dir: Path) -> DaemonUnavailable:
     )
 
 
-def daemon_argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+def daemon_argv(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None = None) -> list[str]:
     """The daemon's command line: this very installation, without looking for modules in the working directory."""
     return [
         sys.executable,
@@ -119,11 +119,12 @@ def daemon_argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
         str(socket_path),
         "--ready-fd",
         str(ready_fd),
+        *(["--isolation", isolation] if isolation else []),
     ]
 
 
 def _spawn(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None) -> subprocess.Popen[bytes]:
-    argv = daemon_argv(state_dir, socket_path, ready_fd) + (["--isolation", isolation] if isolation else [])
+    argv = daemon_argv(state_dir, socket_path, ready_fd, isolation)
     with _open_log(state_dir) as log:
         try:
             return subprocess.Popen(

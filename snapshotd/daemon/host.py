@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snapshotd.config import COVERED, OF_ROOT, Places
+from snapshotd.config import COVERED, OF_ROOT, Config, Places, places
 from snapshotd.errors import NotPermitted, Unsupported
 from snapshotd.kernel import cgroup, mounts, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
@@ -26,7 +26,7 @@ _left: int | None = None
 
 @dataclass(frozen=True, slots=True)
 class Footing:
-    """A daemon's ground: its places as it sees them, and what it may be."""
+    """A daemon's ground: its places as it sees them, and the modes that will do."""
 
     places: Places = OF_ROOT
     wanted: Mode | None = None
@@ -51,6 +51,15 @@ class Footing:
 
 
 AS_ROOT = Footing()
+
+
+def footing_of(config: Config, isolation: str | None) -> Footing:
+    """The ground of this process's user. `isolation`: "none" if a command has said that plain folders will do. Before this
+    process may enter a user namespace."""
+    wanted = Mode(config.mode) if config.mode else None
+    return Footing(places(), wanted, folder_will_do=isolation is not None and wanted is None)
+
+
 _HINT = (
     ". In a plain folder, without isolation, it runs with --isolation none, or SNAPSHOTD_MODE=folder for all sandboxes "
     "(docs/folder-mode.md)"
@@ -222,6 +231,9 @@ def enter_own_mount_namespace() -> None:
         _left = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         surroundings.enter_own_mounts()
     except OSError as exc:
+        if _left is not None:
+            os.close(_left)
+            _left = None
         raise Unsupported(
             f"the daemon cannot have mounts of its own ({exc.strerror or exc}): it needs root. In a container it needs the "
             "capabilities SYS_ADMIN, SYS_PTRACE and SYS_NICE, and seccomp and AppArmor unconfined (docs/examples/deploy), or a "

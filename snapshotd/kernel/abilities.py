@@ -85,12 +85,12 @@ class Marks:
 
     @property
     def kept(self) -> frozenset[bytes]:
-        """Those that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
+        """The marks that are part of a layer's meaning. The others (origin, impure, uuid) tie an upper to its mount."""
         return frozenset(os.fsencode(name) for name in (self.opaque, self.redirect, self.whiteout))
 
 
 TRUSTED, BY_USER = Marks(b"trusted.overlay."), Marks(b"user.overlay.")
-"""Those that root of the host alone can set, and those of overlays in a user namespace."""
+"""The kind that root of the host alone can set, and the kind of overlays in a user namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Abilities:
     cgroup_root: str
     """The directory in which they can be made."""
     marks: str = TRUSTED.prefix.decode()
-    """What the names of overlayfs's marks begin with (`Marks`)."""
+    """The beginning of the names of overlayfs's marks (`Marks`)."""
     ids: int = ALL_IDS
     """Number of user ids that this process can give to files: all outside of user namespaces, one more than a container's in
     a user's range (kernel/rootless.py), or 1."""

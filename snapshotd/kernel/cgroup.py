@@ -1,5 +1,5 @@
-"""Cgroups, which hold the processes of a sandbox together: to look at, to stop, to limit and to end. Of version 1, of
-version 2, or of the hybrid of both, in which version 1 has the controllers."""
+"""Cgroups, which hold the processes of a sandbox together: to look at, to stop, to limit and to end. They are of version
+1, of version 2, or of the hybrid of both, in which version 1 has the controllers."""
 
 from __future__ import annotations
 

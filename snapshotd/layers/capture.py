@@ -47,7 +47,7 @@ Signature = tuple[int, int, int, int, int, int, int]
 
 
 def signature_of(st: os.stat_result) -> Signature:
-    """What a change of the entry changes."""
+    """The fields that a change of the entry changes."""
     return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_ctime_ns, st.st_mtime_ns
 
 
@@ -169,7 +169,7 @@ class Copier:
         self.seen: Seen = {}
         """The entries of the source, in the last run."""
         self.made: Seen = {}
-        """Those that are in the target."""
+        """The entries of them that are in the target."""
         self._links: dict[tuple[int, int], bytes] = {}
 
     def run(self, *, tolerant: bool, always: set[bytes]) -> None:

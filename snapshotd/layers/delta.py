@@ -3,7 +3,7 @@ live upper over the image alone holds all that the sandbox has changed, and a sn
 in it since the snapshot before.
 
 So nothing in a sandbox is ever a lower layer but its image: directories that an earlier step made can be renamed, and
-hard links stay links. The layers are the same as those of pivots, and mean the same in a stack. What a stack holds is
+hard links stay links. The layers are the same as those of pivots, and mean the same in a stack. The files of a stack are
 written into the fresh upper of a sandbox that begins on it (`fill`), by reflink where the file system can.
 
 How the layer comes about: a directory of the upper is *continued* if it is the one that stood there at the snapshot

@@ -195,7 +195,7 @@ class Runtime(ABC):
     name: str
     """`runc` or `docker`, the value of `--runtime`; `none`, the value of `--isolation`."""
     grouping: Grouping = BY_CGROUP
-    """What holds the processes of a container together."""
+    """The way in which processes belong to the driver's containers."""
 
     @abstractmethod
     def unavailable(self) -> str | None:

@@ -37,7 +37,7 @@ def user() -> Iterator[Ordinary]:
 
 def test_without_the_word_it_is_refused(user: Ordinary) -> None:
     said = user("run", "--", "true", code=125).stderr
-    assert "mounts: unshare: Operation not permitted" in said
+    assert "a user namespace cannot be made: Operation not permitted" in said
     assert "--isolation none" in said
     report = user("doctor", code=None).stdout
     assert (
@@ -47,7 +47,11 @@ def test_without_the_word_it_is_refused(user: Ordinary) -> None:
 
 
 def test_what_the_daemon_makes_is_the_users_alone(user: Ordinary) -> None:
-    user("ls")
+    assert "a user namespace cannot be made" in user("ls", code=None).stderr, "no daemon starts without the word"
+    user(*RUN, "--", "true")
+    user("daemon", "--stop")
+    user("ls")  # the state directory knows it now
+    assert "--isolation none" in user("run", "--", "true", code=125).stderr
     for place in (user.state_dir, Path(user.env["XDG_RUNTIME_DIR"], "snapshotd")):
         assert (place.stat().st_uid, stat.S_IMODE(place.stat().st_mode)) == (UID, 0o700), place
 

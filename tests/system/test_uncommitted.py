@@ -48,9 +48,13 @@ def _filled(engine: LocalEngine) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("script", [SEALED, COPIED], ids=["sealed", "copied"])
-def test_a_step_that_is_never_committed(engine: LocalEngine, script: str) -> None:
-    agent = mind_rig.agent(engine)
+@pytest.mark.parametrize(
+    ("runtime", "script"),
+    [("runc", SEALED), ("runc", COPIED), ("none", SEALED), ("none", COPIED)],
+    ids=["sealed", "copied", "in a folder", "in a folder with something alive"],
+)
+def test_a_step_that_is_never_committed(engine: LocalEngine, runtime: str, script: str) -> None:
+    agent = mind_rig.agent(engine, runtime)
     agent.tool("write", {}, script.format(0))
     engine.flush()  # what stores the first step holds its layers meanwhile
     store = engine._context.store

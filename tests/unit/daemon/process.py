@@ -22,12 +22,12 @@ def start_fakes(monkeypatch: pytest.MonkeyPatch, *, forked_ones: bool = True) ->
     """From now on commands start daemons over the fake engine, as root would real ones. `forked_ones=False`: in the
     client's own way, with an interpreter of their own."""
 
-    def argv(state_dir: Path, socket_path: Path, ready_fd: int) -> list[str]:
+    def argv(state_dir: Path, socket_path: Path, ready_fd: int, _isolation: str | None) -> list[str]:
         return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
 
-    def spawn(state_dir: Path, socket_path: Path, ready_fd: int) -> Any:
+    def spawn(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None) -> Any:
         if not forked.can_be_forked(os.environ):
-            return ordinary(state_dir, socket_path, ready_fd)
+            return ordinary(state_dir, socket_path, ready_fd, isolation)
         args = [str(state_dir), str(socket_path), str(ready_fd)]
         with autostart._open_log(state_dir) as log, open(os.devnull, "rb") as nothing:
             fds = {0: nothing.fileno(), 1: log.fileno(), 2: log.fileno(), ready_fd: ready_fd}

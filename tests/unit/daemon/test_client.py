@@ -456,9 +456,9 @@ def test_many_first_requests_start_one_daemon(startable: Path, monkeypatch: pyte
     spawned: list[Path] = []
     spawn = autostart._spawn
 
-    def counted(state_dir: Path, socket_path: Path, ready_fd: int) -> Any:
+    def counted(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None) -> Any:
         spawned.append(state_dir)
-        return spawn(state_dir, socket_path, ready_fd)
+        return spawn(state_dir, socket_path, ready_fd, isolation)
 
     monkeypatch.setattr(autostart, "_spawn", counted)
     failures: list[Exception] = []

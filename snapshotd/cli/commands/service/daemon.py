@@ -20,7 +20,7 @@ from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
-from snapshotd.config import Config, places, read
+from snapshotd.config import Config, read
 from snapshotd.daemon.http.wire import hook_socket_of, lock_path_of, log_path_of
 from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
 from snapshotd.terms import number_of
@@ -106,11 +106,12 @@ def command(
 def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
     """Runs without a daemon: it cannot start on a damaged catalog."""
     from snapshotd.daemon import server, wiring
+    from snapshotd.daemon.host import footing_of
 
     config = _config(client)
     with Meter("rebuilding the catalog", quiet=as_json) as meter:
         report = server.alone(
-            _footing(config, isolation),
+            footing_of(config, isolation),
             client.state_dir,
             lambda footing: wiring.rebuild_catalog(config, meter.line, footing),
         )
@@ -137,10 +138,11 @@ def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
 
 
 def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None, isolation: str | None) -> int:
+    from snapshotd.daemon.host import footing_of
     from snapshotd.daemon.server import ServerOptions, serve
 
     config = _config(client)
-    footing = _footing(config, isolation)  # before this process may enter a user namespace
+    footing = footing_of(config, isolation)
 
     def open_engine(ground: Footing) -> Engine:
         from snapshotd.daemon import wiring
@@ -165,14 +167,6 @@ def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None, isolation:
         if _threads_left():  # an engine that failed to open or to close leaves some, which keep the process alive
             _leave(code)
     return code
-
-
-def _footing(config: Config, isolation: str | None) -> Footing:
-    from snapshotd.daemon.host import Footing
-    from snapshotd.kernel.abilities import Mode
-
-    wanted = Mode(config.mode) if config.mode else None
-    return Footing(places(), wanted, folder_will_do=isolation is not None and wanted is None)
 
 
 def _leave(code: int) -> None:
