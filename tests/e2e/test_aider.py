@@ -3,6 +3,7 @@ the model what its test command says until that succeeds."""
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,28 @@ from tests.kept import CACHE
 
 CHECK = "cat greeting; ls; grep -q bye greeting && test -e left"
 """The command that tests what aider did: it fails after the first two replies."""
-AIDER = ("aider", "--no-git", "--model", "openai/gpt-4o", "--auto-test", "--message", "greet", "--test-cmd")
+AIDER = ("aider", "--model", "openai/gpt-4o", "--auto-test", "--message", "greet", "--test-cmd")
 
 
 def _edit(file: str, old: str, new: str) -> str:
     return f"{file}\n```\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n```\n"
 
 
-REPLIES = {
-    1: _edit("greeting", "", "hello\n"),
-    4: _edit("greeting", "hello\n", "bye\n"),
-    7: "I write.\n\n" + _edit("left", "", "left\n"),
-}
-"""By the number of messages that a request holds in the model's name: some are aider's own."""
-STEPS = [{"text": REPLIES.get(number, "beyond the script")} for number in range(8)]
+REPLIES = [
+    _edit("greeting", "", "hello\n"),
+    _edit("greeting", "hello\n", "bye\n"),
+    "I write.\n\n" + _edit("left", "", "left\n"),
+]
+
+
+def _steps(*places: int) -> list[dict[str, str]]:
+    """`places`: of the replies, by the number of messages that a request holds in the model's name. Some of them are
+    aider's own words. A request without any is the one for the message of a commit."""
+    replies = dict(zip(places, REPLIES, strict=True))
+    return [{"text": replies.get(number, "a commit")} for number in range(places[-1] + 1)]
+
+
+WITH_GIT, WITHOUT_GIT = (1, 5, 8), (1, 4, 7)
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -47,22 +56,32 @@ def _turns(agents: Agents, trajectory: str) -> list[str]:
 
 
 def _files(agents: Agents, snapshot: str) -> dict[str, str]:
-    """Without aider's own."""
-    return {name: text for name, text in agents.files(snapshot).items() if not name.startswith(".aider")}
+    """Without aider's own and git's."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        files = Path(folder) / "files"
+        agents.snap("restore", snapshot, "--path", "/workspace", "--to", files)
+        return {file.name: file.read_text() for file in files.iterdir() if not file.name.startswith(".")}
 
 
-def test_one_snapshot_for_each_turn(agents: Agents, tmp_path: Path) -> None:
-    with provider(tmp_path, *STEPS) as at:
-        trajectory = agents.run(at, *AIDER, CHECK, more=_project(tmp_path))
-        assert at.asked() == list(REPLIES)
+@pytest.mark.parametrize("git", [True, False], ids=["git", "no-git"])
+def test_one_snapshot_for_each_turn(agents: Agents, tmp_path: Path, git: bool) -> None:
+    """With git, as aider does unless told otherwise, another model words the message of each commit. What it is asked holds what the
+    tests said, which is another thing each time."""
+    places = WITH_GIT if git else WITHOUT_GIT
+    words = (*AIDER, f"cat /proc/sys/kernel/random/uuid; {CHECK}", *([] if git else ["--no-git"]))
+    with provider(tmp_path, *_steps(*places)) as at:
+        trajectory = agents.run(at, *words, more=_project(tmp_path))
+        assert [step for step in at.asked() if step] == list(places)
+        assert len(at.asked()) == (6 if git else 3)
         assert agents.names(trajectory) == ["start", "turn", "turn", "exit"]
         turns = _turns(agents, trajectory)
         assert [_files(agents, turn) for turn in turns] == [{"greeting": "hello\n"}, {"greeting": "bye\n"}]
         end = {"greeting": "bye\n", "left": "left\n"}
         assert _files(agents, trajectory) == end
         entries = agents.snap.json("journal", trajectory)
-        assert [entry["kind"] for entry in entries].count("model") == 3
-        assert {entry["details"]["lane"] for entry in entries} == {0}
+        own = [entry for entry in entries if not entry["details"].get("side")]
+        assert [entry["kind"] for entry in own] == ["model", "checkpoint", "model", "checkpoint", "model"]
+        assert {entry["details"]["lane"] for entry in own} == {0}
         said = agents.said(trajectory)
         assert sum("REPLACE" in str(content) for role, content in said if role == "assistant") == 3
         for number, turn in enumerate(turns):
@@ -70,19 +89,21 @@ def test_one_snapshot_for_each_turn(agents: Agents, tmp_path: Path) -> None:
             (fork,) = agents.snap.json("fork", "--resume", turn)["trajectories"]
             agents.snap("attach", fork)
             assert "diverged" not in agents.names(fork)
-            assert at.asked() == list(REPLIES)[number + 1 :], "what is recorded is not asked again"
+            assert [step for step in at.asked() if step] == list(places)[number + 1 :], (
+                "what is recorded is not asked again"
+            )
             assert _files(agents, fork) == end
             assert [role for role, _ in agents.said(fork)] == [role for role, _ in said]
 
 
 def test_killed_and_resumed_then_rewound(agents: Agents, tmp_path: Path) -> None:
-    waits = f"! test -e left || bash -c '{WAITS}'; {CHECK}"
-    with provider(tmp_path, *STEPS) as at:
-        trajectory = agents.start(at, *AIDER, waits, more=_project(tmp_path))
+    words = (*AIDER, f"! test -e left || bash -c '{WAITS}'; {CHECK}", "--no-git")
+    with provider(tmp_path, *_steps(*WITHOUT_GIT)) as at:
+        trajectory = agents.start(at, *words, more=_project(tmp_path))
         agents.kill(trajectory)
         at.forget()
         agents.resume(trajectory)
-        assert at.asked() == []
+        assert at.asked() == [], "each reply was recorded before aider had it"
         assert agents.names(trajectory).count("turn") == 2
         end = {"greeting": "bye\n", "left": "left\n", "waited": "x\n"}
         assert _files(agents, trajectory) == end
@@ -90,5 +111,5 @@ def test_killed_and_resumed_then_rewound(agents: Agents, tmp_path: Path) -> None
         agents.snap("rewind", trajectory, _turns(agents, trajectory)[0])
         assert _files(agents, trajectory) == {"greeting": "hello\n"}
         agents.resume(trajectory)
-        assert at.asked() == list(REPLIES)[1:]
+        assert at.asked() == list(WITHOUT_GIT[1:])
         assert _files(agents, trajectory) == end

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -209,6 +210,32 @@ def test_nobody_waits_for_a_question_on_the_side() -> None:
     assert meet(replay, "m1", None) == "m1-2"
     assert replay.exhausted
     assert meet(replay, "m2", 1) is None
+
+
+def test_a_question_on_the_side_is_known_by_what_it_asks() -> None:
+    """It is about other words than it was: those of a test that ran again, for one."""
+    replay = Replay(
+        [
+            replace(entry(name, 2 * lane, lane, side=lane > 0), arguments={"digest": name, **more})
+            for lane, (name, more) in enumerate(
+                [("m1", {}), ("about 1", {"question": "commit?"}), ("title", {"question": "title?"})]
+            )
+        ]
+        + [entry("m2", 8, 0)]
+    )
+
+    def ask(**outline: Any) -> str | None:
+        found = replay.match_on_wire(EntryKind.MODEL, "m", outline, None)
+        return None if found is None else found.id
+
+    assert meet(replay, "m1", None) == "m1-0"
+    assert ask(digest="about 2", question="commit?") == "about 1-2"
+    with pytest.raises(Elsewhere):
+        ask(digest="about 3", question="commit?")
+    assert ask(digest="title", question="title of that?") == "title-4", (
+        "a journal without questions, or of another prompt"
+    )
+    assert meet(replay, "m2", 0) == "m2-8"
 
 
 def test_a_reply_waits_unless_something_follows_from_its_calls() -> None:

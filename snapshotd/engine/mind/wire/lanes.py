@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotd.gateway.base import TurnRequest
-from snapshotd.gateway.digest import digest_of
 from snapshotd.types import CallID
 
 MAX_LANES = 256
@@ -255,8 +254,11 @@ def opening_count(request: TurnRequest) -> int:
 
 def words_key(request: TurnRequest, item: dict[str, Any]) -> str:
     """A name of what a model has said: the same if the client sends it again without the spaces around it."""
-    said = sorted(text.strip() for text in texts(request.reader.normal(item)))
-    return digest_of(said, request.memo.key).hex()
+
+    def words(item: dict[str, Any]) -> list[str]:
+        return sorted(text.strip() for text in texts(request.reader.normal(item)))
+
+    return request.memo.of(f"{request.api.value} words", item, words).hex()
 
 
 def _place_from(request: TurnRequest, lane: Lane, known: int, at: int, opening: int) -> LanePlace:
