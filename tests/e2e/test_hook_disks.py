@@ -112,3 +112,18 @@ def test_a_disk_can_be_unmounted_once_the_agent_has_ended(disk: Disk, agent: Age
     if ends == "in a call":
         disk.mount()
         assert agent.names() == ["start", "edits", "Bash", "Bash"]
+
+
+@pytest.mark.parametrize("disk", ["ext4", "xfs", "btrfs"], indirect=True)
+def test_changes_on_a_disk_that_comes_back_are_found(empty_snap: Snap, disk: Disk, agent: Agent) -> None:
+    agent.hook("Stop")  # nothing has changed since the last look
+    agent.close()
+    disk.unmount(detached=False)
+    disk.mount()
+    (agent.folder / "file").write_text("changed\n")
+    later = Agent(empty_snap, agent.folder, "s-2")
+    try:
+        later.hook("SessionStart")
+        assert later.names() == ["start", "edits", "Bash", "edits"]
+    finally:
+        later.close()
