@@ -28,7 +28,7 @@ from typing import Any
 
 from snapshotd.daemon.hook_lateness import LateAnswers
 from snapshotd.daemon.hook_places import HookPlaces, HookTurns
-from snapshotd.engine.base import Engine, RewindMode
+from snapshotd.engine.base import Engine, Opener, RewindMode
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.formats.foreign_json import parse
 from snapshotd.kernel import passing
@@ -167,9 +167,9 @@ class HookServer:
         if verb == "checkpoint" and arguments:
             name = "-".join(arguments).strip("\"'")
             return f"{short(self._engine.folder_checkpoint(user, folder, name).id)} is {name}\n"
-        trajectory = self._engine.folder_trajectory(user, folder)
+        trajectory, opener = self._engine.folder_trajectory(user, folder), Opener(folder)
         if verb == "undo" and not arguments:
-            return _done(self._engine.undo(trajectory.id))
+            return _done(self._engine.undo(trajectory.id, opener=opener))
         if verb == "log" and not arguments:
             return self._listed(trajectory, user)
         if verb == "rewind":
@@ -181,14 +181,18 @@ class HookServer:
                 target = self._engine.folder_snapshot(user, folder, refs[0])
                 named = next((word[len(_SESSION) :] for word in options if word.startswith(_SESSION)), None)
                 session = named or self._engine.folder_session(user, folder, hook, target.id)
-                return self._rewind(trajectory, target, options, session)
+                return self._rewind(trajectory, target, options, session, opener)
         raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")
 
-    def _rewind(self, trajectory: Trajectory, target: Snapshot, options: list[str], session: str | None) -> str:
+    def _rewind(
+        self, trajectory: Trajectory, target: Snapshot, options: list[str], session: str | None, opener: Opener
+    ) -> str:
         mode: RewindMode = next((_MODES[word] for word in options if word in _MODES), "both")
         if "--dry-run" not in options:
-            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode, session=session))
-        preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100, session=session)
+            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode, session=session, opener=opener))
+        preview = self._engine.preview_rewind(
+            trajectory.id, target.id, mode=mode, max_files=100, session=session, opener=opener
+        )
         lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
         return "\n".join([*lines, *more, *preview.left, f"{number_of(len(preview.messages), 'message')} would go", ""])
