@@ -70,6 +70,8 @@ from snapshotd.kernel.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
 from snapshotd.layers import store as layer_store
 from snapshotd.layers.store import LayerStore
+from snapshotd.repo.format.index import Index
+from snapshotd.repo.format.pack import PREFIX
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
@@ -81,6 +83,7 @@ from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
+from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
 from snapshotd.types import NO_ISOLATION, IdMap, Message, new_id
 
@@ -236,7 +239,8 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
     try:
         url = _known_store_url(config)
         places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
-        maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
+        packs = _packs_to_rebuild_from(state_dir, url)
+        maintenance = PackMaintenance(packs, places.repo_dir / "index.db", load_key(places.repo_dir))
         for action in maintenance.repair(progress).actions:
             progress(action)
         made = state_dir / "catalog.rebuilt.db"  # a catalog that is half filled is never the catalog
@@ -265,6 +269,38 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         return report
     finally:
         layer_store.release(store)
+
+
+def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:
+    """The store with the packs. DataLoss: it has none, although the catalog or the index says that there were some; an
+    empty catalog would take the place of the old one."""
+    local, index = url == _local_url(state_dir), state_dir / "repo" / "index.db"
+    if local and not state_files.has_packs(state_dir):
+        # Before the store is opened, which makes the folder where its disk is to be mounted.
+        if _has_stored(state_dir / state_files.CATALOG):
+            raise state_files.packs_missing(state_dir / "repo" / "store" / "packs")
+        if _has_packs(index):
+            raise state_files.nothing_to_rebuild_from(url, index)
+    store = open_store(url)
+    if not local and next(iter(store.keys(PREFIX)), None) is None and _has_packs(index):
+        raise state_files.nothing_to_rebuild_from(url, index)
+    return store
+
+
+def _has_stored(path: Path) -> bool:
+    """Whether a catalog that can be read has stored snapshots."""
+    if path.exists():
+        with contextlib.suppress(SnapshotdError), contextlib.closing(SqliteCatalog(path)) as catalog:
+            return bool(catalog.referenced_records())
+    return False
+
+
+def _has_packs(path: Path) -> bool:
+    """Whether an index that can be read has packs."""
+    if path.exists():
+        with contextlib.suppress(SnapshotdError), contextlib.closing(Index(path, write=False)) as index:
+            return bool(index.packs())
+    return False
 
 
 def _known_store_url(config: Config) -> str:
