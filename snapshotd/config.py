@@ -69,7 +69,7 @@ def _mode(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class UserPlaces:
     """The places of a user's daemons that no setting names: root's, or any other user's own. Chosen once, by `places`."""
 
     state_dir: Path
@@ -95,7 +95,7 @@ class Places:
         """True if no other user may go through `run_root`: there are no containers."""
         return not self.is_root and self.run_root == self.sockets
 
-    def without_namespace(self) -> Places:
+    def without_namespace(self) -> UserPlaces:
         """The same for a daemon that has no user namespace: an ordinary user's own directories, as they are."""
         if self.is_root:
             return self
@@ -107,7 +107,7 @@ class Places:
         return (self.sockets if lies_there else state_dir) / "snapshotd.sock"
 
 
-OF_ROOT = Places(
+OF_ROOT = UserPlaces(
     state_dir=Path("/var/lib/snapshotd"),
     sockets=Path("/run/snapshotd"),
     run_root=Path("/run/snapshotd"),
@@ -301,7 +301,7 @@ def read(only: Collection[str] | None = None, environ: Mapping[str, str] = os.en
     return Config(**found, given=given)
 
 
-def places(environ: Mapping[str, str] = os.environ) -> Places:
+def places(environ: Mapping[str, str] = os.environ) -> UserPlaces:
     """The places of the user who runs this process, root inside of a user namespace included."""
     uid = os.geteuid()
     if uid == 0:
@@ -310,7 +310,7 @@ def places(environ: Mapping[str, str] = os.environ) -> Places:
     state_home, runtime_dir = environ.get("XDG_STATE_HOME", ""), environ.get("XDG_RUNTIME_DIR", "")
     state = Path(state_home) if state_home.startswith("/") else Path(home, ".local", "state")
     sockets = Path(runtime_dir, "snapshotd") if runtime_dir.startswith("/") else Path(f"/tmp/snapshotd-{uid}")
-    return Places(state / "snapshotd", sockets, COVERED / "run", COVERED / "share", run_source=sockets / "run")
+    return UserPlaces(state / "snapshotd", sockets, COVERED / "run", COVERED / "share", run_source=sockets / "run")
 
 
 def passed_on(names: Collection[str]) -> dict[str, str]:

@@ -30,7 +30,8 @@ from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
 from snapshotd.daemon.http.wire import log_path_of, socket_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import EXIT_CODE
-from snapshotd.kernel import cgroup, syscalls
+from snapshotd.kernel import syscalls
+from snapshotd.kernel.holding import cgroup
 from snapshotd.layers import ballast
 from snapshotd.layers.store import READY_LAYERS
 from snapshotd.types import TrajectoryStatus

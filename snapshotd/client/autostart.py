@@ -34,9 +34,15 @@ def start_daemon(
     """Start a daemon and return when it answers, or when another one that was just starting does.
 
     If many clients ask at once (all that followed a run at a daemon that died), one starts it and the others wait.
-    DaemonUnavailable when it takes longer than `timeout_s`; otherwise the error that the daemon died of. An ordinary
-    user's is that user's own. `isolation`: "none" has it run sandboxes without isolation where nothing isolates them.
+    DaemonUnavailable when the state directory is another user's or when it takes longer than `timeout_s`; otherwise the
+    error that the daemon died of. An ordinary user's is that user's own. `isolation`: "none" has it run sandboxes without
+    isolation where nothing isolates them.
     """
+    if state_dir.exists() and not os.access(state_dir, os.R_OK | os.W_OK | os.X_OK):
+        raise DaemonUnavailable(
+            f"no daemon answers on {socket_path}, and only the owner of {state_dir} can start one; run the command with sudo, or "
+            "start the service"
+        )
     deadline = time.monotonic() + timeout_s
     with _one_at_a_time(state_dir, deadline):
         while not answers(socket_path):

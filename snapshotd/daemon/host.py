@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from snapshotd.config import COVERED, OF_ROOT, Config, Places, places
+from snapshotd.config import COVERED, OF_ROOT, Config, UserPlaces, places
 from snapshotd.errors import NotPermitted, Unsupported
-from snapshotd.kernel import cgroup, mounts, rootless, surroundings
+from snapshotd.kernel import mounts, rootless, surroundings
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.kernel.holding import cgroup
 
 _log = logging.getLogger("snapshotd.daemon")
 _NAMESPACE = "namespace"
@@ -28,7 +29,7 @@ _left: int | None = None
 class Footing:
     """A daemon's ground: its places as it sees them, and the modes that will do."""
 
-    places: Places = OF_ROOT
+    places: UserPlaces = OF_ROOT
     wanted: Mode | None = None
     """The mode that the settings ask for."""
     folder_will_do: bool = False
@@ -128,7 +129,7 @@ def become_able(footing: Footing, state_dir: Path) -> Footing:
     )
 
 
-def _enter(places: Places, state_dir: Path) -> None:
+def _enter(places: UserPlaces, state_dir: Path) -> None:
     """OSError."""
     assert places.run_source is not None
     rootless.enter(*_earlier(state_dir))
@@ -198,7 +199,7 @@ def _make_own(directory: Path) -> None:
         )
 
 
-def _cover(places: Places) -> None:
+def _cover(places: UserPlaces) -> None:
     """Give `places` their directories in this mount namespace. Users of containers can go through these; the user's own
     directories are closed to them."""
     sc.call("mount", "snapshotd", str(COVERED), "tmpfs", sc.MS_NOSUID | sc.MS_NODEV, "mode=0711")

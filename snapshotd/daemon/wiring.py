@@ -21,7 +21,7 @@ from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.database import meta_in_file
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.config import Config, Places
+from snapshotd.config import Config, UserPlaces
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
@@ -66,7 +66,7 @@ from snapshotd.images.store import ImageStore
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
 from snapshotd.kernel.files import sync_dir
-from snapshotd.kernel.members import BY_CGROUP, BY_NAMESPACE
+from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
 from snapshotd.layers import store as layer_store
 from snapshotd.layers.store import LayerStore
@@ -393,7 +393,7 @@ def _lazy_refusal(mode: Mode, host: Abilities) -> Unsupported | None:
     return None if missing is None else Unsupported(missing)
 
 
-def _run_dir(where: Places, instance: str, state_dir: Path) -> Path:
+def _run_dir(where: UserPlaces, instance: str, state_dir: Path) -> Path:
     run_dir = where.run_root / instance
     above = () if where.is_closed else (where.run_root,)
     for directory in (*above, run_dir, run_dir / "runc", run_dir / "c"):

@@ -52,7 +52,7 @@ END = bytes(2 * BLOCK)
 """The end marker of an archive."""
 
 
-class Marks(Enum):
+class ArchiveMarks(Enum):
     """The meaning of a character device 0:0, and of a name that begins with `.wh.`, in the stream."""
 
     NONE = "none"
@@ -66,7 +66,7 @@ class Marks(Enum):
 
 
 def write_tree(
-    view: View, write: Callable[[bytes], object], *, marks: Marks = Marks.NONE, top: bytes = b""
+    view: View, write: Callable[[bytes], object], *, marks: ArchiveMarks = ArchiveMarks.NONE, top: bytes = b""
 ) -> tuple[str, ...]:
     """Write the tree as a tar with its end marker. The root is the member `./`, parents come before children, siblings
     sorted. With `top`, write only what that path names and all below it: its last name begins the members' paths.
@@ -112,12 +112,12 @@ class _Frame:
 
 
 class _Writer:
-    def __init__(self, view: View, write: Callable[[bytes], object], marks: Marks) -> None:
+    def __init__(self, view: View, write: Callable[[bytes], object], marks: ArchiveMarks) -> None:
         self._view, self._marks = view, marks
         self._out = Gather(write)
         self._links: dict[tuple[int, int], tuple[_Frame, bytes]] = {}
         self.warnings = Warnings()
-        self._path_limit = _PATH_MAX if marks is Marks.OCI else MAX_PATH_BYTES
+        self._path_limit = _PATH_MAX if marks is ArchiveMarks.OCI else MAX_PATH_BYTES
 
     def run(self, top: bytes) -> None:
         child = self._view.child(top) if top else None
@@ -162,7 +162,7 @@ class _Writer:
                 frame.path_to(child.name), f"was left out, because its path is longer than {self._path_limit} bytes"
             )
             return False
-        if self._marks is Marks.OCI and child.name.startswith(_WHITEOUT):
+        if self._marks is ArchiveMarks.OCI and child.name.startswith(_WHITEOUT):
             self._warn(frame.path_to(child.name), "was left out, because in an image its name would mean a deletion")
             return False
         return True
@@ -199,13 +199,13 @@ class _Writer:
         self._header(path, entry, link=target, xattrs=xattrs)
 
     def _deletion(self, frame: _Frame, name: bytes, path: bytes) -> None:
-        if self._marks is Marks.OCI:
+        if self._marks is ArchiveMarks.OCI:
             if len(name) + len(_WHITEOUT) > 255 or frame.length + len(name) + len(_WHITEOUT) > _PATH_MAX:
                 self._warn(path, "is not deleted, because the name of the mark for that would be too long")
                 return
             none = Entry(Kind.FILE, 0o600, 0, 0, 0, 0, 0, 1, (0, 0), 0)
             self._header(frame.path_to(_WHITEOUT + name), none)
-        elif self._marks is Marks.OVERLAY:
+        elif self._marks is ArchiveMarks.OVERLAY:
             self._header(path, Entry(Kind.CHAR_DEVICE, 0, 0, 0, 0, 0, 0, 1, (0, 0), 0))
         else:
             self._warn(path, "was left out, because it is a device 0:0, which means a deletion")

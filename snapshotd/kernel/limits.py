@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from snapshotd.kernel.cgroup import path_of
+from snapshotd.kernel.holding.cgroup import path_of
 
 _ROOT = "/sys/fs/cgroup"
 

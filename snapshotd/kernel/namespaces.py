@@ -44,13 +44,14 @@ def as_seen_by(pid: int, action: Callable[[], T]) -> T:
     0 stands for this process itself. An ordinary user's daemon cannot enter the namespace of a process outside: there,
     paths mean what they meant where the daemon was started. OSError when the process is gone.
     """
-    if pid == 0 or mount_namespace_of(pid) == mount_namespace_of(os.getpid()):
-        return action()
+    ns_fd = None
     try:
-        ns_fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+        if pid != 0 and mount_namespace_of(pid) != mount_namespace_of(os.getpid()):
+            ns_fd = os.open(f"/proc/{pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     except PermissionError:
         if not rootless.in_own_namespace():
             raise
+    if ns_fd is None:
         return action()
     try:
         return in_mount_namespace(ns_fd, action)

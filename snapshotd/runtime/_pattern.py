@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapshotd.kernel.cgroup import GroupSettings
+from snapshotd.kernel.holding.cgroup import GroupSettings
 from snapshotd.kernel.processes import stat_fields
 from snapshotd.types import ContainerID
 

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel.cgroup import Cgroup
+from snapshotd.kernel.holding.cgroup import Cgroup
 from snapshotd.runtime._process import CHILDREN, poll_fd
 from snapshotd.types import ContainerID, short
 

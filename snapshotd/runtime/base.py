@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from snapshotd.errors import Unsupported
-from snapshotd.kernel.members import BY_CGROUP, Grouping, Members
+from snapshotd.kernel.holding.members import BY_CGROUP, Grouping, Members
 from snapshotd.types import ContainerID, IdMap, Limits, Network
 
 RUN_DIR = "/run/snapshotd"

@@ -30,7 +30,7 @@ import docker.errors
 import requests.exceptions
 
 from snapshotd.errors import SandboxFailed, Unsupported
-from snapshotd.kernel import cgroup
+from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import _exec, failure
 from snapshotd.runtime._attach import attached, id_map_of

@@ -31,7 +31,7 @@ from typing import Any
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel import files
-from snapshotd.kernel.process_tree import ProcessTree
+from snapshotd.kernel.holding.process_tree import ProcessTree
 from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of
 from snapshotd.runtime import failure, folder_main
 from snapshotd.runtime._checks import check_exec

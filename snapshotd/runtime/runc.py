@@ -25,8 +25,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
-from snapshotd.kernel import cgroup, rootless
-from snapshotd.kernel.members import BY_CGROUP, Grouping
+from snapshotd.kernel import rootless
+from snapshotd.kernel.holding import cgroup
+from snapshotd.kernel.holding.members import BY_CGROUP, Grouping
 from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.kernel.processes import start_time
 from snapshotd.runtime import _exec, _oci, _slirp, failure

@@ -25,7 +25,7 @@ from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.cgroup import Cgroup, GroupSettings, all_of_process
+from snapshotd.kernel.holding.cgroup import Cgroup, GroupSettings, all_of_process
 from snapshotd.kernel.namespaces import mapped, refused, write_map
 from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
 from snapshotd.runtime.base import Container

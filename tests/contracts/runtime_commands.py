@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SnapshotdError, UsageError
-from snapshotd.kernel import cgroup
+from snapshotd.kernel.holding import cgroup
 from snapshotd.runtime.base import DEFAULT_PATH
 from tests.contracts.runtime_rig import (
     DEADLINE_S,

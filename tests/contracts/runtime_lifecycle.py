@@ -12,7 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel import cgroup, mounts
+from snapshotd.kernel import mounts
+from snapshotd.kernel.holding import cgroup
 from snapshotd.runtime.base import Container, ContainerSpec
 from snapshotd.types import ContainerID, Network, new_id
 from tests import long

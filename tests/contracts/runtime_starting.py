@@ -21,7 +21,7 @@ import pytest
 
 from snapshotd.engine.sandbox.quiesce import is_zombie
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, SandboxFailed
-from snapshotd.kernel import cgroup
+from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.processes import in_own_namespace, is_ending, stat_fields
 from snapshotd.runtime import starter
 from snapshotd.runtime._pattern import Pattern

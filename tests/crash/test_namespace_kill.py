@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from snapshotd.kernel import cgroup
+from snapshotd.kernel.holding import cgroup
 from snapshotd.types import new_id
 from tests.capabilities import require
 
 _KILLED_WHILE_IT_WAITS = r"""
 import os, signal
-from snapshotd.kernel import cgroup
+from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.namespaces import user_namespace
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import IdMap

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel import cgroup, mounts
+from snapshotd.kernel import mounts
+from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.processes import stat_fields
 from snapshotd.types import new_id
 from tests.keeper_rig import eventually

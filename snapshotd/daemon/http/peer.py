@@ -21,7 +21,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.engine.base import Engine
 from snapshotd.errors import NotPermitted
-from snapshotd.kernel import cgroup, rootless
+from snapshotd.kernel import rootless
+from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.processes import SANDBOX, variable_of
 
 log = logging.getLogger("snapshotd.daemon")

@@ -12,7 +12,7 @@ import re
 import struct
 from pathlib import Path
 
-from snapshotd.config import OF_ROOT, Places, places
+from snapshotd.config import OF_ROOT, UserPlaces, places
 from snapshotd.errors import NotFound, UsageError
 
 API_VERSION = "1.4"
@@ -83,7 +83,7 @@ def socket_path_of(state_dir: Path) -> Path:
     return places().socket_of(state_dir)
 
 
-def hook_socket_of(state_dir: Path, of: Places | None = None) -> Path:
+def hook_socket_of(state_dir: Path, of: UserPlaces | None = None) -> Path:
     """Path of the socket on which a state directory's daemon hears of agents in users' folders. It is the same after a
     restart of the machine: settings of agents name it. `of`: the daemon's places; None: root's daemon hears every user if
     it has such a socket, else the user's own does."""

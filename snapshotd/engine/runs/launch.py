@@ -29,7 +29,7 @@ from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import SandboxFailed, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.kernel import files
-from snapshotd.kernel.members import Members
+from snapshotd.kernel.holding.members import Members
 from snapshotd.layers.pivot import Target
 from snapshotd.runtime.base import Container, ContainerSpec, Runtime
 from snapshotd.types import NO_ISOLATION, ContainerID, SandboxSpec, Snapshot, Stack, Trajectory, new_id

@@ -19,7 +19,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord, Root
 from snapshotd.errors import SnapshotdError
-from snapshotd.kernel.members import Members
+from snapshotd.kernel.holding.members import Members
 from snapshotd.layers.pivot import Target, layout_of, settle
 from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import CallID, ContainerID, Trajectory, TrajectoryID, TrajectoryStatus

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from snapshotd.kernel.members import Members
+from snapshotd.kernel.holding.members import Members
 from snapshotd.terms import number_of
 
 MAX_FDS = 512

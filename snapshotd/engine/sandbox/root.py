@@ -22,7 +22,7 @@ from snapshotd.engine.sandbox.quiesce import blocker, writable_mappings
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss
 from snapshotd.failpoints import hit
-from snapshotd.kernel.members import Members
+from snapshotd.kernel.holding.members import Members
 from snapshotd.kernel.mounts import Layout
 from snapshotd.kernel.quota import Used
 from snapshotd.layers import capture as copying

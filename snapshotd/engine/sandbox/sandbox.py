@@ -29,8 +29,8 @@ from snapshotd.engine.sandbox.root import SandboxRoot, frozen
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import Conflict, LimitExceeded
 from snapshotd.gateway.base import Gateway
+from snapshotd.kernel.holding.members import Members
 from snapshotd.kernel.limits import Hits, hits
-from snapshotd.kernel.members import Members
 from snapshotd.runtime.base import Container, Process, Runtime
 from snapshotd.types import Message, SnapshotID, Trajectory, TrajectoryID, short
 

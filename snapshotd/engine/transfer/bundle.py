@@ -28,7 +28,7 @@ from snapshotd.catalog.base import Catalog
 from snapshotd.engine.storing import records
 from snapshotd.errors import DataLoss, InternalError, LimitExceeded, UsageError, VersionMismatch
 from snapshotd.formats.tar_reader import BLOCK, Member, MemberKind, TarReader
-from snapshotd.formats.tar_writer import END, Marks, file_header, write_tree
+from snapshotd.formats.tar_writer import END, ArchiveMarks, file_header, write_tree
 from snapshotd.repo.base import Reader, Repository
 from snapshotd.terms import number_of
 from snapshotd.trees.difference import DifferenceView
@@ -295,7 +295,7 @@ class _Writer:
                 del gathered[:PIECE_BYTES]
                 count += 1
 
-        warnings = write_tree(view, gather, marks=Marks.NONE if whole else Marks.OVERLAY)
+        warnings = write_tree(view, gather, marks=ArchiveMarks.NONE if whole else ArchiveMarks.OVERLAY)
         if gathered:
             self.file(b"layers/%d/%d" % (number, count), bytes(gathered))
         return warnings

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.formats.tar_reader import BLOCK
-from snapshotd.formats.tar_writer import END, Marks, file_header, write_tree
+from snapshotd.formats.tar_writer import END, ArchiveMarks, file_header, write_tree
 from snapshotd.trees.view import View
 from snapshotd.types import Snapshot, short
 
@@ -80,7 +80,7 @@ def export_oci(view: View, facts: ImageFacts, write: Callable[[bytes], object], 
                     f"the image cannot be gathered in {scratch}: the disk is full; free as much as its files take"
                 ) from exc
 
-        warnings = write_tree(view, gather, marks=Marks.OCI)
+        warnings = write_tree(view, gather, marks=ArchiveMarks.OCI)
         size = spool.tell()
         spool.seek(0)
         _write_archive(facts, digest.hexdigest(), spool, size, write)

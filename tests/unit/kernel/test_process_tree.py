@@ -12,7 +12,7 @@ import pytest
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import landlock
-from snapshotd.kernel.process_tree import ProcessTree
+from snapshotd.kernel.holding.process_tree import ProcessTree
 from snapshotd.kernel.processes import stat_fields
 
 _FIRST = r"""

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from snapshotd.errors import DataLoss, LimitExceeded, UsageError
 from snapshotd.formats.ingest import TarLimits, ingest_tar
 from snapshotd.formats.tar_reader import TarReader
-from snapshotd.formats.tar_writer import Marks, write_tree
+from snapshotd.formats.tar_writer import ArchiveMarks, write_tree
 from snapshotd.kernel import files
 from snapshotd.trees.base import Child, Entry
 from snapshotd.trees.stack_view import StackView
@@ -171,7 +171,7 @@ def _root_only(root: Path) -> None:
     os.setxattr(root, "user.top", b"top")
 
 
-def written(root: Path, marks: Marks = Marks.NONE) -> tuple[bytes, tuple[str, ...]]:
+def written(root: Path, marks: ArchiveMarks = ArchiveMarks.NONE) -> tuple[bytes, tuple[str, ...]]:
     out = io.BytesIO()
     fd = os.open(root, files.DIR_FLAGS)
     try:
@@ -364,7 +364,7 @@ class _Deletions(StackView):
         return Child(name, Entry.of(os.stat(name, dir_fd=fd, follow_symlinks=False)), directory.sources[0])
 
 
-def _as_layer(root: Path, marks: Marks) -> tuple[bytes, tuple[str, ...]]:
+def _as_layer(root: Path, marks: ArchiveMarks) -> tuple[bytes, tuple[str, ...]]:
     out = io.BytesIO()
     fd = os.open(root, files.DIR_FLAGS)
     with _Deletions([fd]) as view:
@@ -386,7 +386,7 @@ def layer(tmp_path: Path) -> Path:
 
 @ROOT_ONLY
 def test_deletions_in_an_image_layer(layer: Path) -> None:
-    data, warnings = _as_layer(layer, Marks.OCI)
+    data, warnings = _as_layer(layer, ArchiveMarks.OCI)
     assert [(member.path, member.size) for member in TarReader(io.BytesIO(data))] == [
         (b"./", 0),
         (b"d/", 0),
@@ -400,7 +400,7 @@ def test_deletions_in_an_image_layer(layer: Path) -> None:
 
 @ROOT_ONLY
 def test_deletions_in_a_layer_of_ours_come_back_as_they_are(layer: Path, tmp_path: Path) -> None:
-    data, warnings = _as_layer(layer, Marks.OVERLAY)
+    data, warnings = _as_layer(layer, ArchiveMarks.OVERLAY)
     assert warnings == ()
     assert ingested(data, tmp_path / "back", overlay=True) == ()
     for path in ("d/gone", "g" * 255):
@@ -413,7 +413,7 @@ def test_deletions_in_a_layer_of_ours_come_back_as_they_are(layer: Path, tmp_pat
 
 @ROOT_ONLY
 def test_a_whole_tree_has_no_deletions(layer: Path) -> None:
-    data, warnings = _as_layer(layer, Marks.NONE)
+    data, warnings = _as_layer(layer, ArchiveMarks.NONE)
     assert len(warnings) == 2
     assert [member.path for member in TarReader(io.BytesIO(data))] == [b"./", b"d/", b"d/.wh.plain", b"new"]
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel import cgroup
+from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.processes import is_ending, stat_fields
 
 _FREEZE_DEADLINE_S = 10.0

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel import bpf, mounts
+from snapshotd.kernel import mounts
+from snapshotd.kernel.holding import bpf
 from snapshotd.kernel.processes import in_own_namespace
 
 _FREEZE_DEADLINE_S = 10.0

@@ -1,0 +1,1 @@
+"""The processes of a sandbox, held together: by a cgroup, by a pid namespace, or as a tree."""
