@@ -87,14 +87,14 @@ def make_image(path: Path, kind: str, size_bytes: int, options: tuple[str, ...] 
 
 
 @contextmanager
-def loop_disk(kind: str, size_bytes: int, options: tuple[str, ...] = ()) -> Iterator[Disk]:
-    """A mounted disk; unmounted, detached and deleted at the end."""
+def loop_disk(kind: str, size_bytes: int, options: tuple[str, ...] = (), *, detached: bool = True) -> Iterator[Disk]:
+    """A mounted disk; unmounted, detached (see `Disk.unmount`) and deleted at the end."""
     directory = Path(tempfile.mkdtemp(prefix=f"snapshotd-{kind}-", dir="/var/tmp"))
     disk = Disk(directory, kind, size_bytes, options)
     try:
         yield disk
     finally:
-        disk.unmount()
+        disk.unmount(detached=detached)
         shutil.rmtree(directory)
 
 

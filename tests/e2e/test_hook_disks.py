@@ -22,7 +22,8 @@ def disk(empty_snap: Snap, request: pytest.FixtureRequest) -> Iterator[Disk]:
     kind = getattr(request, "param", "ext4")
     empty_snap.stop_daemon()
     empty_snap("ls")
-    with loop_disk(kind, SIZE_BYTES[kind]) as found:
+    # where mounts are private, a daemon of another test that starts meanwhile has the disk, too
+    with loop_disk(kind, SIZE_BYTES[kind], detached=False) as found:
         yield found
         empty_snap.stop_daemon()  # it may have started while the disk was mounted
     for line in empty_snap.json("ls"):
@@ -91,7 +92,6 @@ def test_a_disk_that_was_unmounted_stays_as_it_is(empty_snap: Snap, disk: Disk, 
     assert agent.files() == {"file": "on another disk\n"}
     disk.unmount(detached=False)
     empty_snap.stop_daemon()
-    disk.unmount()
     disk.image = own
     disk.mount()
     assert agent.files() == {"file": "new\n"}
