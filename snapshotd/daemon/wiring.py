@@ -288,7 +288,7 @@ def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:
 
 
 def _has_stored(path: Path) -> bool:
-    """Whether a catalog that can be read has stored snapshots."""
+    """True if a catalog that can be read has stored snapshots."""
     if path.exists():
         with contextlib.suppress(SnapshotdError), contextlib.closing(SqliteCatalog(path)) as catalog:
             return bool(catalog.referenced_records())
@@ -296,7 +296,7 @@ def _has_stored(path: Path) -> bool:
 
 
 def _has_packs(path: Path) -> bool:
-    """Whether an index that can be read has packs."""
+    """True if an index that can be read has packs."""
     if path.exists():
         with contextlib.suppress(SnapshotdError), contextlib.closing(Index(path, write=False)) as index:
             return bool(index.packs())

@@ -78,7 +78,7 @@ def output_event(stream: Stream, data: bytes) -> Event:
 
 @dataclass(frozen=True, slots=True)
 class Opener:
-    """Who opens a user's own folder for a verb. The kernel's mounts are those of a process, and the daemon does not see what
+    """The one who opens a user's own folder for a verb. The kernel's mounts are those of a process, and the daemon does not see what
     is mounted or unmounted after its start where `/` is a private mount."""
 
     folder: int | None = None

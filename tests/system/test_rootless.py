@@ -292,6 +292,29 @@ def test_what_cannot_be_had_is_refused(user: OrdinaryUser) -> None:
         assert "no 65536 ids" in report
 
 
+def test_a_plain_folder_beside_containers(user: OrdinaryUser) -> None:
+    """Where a command asks for it; the daemon's mode stays as it is."""
+    line = user("create", "--isolation", "none").strip()
+    script = "pwd; echo one >f; mkdir d; ln f d/g; touch /etc/elsewhere 2>/dev/null || true"
+    said = user("exec", line, "--", "sh", "-c", script)
+    assert said.endswith("/workspace\n")
+    first = user.json("log", line)[-1]["id"]
+    user("exec", line, "--", "sh", "-c", "echo two >>f; rm -r d")
+    assert user("cat", f"{first}:f") == "one\n"
+    user("rewind", "--yes", line, first)
+    assert user("exec", line, "--", "cat", "f", "d/g") == "one\none\n"
+    other = user("fork", first).split()[0]
+    assert user("exec", other, "--", "cat", "d/g") == "one\n"
+    user("restore", first, "--to", user.home / "plain", "--path", "/workspace")
+    assert (user.home / "plain/f").stat().st_uid == user.id
+    assert "the network none" in user.refused("create", "--isolation", "none", "--network", "none")
+    assert "that of an ordinary user's daemon" in daemon_with(user, SNAPSHOTD_MODE="folder")
+    beside = user("create", "--image", "base").strip()
+    assert user("exec", beside, "--", "cat", "/proc/1/comm") != ""
+    for each in (line, other, beside):
+        user("stop", each)
+
+
 def daemon_with(user: OrdinaryUser, **env: str) -> str:
     user("daemon", "--stop", code=None)
     return user.refused("ls", env=env)
