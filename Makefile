@@ -45,10 +45,10 @@ demo: $(STAMPS)/packages-demo $(INSTALLED)
 # may share a daemon. tests/conftest.py says in which order the files come.
 PYTEST_ALL := $(BIN)/pytest --numprocesses $(shell echo $$(($$(nproc) + 2))) --dist loadfile --no-loadscope-reorder
 
-test: $(STAMPS)/packages-develop $(DEVELOPS) lint
+test: $(STAMPS)/packages-develop $(STAMPS)/warm lint
 	$(PYTEST_ALL) $(PYTEST_ARGS)
 
-test-all: $(STAMPS)/packages-develop $(DEVELOPS) lint
+test-all: $(STAMPS)/packages-develop $(STAMPS)/warm lint
 	SNAPSHOTD_TEST=all $(PYTEST_ALL) $(PYTEST_ARGS)
 
 check: $(DEVELOPS) lint
@@ -81,9 +81,8 @@ docs: $(DEVELOPS)
 	$(BIN)/python -m snapshotd.daemon.http.api > docs/openapi.json
 	$(BIN)/python -P snapshotd/client/aio/generate.py
 
-setup: $(STAMPS)/packages-develop $(DEVELOPS)
+setup: $(STAMPS)/packages-develop $(STAMPS)/warm
 	$(if $(IS_ROOT),$(BIN)/python -m tests.prepare)
-	$(BIN)/pytest --collect-only --quiet > /dev/null  # compiles the tests once: else each of their processes does it
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
@@ -110,3 +109,9 @@ $(INSTALLED): pyproject.toml
 $(DEVELOPS): pyproject.toml
 	$(call install,dev)
 	@touch $(INSTALLED)
+
+# Once in a clone, side by side: the types of all packages are read, and the tests are compiled, which else each of their processes does.
+# What is wrong is said by `lint` and by the tests themselves.
+$(STAMPS)/warm: $(DEVELOPS)
+	@$(BIN)/mypy > /dev/null 2>&1 & $(BIN)/pytest --collect-only --quiet > /dev/null 2>&1 || true; wait
+	@touch $@

@@ -524,7 +524,9 @@ def _check_sqlite() -> None:
 
 
 def _meaning(exc: apsw.Error, number: int, what: str, form: Form) -> SnapshotdError | OSError:
-    if isinstance(exc, apsw.FullError) or (number in NO_ROOM and isinstance(exc, apsw.IOError | apsw.CantOpenError)):
+    full = number in NO_ROOM and isinstance(exc, apsw.IOError | apsw.CantOpenError)
+    # The first to open a database makes its -shm anew, and SQLite does not keep that error's number.
+    if isinstance(exc, apsw.FullError) or full or getattr(exc, "extendedresult", None) == apsw.SQLITE_IOERR_SHMSIZE:
         return OutOfSpace(f"{what} cannot be written because the disk is full: free some space and try again")
     if isinstance(exc, apsw.CorruptError | apsw.NotADBError):
         return DataLoss(f"{what} is damaged ({exc}): {form.remedy}")

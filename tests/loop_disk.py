@@ -44,9 +44,9 @@ class Disk:
         """The power goes: nothing that was not flushed gets to the disk any more, and every write fails."""
         _run("xfs_io", "-x", "-c", "shutdown", str(self.mount_point))
 
-    def unmount(self) -> None:
+    def unmount(self, *, detached: bool = True) -> None:
         """Retries: what a killed process had mounted on top is given up a little later. Returns when the loop device is
-        free, too."""
+        free, too (unless not `detached`: another mount namespace may have the disk still)."""
         deadline = time.monotonic() + UMOUNT_S
         while self.is_mounted():
             result = subprocess.run(
@@ -55,7 +55,7 @@ class Disk:
             if result.returncode != 0:
                 assert time.monotonic() < deadline, f"{self.mount_point} is still in use: {result.stderr}"
                 time.sleep(0.05)
-        while attached := self.devices():
+        while detached and (attached := self.devices()):
             assert time.monotonic() < deadline, f"still attached: {attached}"
             time.sleep(0.05)
 
@@ -87,14 +87,14 @@ def make_image(path: Path, kind: str, size_bytes: int, options: tuple[str, ...] 
 
 
 @contextmanager
-def loop_disk(kind: str, size_bytes: int, options: tuple[str, ...] = ()) -> Iterator[Disk]:
-    """A mounted disk; unmounted, detached and deleted at the end."""
+def loop_disk(kind: str, size_bytes: int, options: tuple[str, ...] = (), *, detached: bool = True) -> Iterator[Disk]:
+    """A mounted disk; unmounted, detached (see `Disk.unmount`) and deleted at the end."""
     directory = Path(tempfile.mkdtemp(prefix=f"snapshotd-{kind}-", dir="/var/tmp"))
     disk = Disk(directory, kind, size_bytes, options)
     try:
         yield disk
     finally:
-        disk.unmount()
+        disk.unmount(detached=detached)
         shutil.rmtree(directory)
 
 

@@ -22,7 +22,10 @@ from snapshotd.client.local.arguments import (
     absolute,
     argv_of,
     check_count,
+    check_flag,
     check_seconds,
+    flag_of,
+    instances_of,
     local_path,
     sandbox_path,
     texts_of,
@@ -491,7 +494,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
         snapshot; the sandbox goes on."""
         check_wait(wait)
-        path, query = f"/trajectories/{ref_segment(ref, 'trajectory')}/stop", {"discard": "true" if discard else None}
+        path, query = f"/trajectories/{ref_segment(ref, 'trajectory')}/stop", {"discard": flag_of("discard", discard)}
         stopped = TrajectoryInfo.of(self._transport.request("POST", path, query=query))
         if wait == "stored":
             self.flush(stopped.id)
@@ -501,7 +504,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
         UsageError: `ref` is a tag or a snapshot."""
         self._transport.request(
-            "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None}
+            "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": flag_of("force", force)}
         )
 
     # -- looking -------------------------------------------------------------------------------------------------------
@@ -671,6 +674,8 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         Unsupported (there is no git, and it is needed)."""
         from snapshotd.client.apply import apply
 
+        check_flag("dry_run", dry_run)
+        check_flag("hooks", hooks)
         info = self.snapshot(snapshot)
         start = apply.first_of(self, info) if base is None else self.snapshot(base).id
         source = apply.SnapshotReader(self, start, info.id, apply.WORKSPACE if path is None else sandbox_path(path))
@@ -868,7 +873,7 @@ def sandbox_fields(
         "network": network,
         "name": name,
         "secrets": texts_of("secrets", secrets),
-        "providers": [dataclasses.asdict(item) for item in providers],
+        "providers": [dataclasses.asdict(item) for item in instances_of("providers", providers, Provider)],
         "capture_tokens": capture_tokens,
         "tenant": tenant,
         "requirements": absolute(requirements, "requirements"),

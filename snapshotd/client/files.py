@@ -11,7 +11,15 @@ from typing import BinaryIO
 
 from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import Readable
-from snapshotd.client.local.arguments import bytes_of, local_path, sandbox_path, wrong
+from snapshotd.client.local.arguments import (
+    bytes_of,
+    check_file,
+    check_function,
+    check_mode,
+    local_path,
+    sandbox_path,
+    wrong,
+)
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import UploadSource
 from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, on_this_machine, ref_segment
@@ -54,6 +62,7 @@ class FileVerbs(Verbs):
     def read_archive(self, ref: str, path: SandboxPath, write: Callable[[bytes], object]) -> tuple[str, ...]:
         """Write a file, or a directory with all that is in it, as a tar, whose members' paths begin with its name.
         Returns warnings: what a tar cannot hold. The output is incomplete if the method raises."""
+        check_function("write", write)
         pieces = _Pieces(self, ref, path)
         for piece in pieces:
             write(piece)
@@ -88,7 +97,8 @@ class FileVerbs(Verbs):
         has 0644, and another keeps its own."""
         from snapshotd.client.local.tree import Reader, read_pieces
 
-        content = data.encode() if isinstance(data, str) else data
+        check_mode("mode", mode)
+        content = bytes_of("data", data) if isinstance(data, str) else data
         whole = isinstance(content, bytes)
         if not whole and not hasattr(content, "read"):
             raise wrong("data", data, "bytes, text, or a file that is open for bytes")
@@ -131,6 +141,7 @@ class FileVerbs(Verbs):
         and pipes are left out, with a warning."""
         from snapshotd.client.local.tree import Reader, read_pieces
 
+        check_file("tar", tar, "read")
         reader = Reader(read_pieces(tar), moved)
         return self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
 
@@ -254,6 +265,7 @@ class SnapshotFiles:
 
     def archive(self, path: SandboxPath, file: BinaryIO) -> None:
         """Write a file or a directory as a tar into an open file. As `Snapshotd.read_archive`."""
+        check_file("file", file, "write")
         self._client.read_archive(self._ref, path, file.write)
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 
 from snapshotd.client.exchange import segment
-from snapshotd.client.local.arguments import local_path
+from snapshotd.client.local.arguments import check_count, local_path
 from snapshotd.client.transport import Conversation, Transport
 from snapshotd.client.verbs import Verbs, ref_segment
 from snapshotd.daemon.http.wire import PORT_CONNECTIONS_MAX, PORTS, check_socket_path
 from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError
 
 LOOPBACK = "127.0.0.1"
-_BACKLOG = 128
+_BACKLOG, _LAST_PORT = 128, 65535
 PIECE_BYTES = 64 << 10
 AGAIN_S = 0.1
 RESET = struct.pack("ii", 1, 0)
@@ -194,9 +194,8 @@ class Ports(Verbs):
         A connection that cannot be made is closed, and `on_failure` is called with the reason, from another thread. It
         is cut when the sandbox ends. UsageError: the numbers, the path; Conflict: the local address is taken.
         """
-        for what, value, least in (("port", number, 1), ("local port", local or 0, 0)):
-            if not least <= value <= 65535:
-                raise UsageError(f"{value} is no {what}: it must be from {least} to 65535")
+        check_count("port", number, 1, _LAST_PORT)
+        check_count("local", 0 if local is None else local, 0, _LAST_PORT)
         if unix is not None and local is not None:
             raise UsageError("a local port and a unix socket were named; leave one of them out")
         found = self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")

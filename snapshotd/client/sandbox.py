@@ -16,7 +16,7 @@ from typing import Any, Literal, overload
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.commands import Stream, TextLines
 from snapshotd.client.files import SandboxFiles, SnapshotFiles
-from snapshotd.client.local.arguments import argv_of, bytes_of, check_function
+from snapshotd.client.local.arguments import argv_of, bytes_of, check_flag, check_function, instance_of
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure, Port
 from snapshotd.client.results import (
@@ -171,7 +171,7 @@ class Snapshot:
     @classmethod
     def get(cls, ref: str, *, client: Snapshotd | None = None) -> Snapshot:
         """By tag, unique prefix of an id, or a trajectory's name or id (its head)."""
-        client = client or Snapshotd()
+        client = Snapshotd() if client is None else instance_of("client", client, Snapshotd)
         return cls(client, client.snapshot(ref))
 
     @property
@@ -323,7 +323,7 @@ class Sandbox:
         the tenant of the store that its agents read and write, and after `idle_timeout` seconds without a command it is
         stopped (0: never). With `wait="stored"`, here and in the methods that make a snapshot, they return when it
         survives power loss."""
-        client = client or Snapshotd()
+        client = Snapshotd() if client is None else instance_of("client", client, Snapshotd)
         info, _ = client.create(
             image=image,
             workspace=workspace,
@@ -390,16 +390,17 @@ class Sandbox:
         """Run an agent file with `args`, or a `command`, to its end, as `wait`. With `detach` the answer is its sandbox
         at once. A run that is no longer waited for (an interrupt, an error in `on_stdout`) goes on. Further keywords are
         those of `Snapshotd.run`. UsageError for what only a run that is waited for has."""
+        check_flag("detach", detach)
         if detach and (check or on_stdout or on_stderr):
             raise UsageError("a detached run has no check, on_stdout or on_stderr; `Sandbox.wait` takes them")
-        client = client or Snapshotd()
+        client = Snapshotd() if client is None else instance_of("client", client, Snapshotd)
         started = cls(client, client.run(agent=agent, args=args, command=command, detach=detach, **options))
         return started if detach else started.wait(on_stdout=on_stdout, on_stderr=on_stderr, check=check)
 
     @classmethod
     def connect(cls, ref: str, *, client: Snapshotd | None = None) -> Sandbox:
         """An existing trajectory, by name or unique prefix of its id; running or not."""
-        client = client or Snapshotd()
+        client = Snapshotd() if client is None else instance_of("client", client, Snapshotd)
         return cls(client, client.trajectory(ref))
 
     @property
@@ -471,6 +472,7 @@ class Sandbox:
         beside it. With `stdin`, `Command.write` writes to it; otherwise its standard input is empty. UsageError for what
         only a command in the foreground has.
         """
+        check_flag("background", background)
         if background:
             if check or on_stdout or on_stderr or input is not None or if_head is not None or wait != "captured":
                 raise UsageError(

@@ -10,7 +10,7 @@ from typing import Literal
 
 from snapshotd.client.bundles.sealing import Sealing, unsealed
 from snapshotd.client.feeding import Readable
-from snapshotd.client.local.arguments import local_path
+from snapshotd.client.local.arguments import flag_of, local_path
 from snapshotd.client.results import ExportInfo, ImportInfo
 from snapshotd.client.verbs import Progress, Verbs, Wait, check_wait, on_this_machine, ref_segment, result_of
 from snapshotd.daemon.http.wire import check_ref
@@ -74,9 +74,9 @@ class Sharing(Verbs):
             return tuple(warned)
         query = {
             "form": form,
-            "whole": "true" if whole else None,
+            "whole": flag_of("whole", whole),
             "since": None if since is None else check_ref(since),
-            "forks": "true" if forks else None,
+            "forks": flag_of("forks", forks),
         }
         for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
             if isinstance(item, bytes):

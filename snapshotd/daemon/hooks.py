@@ -28,7 +28,7 @@ from typing import Any
 
 from snapshotd.daemon.hook_lateness import LateAnswers
 from snapshotd.daemon.hook_places import HookPlaces, HookTurns
-from snapshotd.engine.base import Engine, RewindMode
+from snapshotd.engine.base import Engine, Opener, RewindMode
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.formats.foreign_json import parse
 from snapshotd.kernel import passing
@@ -50,7 +50,7 @@ _PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.ECONN
 """Failures of accept(2) after which there is another connection to take."""
 _PAUSE_S = 0.05
 _MODES: dict[str, RewindMode] = {"--files": "files", "--conversation": "conversation", "--both": "both"}
-_SESSION = "--session="
+_SESSION, _DRY_RUN = "--session=", "--dry-run"
 _log = logging.getLogger(__name__)
 
 
@@ -164,31 +164,44 @@ class HookServer:
 
     def _verb(self, user: HostUser, folder: int, words: list[str], hook: int) -> str:
         verb, arguments = words[0], [word for text in words[1:] for word in text.split()]
-        if verb == "checkpoint" and arguments:
+        options = [word for word in arguments if word.startswith("-")]
+        if verb == "checkpoint" and arguments and not options:
             name = "-".join(arguments).strip("\"'")
             return f"{short(self._engine.folder_checkpoint(user, folder, name).id)} is {name}\n"
-        trajectory = self._engine.folder_trajectory(user, folder)
+        trajectory, opener = self._engine.folder_trajectory(user, folder), Opener(folder)
         if verb == "undo" and not arguments:
-            return _done(self._engine.undo(trajectory.id))
+            return _done(self._engine.undo(trajectory.id, opener=opener))
         if verb == "log" and not arguments:
             return self._listed(trajectory, user)
         if verb == "rewind":
-            options = [word for word in arguments if word.startswith("--")]
-            refs = [word for word in arguments if not word.startswith("--")]
-            if len(refs) < 2 and all(word in _MODES or word.startswith(("--dry-run", _SESSION)) for word in options):
+            refs = [word for word in arguments if word not in options]
+            modes = {_MODES[word] for word in options if word in _MODES}
+            sessions = {word[len(_SESSION) :] for word in options if word.startswith(_SESSION)}
+            known = all(word in _MODES or word == _DRY_RUN or word.startswith(_SESSION) for word in options)
+            if known and max(len(refs), len(modes), len(sessions)) < 2 and "" not in sessions:
                 if not refs:
                     return self._listed(trajectory, user)
                 target = self._engine.folder_snapshot(user, folder, refs[0])
-                named = next((word[len(_SESSION) :] for word in options if word.startswith(_SESSION)), None)
-                session = named or self._engine.folder_session(user, folder, hook, target.id)
-                return self._rewind(trajectory, target, options, session)
+                session = next(iter(sessions), None) or self._engine.folder_session(user, folder, hook, target.id)
+                mode: RewindMode = next(iter(modes), "both")
+                return self._rewind(trajectory, target, mode, session, opener, dry=_DRY_RUN in options)
         raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")
 
-    def _rewind(self, trajectory: Trajectory, target: Snapshot, options: list[str], session: str | None) -> str:
-        mode: RewindMode = next((_MODES[word] for word in options if word in _MODES), "both")
-        if "--dry-run" not in options:
-            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode, session=session))
-        preview = self._engine.preview_rewind(trajectory.id, target.id, mode=mode, max_files=100, session=session)
+    def _rewind(
+        self,
+        trajectory: Trajectory,
+        target: Snapshot,
+        mode: RewindMode,
+        session: str | None,
+        opener: Opener,
+        *,
+        dry: bool,
+    ) -> str:
+        if not dry:
+            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode, session=session, opener=opener))
+        preview = self._engine.preview_rewind(
+            trajectory.id, target.id, mode=mode, max_files=100, session=session, opener=opener
+        )
         lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
         more = [f"and {preview.file_count - len(lines)} more"] if preview.file_count > len(lines) else []
         return "\n".join([*lines, *more, *preview.left, f"{number_of(len(preview.messages), 'message')} would go", ""])

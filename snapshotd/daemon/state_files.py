@@ -56,11 +56,24 @@ def check_packs(state_dir: Path, stored: Callable[[], bool]) -> None:
     makes its folder. The packs lie below the state directory."""
     packs = state_dir / "repo" / "store" / "packs"
     if not packs.is_dir() and stored():
-        raise DataLoss(
-            f"the packs {packs} are missing although the catalog has stored snapshots, whose files are there alone: mount or "
-            f"restore {packs.parent}; if they are lost, make that folder with an empty folder packs in it, and `snapshotd repair` "
-            "says what is gone"
-        )
+        raise packs_missing(packs)
+
+
+def packs_missing(packs: Path) -> DataLoss:
+    """`packs`: the folder that has none, although the catalog has stored snapshots."""
+    return DataLoss(
+        f"the packs {packs} are missing although the catalog has stored snapshots, whose files are there alone: mount or "
+        f"restore {packs.parent}; if they are lost, make that folder with an empty folder packs in it, and `snapshotd repair` "
+        "says what is gone"
+    )
+
+
+def nothing_to_rebuild_from(place: str, index: Path) -> DataLoss:
+    """`place` has no pack, although the `index` names some."""
+    return DataLoss(
+        f"there are no packs in {place} to make a catalog from, although the index {index} has some: mount or restore that "
+        "place; if they are lost, move the index away, and the new catalog will be empty"
+    )
 
 
 def _content(state_dir: Path) -> Path | None:

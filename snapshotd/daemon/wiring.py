@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import marshal
 import os
 import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import resources
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from socket import socket
+from types import CodeType
 
 from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
@@ -67,6 +70,8 @@ from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
 from snapshotd.layers import store as layer_store
 from snapshotd.layers.store import LayerStore
+from snapshotd.repo.format.index import Index
+from snapshotd.repo.format.pack import PREFIX
 from snapshotd.repo.key import load_key
 from snapshotd.repo.spool import FileSpool
 from snapshotd.repo.upkeep.maintenance import PackMaintenance
@@ -78,6 +83,7 @@ from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
 from snapshotd.runtime.starter import Starter
 from snapshotd.secrets.vault import FileVault
+from snapshotd.store.base import Store
 from snapshotd.store.open import open_store
 from snapshotd.types import NO_ISOLATION, IdMap, Message, new_id
 
@@ -95,6 +101,8 @@ _INSTANCE, _STATE_DIR = "instance", "state-dir"
 _SWITCH_INTERVAL_S = 0.0005
 """Time for which a busy thread may hold the interpreter against one that answers a tool call; every system call of a
 pivot gives it up once."""
+_CHECKED_HASH = (0b11).to_bytes(4, "little")
+"""Flags of a .pyc, as in PEP 552."""
 _LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
@@ -231,7 +239,8 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
     try:
         url = _known_store_url(config)
         places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
-        maintenance = PackMaintenance(open_store(url), places.repo_dir / "index.db", load_key(places.repo_dir))
+        packs = _packs_to_rebuild_from(state_dir, url)
+        maintenance = PackMaintenance(packs, places.repo_dir / "index.db", load_key(places.repo_dir))
         for action in maintenance.repair(progress).actions:
             progress(action)
         made = state_dir / "catalog.rebuilt.db"  # a catalog that is half filled is never the catalog
@@ -260,6 +269,38 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         return report
     finally:
         layer_store.release(store)
+
+
+def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:
+    """The store with the packs. DataLoss: it has none, although the catalog or the index says that there were some; an
+    empty catalog would take the place of the old one."""
+    local, index = url == _local_url(state_dir), state_dir / "repo" / "index.db"
+    if local and not state_files.has_packs(state_dir):
+        # Before the store is opened, which makes the folder where its disk is to be mounted.
+        if _has_stored(state_dir / state_files.CATALOG):
+            raise state_files.packs_missing(state_dir / "repo" / "store" / "packs")
+        if _has_packs(index):
+            raise state_files.nothing_to_rebuild_from(url, index)
+    store = open_store(url)
+    if not local and next(iter(store.keys(PREFIX)), None) is None and _has_packs(index):
+        raise state_files.nothing_to_rebuild_from(url, index)
+    return store
+
+
+def _has_stored(path: Path) -> bool:
+    """True if a catalog that can be read has stored snapshots."""
+    if path.exists():
+        with contextlib.suppress(SnapshotdError), contextlib.closing(SqliteCatalog(path)) as catalog:
+            return bool(catalog.referenced_records())
+    return False
+
+
+def _has_packs(path: Path) -> bool:
+    """True if an index that can be read has packs."""
+    if path.exists():
+        with contextlib.suppress(SnapshotdError), contextlib.closing(Index(path, write=False)) as index:
+            return bool(index.packs())
+    return False
 
 
 def _known_store_url(config: Config) -> str:
@@ -385,16 +426,12 @@ def _share(share: Path, *, with_init: bool) -> Path:
     Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
     once.
     """
-    wanted = {Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    wanted = dict(_library())
     if with_init:
         init = next((path for path in CATATONIT if os.path.exists(path)), None)
         if init is None:
             raise Unsupported("no init for sandboxes: catatonit is not installed; `snapshotd setup` installs it")
         wanted[Path("init")] = Path(init).read_bytes()
-    with resources.as_file(resources.files("snapshotd") / "agent") as agent:
-        for path in agent.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                wanted["lib/snapshotd/agent" / path.relative_to(agent)] = path.read_bytes()
     directories = {share / parent for name in wanted for parent in name.parents}
     for directory in sorted({share.parent, *directories}):
         directory.mkdir(parents=True, exist_ok=True)
@@ -412,6 +449,36 @@ def _share(share: Path, *, with_init: bool) -> Path:
             temporary.chmod(mode)
             temporary.rename(share / name)
     return share
+
+
+@cache
+def _library() -> dict[Path, bytes]:
+    """The files of the in-sandbox library, which are read once in a process."""
+    found = {Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
+    with resources.as_file(resources.files("snapshotd") / "agent") as agent:
+        for path in agent.rglob("*"):
+            if path.is_file() and "__pycache__" not in path.parts:
+                name = "lib/snapshotd/agent" / path.relative_to(agent)
+                found[name] = path.read_bytes()
+                if path.suffix == ".py":
+                    compiled = Path(importlib.util.cache_from_source(name)).name  # it may be kept in a folder elsewhere
+                    found[name.parent / "__pycache__" / compiled] = _compiled(path, found[name])
+    return found
+
+
+def _compiled(source: Path, content: bytes) -> bytes:
+    """A module for sandboxes that have this Python; others compile it at each start. It names its source by the hash of
+    its content, which every import compares."""
+    code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
+    assert code is not None
+    head = importlib.util.MAGIC_NUMBER + _CHECKED_HASH + importlib.util.source_hash(content)
+    return head + marshal.dumps(_called(code, source.name))
+
+
+def _called(code: CodeType, name: str) -> CodeType:
+    """The same without the path on the host. An import fills in the path that it finds it at."""
+    constants = (_called(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
+    return code.replace(co_filename=name, co_consts=tuple(constants))
 
 
 def _is_file(path: Path, content: bytes, mode: int) -> bool:

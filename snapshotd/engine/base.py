@@ -76,6 +76,18 @@ def output_event(stream: Stream, data: bytes) -> Event:
     return {"event": "output", "stream": stream, "data_b64": base64.b64encode(data).decode()}
 
 
+@dataclass(frozen=True, slots=True)
+class Opener:
+    """The one who opens a user's own folder for a verb. The kernel's mounts are those of a process, and the daemon does not see what
+    is mounted or unmounted after its start where `/` is a private mount."""
+
+    folder: int | None = None
+    """A descriptor of the folder, which the user has opened. None: it is opened by its path."""
+    namespace_pid: int | None = 0
+    """Process whose view of the files that path is meant in (the client); 0: this one; None: one that cannot be seen."""
+
+
+ITSELF = Opener()
 ProviderKind = Literal["openai", "anthropic", "gemini"]
 
 
@@ -628,7 +640,14 @@ class Engine(ABC):
 
     @abstractmethod
     def rewind(
-        self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        compensate: bool = False,
+        session: str | None = None,
+        opener: Opener = ITSELF,
     ) -> Snapshot:
         """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
         `undo` takes it back. Commands in the background are ended, as `interrupted`; changes since the head are captured
@@ -640,16 +659,25 @@ class Engine(ABC):
         In a user's own folder a path is changed only if all changes since are an agent's, and what is there is what they
         left; the others are named (`left` in the call's arguments). `session`: take the changes of this session of the
         agent back alone, and of those that it continues ("all": of all). Conflict: it is None, and several have changed
-        files since; NotFound: it has changed none; UsageError: the trajectory is no folder's."""
+        files since; NotFound: it has changed none; UsageError: the trajectory is no folder's. `opener`: who opens that
+        folder. NotFound: there is none at its path; Conflict: another one is there; Unsupported: the opener cannot be
+        seen."""
 
     @abstractmethod
     def preview_rewind(
-        self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        max_files: int = 1000,
+        session: str | None = None,
+        opener: Opener = ITSELF,
     ) -> RewindPreview:
         """Returns the effect that `rewind` would have; changes nothing."""
 
     @abstractmethod
-    def undo(self, ref: str) -> Snapshot:
+    def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
         """Take the last rewind (or promotion, or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
         Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
 

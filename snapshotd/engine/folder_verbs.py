@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from snapshotd.engine.base import RewindMode, RewindPreview
+from snapshotd.engine.base import ITSELF, Opener, RewindMode, RewindPreview
 from snapshotd.engine.folders import events
 from snapshotd.engine.mind_verbs import MindVerbs
 from snapshotd.errors import UsageError
@@ -39,23 +39,39 @@ class FolderVerbs(MindVerbs):
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def rewind(
-        self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        compensate: bool = False,
+        session: str | None = None,
+        opener: Opener = ITSELF,
     ) -> Snapshot:
         trajectory = self._trajectory(ref)
         if trajectory.spec.runtime != FOLDER:
             return super().rewind(ref, to, mode=mode, compensate=compensate, session=session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
-            return self._mind.folders.rewind(trajectory, target, mode, session)
+            return self._mind.folders.rewind(trajectory, target, opener, mode, session)
 
     def preview_rewind(
-        self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        max_files: int = 1000,
+        session: str | None = None,
+        opener: Opener = ITSELF,
     ) -> RewindPreview:
         trajectory = self._trajectory(ref)
         if trajectory.spec.runtime != FOLDER:
             return super().preview_rewind(ref, to, mode=mode, max_files=max_files, session=session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
-            return self._mind.folders.preview(trajectory, target, mode, max_files, session)
+            return self._mind.folders.preview(trajectory, target, opener, mode, max_files, session)
 
-    def undo(self, ref: str) -> Snapshot:
+    def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
         trajectory = self._trajectory(ref)
-        return self._mind.folders.undo(trajectory) if trajectory.spec.runtime == FOLDER else super().undo(ref)
+        if trajectory.spec.runtime != FOLDER:
+            return super().undo(ref)
+        return self._mind.folders.undo(trajectory, opener)

@@ -11,12 +11,14 @@ from itertools import islice
 from typing import Any
 
 from snapshotd.engine.base import (
+    ITSELF,
     ApprovalView,
     EditRequest,
     Effect,
     Engine,
     Event,
     MergeRequest,
+    Opener,
     RewindMode,
     RewindPreview,
     Task,
@@ -141,20 +143,34 @@ class MindVerbs(Engine):
     # -- going back ----------------------------------------------------------------------------------------------------
 
     def rewind(
-        self, ref: str, to: str, *, mode: RewindMode = "both", compensate: bool = False, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        compensate: bool = False,
+        session: str | None = None,
+        opener: Opener = ITSELF,
     ) -> Snapshot:
         _refuse_session(session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
             return self._mind.rewinding.rewind(self._trajectory(ref), target, mode, compensate=compensate)
 
     def preview_rewind(
-        self, ref: str, to: str, *, mode: RewindMode = "both", max_files: int = 1000, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        max_files: int = 1000,
+        session: str | None = None,
+        opener: Opener = ITSELF,
     ) -> RewindPreview:
         _refuse_session(session)
         with self._mind.context.pins.pinned(self._snapshot(to).id) as target:
             return self._mind.rewinding.preview(self._trajectory(ref), target, mode, max_files)
 
-    def undo(self, ref: str) -> Snapshot:
+    def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
         return self._mind.rewinding.undo(self._trajectory(ref))
 
     def promote(

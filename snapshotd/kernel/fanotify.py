@@ -25,7 +25,8 @@ from snapshotd.kernel import syscalls as sc
 _CLOEXEC, _NONBLOCK, _REPORT_FID, _UNLIMITED_MARKS = 1, 2, 0x200, 0x20
 _REPORT_NAMES = 0x400 | 0x800
 """Events name the directory and the entry in it (Linux 5.9)."""
-_ADD = 1
+_ADD, _REMOVE = 1, 2
+_ACCESS = 1
 _MODIFY, _ATTRIB, _CLOSE_WRITE, _OPEN = 2, 4, 8, 0x20
 _NAMES = 0x40 | 0x80 | 0x100 | 0x200
 """A name in a directory came or went: moved from, moved to, created, deleted."""
@@ -67,6 +68,15 @@ class InodeMarks:
     def add(self, fd: int, mask: int) -> None:
         """Mark the inode of a descriptor (of any kind, O_PATH too). OSError: its file system has no marks."""
         sc.call("fanotify_mark", self._fd, _ADD, mask, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+
+    def has(self, fd: int) -> bool:
+        """True if the inode of a descriptor is marked. Marks keep no file system mounted, and go with it without an event.
+        OSError."""
+        try:  # no mark has this event, so nothing is taken from it
+            sc.call("fanotify_mark", self._fd, _REMOVE, _ACCESS, sc.AT_FDCWD, f"/proc/self/fd/{fd}")
+        except FileNotFoundError:
+            return False
+        return True
 
     def read(self) -> Told:
         """All events that wait. An opening by this process itself is none."""

@@ -297,9 +297,18 @@ class Maintenance(ABC):
 
     @abstractmethod
     def collect(
-        self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]
+        self,
+        roots: Roots,
+        *,
+        grace_s: float,
+        now: float,
+        dry_run: bool,
+        progress: Callable[[str], object],
+        wanted: Callable[[bytes], bool] = lambda _: False,
     ) -> Reclaimed:
         """Remove objects that the roots do not reach, from packs older than the grace period. Deltas keep their bases.
+        Packs that the index does not know go too, unless one of them has a record that is `wanted`: then all stay, and
+        `progress` is told.
         Needs room for one pack at most; packs in which nothing lives go first, so it works on a full disk. `now`:
         seconds since the epoch. DataLoss (naming the object) when an object that a root needs is missing: then nothing
         is removed."""

@@ -365,6 +365,19 @@ def test_no_catalog_is_left_by_a_creation_on_a_full_disk(small_disk: Path) -> No
     assert [path.name for path in small_disk.iterdir()] == ["filler"]
 
 
+def test_a_catalog_that_is_opened_on_a_full_disk_is_not_damaged(small_disk: Path) -> None:
+    path = small_disk / "catalog.db"
+    SqliteCatalog(path).close()
+    Path(f"{path}-shm").unlink(missing_ok=True)
+    with pytest.raises(OSError, match="No space"), (small_disk / "filler").open("wb", buffering=0) as filler:  # noqa: PT012
+        while True:
+            filler.write(b"\0" * 4096)
+    with pytest.raises(OutOfSpace):
+        SqliteCatalog(path)
+    (small_disk / "filler").unlink()
+    SqliteCatalog(path).close()
+
+
 def steps(catalog: SqliteCatalog, action: Callable[[], object]) -> int:
     """What an action costs, counted in SQLite's own steps."""
     count = 0

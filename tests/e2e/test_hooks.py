@@ -103,6 +103,23 @@ def test_a_rewind_brings_back_what_the_agent_touched_and_nothing_else(claude: Cl
     assert claude.files() == before | outside
 
 
+def test_a_rewind_with_an_option_that_is_none_changes_nothing(claude: Claude) -> None:
+    claude.hook("SessionStart")
+    claude.call("echo 1 > one")
+    target = claude.steps()[-1]["id"]
+    claude.call("echo 2 > two")
+    for words in (
+        "--dry-run=yes", "--dry-runs", "--dry", "-n", "--session", "--session=", "--files --conversation", "--session=a --session=b"
+    ):  # fmt: skip
+        assert "is no request" in claude.send("rewind", f"{words} {target}", code=2), words
+    assert "is no request" in claude.send("checkpoint", "--force now", code=2)
+    assert "two" in claude.files()
+    assert "deleted workspace/two" in claude.send("rewind", "--dry-run", "--files", "--session=all", target)
+    assert "two" in claude.files()
+    assert "1 path put back" in claude.send("rewind", "--files", "--files", target)
+    assert "two" not in claude.files()
+
+
 def test_a_rewound_conversation_is_a_new_session_with_the_history_up_to_there(claude: Claude) -> None:
     claude.says("first")
     claude.call("echo 1 > one")

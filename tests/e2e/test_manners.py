@@ -13,7 +13,8 @@ from tests.e2e.support import Snap
 PROGRAM = PROGRAMS / "manners_agent.py"
 COMMANDS = ("echo 1 > one", "cat one one > two", "rm one; echo 3 > three")
 FILES = {"two": "1\n1\n", "three": "3\n"}
-MANNERS = ("reports", "acts", "follows", "keeps")
+MANNERS = ("reports", "acts", "arranges", "follows", "keeps")
+IN_WORDS = ("acts", "arranges")
 pytestmark = pytest.mark.parametrize("manner", MANNERS)
 
 
@@ -25,8 +26,8 @@ def agents(snap: Snap, runc_ready: None) -> Agents:
 def script(manner: str, *commands: str) -> dict[str, Any]:
     """Each command a step; and the end."""
     steps = [bash(command, f"Step {number}.") for number, command in enumerate(commands)]
-    if manner == "acts":
-        steps = [{"text": f"Step {number}. <run>{command}</run>"} for number, command in enumerate(commands)]
+    if manner in IN_WORDS:
+        steps = [{"text": f"Step {number}. <run>{command}</run>\n"} for number, command in enumerate(commands)]
     script: dict[str, Any] = {"steps": [*steps, {"text": "Done."}]}
     return script if manner != "keeps" else {**script, "by": "sequence"}  # the provider keeps what was said
 
@@ -42,7 +43,7 @@ def test_a_snapshot_for_each_step_from_which_it_goes_on(agents: Agents, tmp_path
         trajectory = agents.run(at, PROGRAM, manner, "do it")
         steps = taken(agents, trajectory)
         outcome = "unknown" if manner == "reports" else "done"
-        name = "turn" if manner == "acts" else "bash"
+        name = "turn" if manner in IN_WORDS else "bash"
         assert [(step["tool"]["name"], step["tool"]["status"]) for step in steps] == [(name, outcome)] * 3
         assert [sorted(agents.files(step["id"])) for step in steps] == [["one"], ["one", "two"], ["three", "two"]]
         entries = agents.snap.json("journal", trajectory)

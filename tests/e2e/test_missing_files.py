@@ -142,6 +142,43 @@ def test_packs_that_are_missing_as_a_whole_are_said_by_every_start(kept: Kept, a
     kept.bring_back()
 
 
+def test_after_a_repair_without_packs_a_rebuild_takes_what_is_left(kept: Kept) -> None:
+    kept.bring_back()
+    store = kept.snap.state_dir / "repo" / "store"
+    shutil.rmtree(store)
+    (store / "packs").mkdir(parents=True)
+    kept.snap("repair", code=20)
+    kept.snap.stop_daemon()
+    rebuilt = json.loads(kept.snap("daemon", "--rebuild-catalog", "--json").stdout)
+    assert (rebuilt["trajectory_count"], rebuilt["lost"]) == (1, [])
+    assert "one" in kept.snap("ls").stdout
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty mount point", "an empty packs", "no catalog"])
+def test_a_rebuild_without_packs_replaces_nothing(kept: Kept, left: str) -> None:
+    kept.bring_back()
+    state, store = kept.snap.state_dir, kept.snap.state_dir / "repo" / "store"
+    kept.snap("ls")
+    kept.snap.stop_daemon()
+    store.rename(state / "away")
+    if left == "an empty mount point":
+        store.mkdir()
+    if left == "an empty packs":
+        (store / "packs").mkdir(parents=True)
+    env = dict(kept.snap.env)
+    if left == "no catalog":
+        (state / "catalog.db").unlink()
+        env["SNAPSHOTD_STORE"] = store.as_uri()
+    told = Snap(state, env)("daemon", "--rebuild-catalog", "--json", code=20).stderr
+    assert ("move the index away" if left == "no catalog" else f"the packs {store}/packs are missing although") in told
+    assert store.exists() == (left in ("an empty mount point", "an empty packs"))
+    shutil.rmtree(store, ignore_errors=True)
+    (state / "away").rename(store)
+    if left == "no catalog":
+        kept.snap("daemon", "--rebuild-catalog")
+    assert kept.works()
+
+
 @pytest.mark.parametrize(
     "place", [pytest.param("engine.rebuild.filled", marks=pytest.mark.long), "engine.rebuild.aside"]
 )
@@ -167,3 +204,32 @@ def test_after_a_rebuild_nothing_runs_that_a_killed_daemon_has_left(kept: Kept) 
     kept.snap("ls")
     assert kept.snap.json("daemon", "--status")["instance"] == instance
     nothing_left(kept.snap.state_dir, running=True)
+
+
+@pytest.mark.parametrize("lost", ["packs, as a repair was told", "catalog and index"])
+def test_packs_that_come_back_later_outlive_a_prune(kept: Kept, small_root: Path, lost: str) -> None:
+    kept.bring_back()
+    state, store = kept.snap.state_dir, kept.snap.state_dir / "repo" / "store"
+    store.rename(state / "away")
+    if lost == "catalog and index":
+        for path in (*state.glob("catalog.db*"), *state.glob("repo/index.db*")):
+            path.unlink()
+        kept.snap("daemon", "--rebuild-catalog")
+        assert "one" not in kept.snap("ls").stdout
+        kept.snap("image", "import", small_root, "--name", "default")
+        kept.snap.create("--name", "two")
+        kept.snap("exec", "--wait", "stored", "two", "--", "true")
+    else:
+        (store / "packs").mkdir(parents=True)
+        kept.snap("repair", code=20)
+    kept.snap.stop_daemon()
+    shutil.copytree(state / "away", store, dirs_exist_ok=True)
+    shutil.rmtree(state / "away")
+    said = kept.snap("prune", "--force", "--grace", "0").stderr
+    assert "--rebuild-catalog" in said
+    assert "`prune` removes them)" not in kept.snap("check", code=None).stderr
+    kept.snap.stop_daemon()
+    kept.snap("daemon", "--rebuild-catalog")
+    assert kept.works()
+    assert "--rebuild-catalog" not in kept.snap("prune", "--force", "--grace", "0").stderr
+    assert kept.works()

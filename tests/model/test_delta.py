@@ -216,3 +216,20 @@ def test_a_layer_holds_no_more_than_what_changed(store: LayerStore) -> None:
         "new/one": stat.S_IFREG,
         "new/two": stat.S_IFCHR,
     }
+
+
+@pytest.mark.parametrize("name", ["new", "a"])
+def test_another_directory_in_the_place_of_one(store: LayerStore, name: str) -> None:
+    """It hides what the stack has there, of an earlier step or of the image."""
+    live = Live(store, Stack(IMAGE))
+    os.makedirs(f"/proc/self/fd/{live.root}/{name}/old", exist_ok=True)
+    live.capture(live=False)
+    if name == "a":
+        files.remove_tree(live.root, name)
+    else:
+        os.rename(name, "aside", src_dir_fd=live.root, dst_dir_fd=live.root)
+    os.mkdir(name, dir_fd=live.root)
+    live.capture(live=False)
+    live.check()
+    assert os.listdir(f"/proc/self/fd/{live.root}/{name}") == []
+    live.close()

@@ -199,8 +199,9 @@ def test_an_agent_outlives_its_daemon(user: OrdinaryUser, agent: Path) -> None:
 
 def test_all_processes_are_killed_and_the_run_is_resumed(user: OrdinaryUser, agent: Path) -> None:
     running = started(user, agent)
-    wait_until(lambda: all(one["state"] == "stored" for one in user.json("log", "it")), "no snapshot can be lost")
-    for pid in user.processes():
+    for pid, arguments in user.processes().items():
+        if any(argument.endswith("witness_main.py") for argument in arguments):
+            continue  # without it, what is not stored is lost, as after a power cut
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -215,19 +216,11 @@ def test_all_processes_are_killed_and_the_run_is_resumed(user: OrdinaryUser, age
         text=True,
         cwd="/",
     )
-    wait_until(lambda: any(arguments[0].endswith("/share/init") for arguments in user.processes().values()), "it runs")
-    wait_until(lambda: user.json("ls")[0]["status"] == "running", "it is said to run")
-    wait_until(lambda: touched(user), "it goes on")
+    wait_until(lambda: resumed.poll() is not None or user.json("ls")[0]["status"] == "running", "it goes on")
+    user("exec", "it", "--", "touch", "/workspace/go", code=None)
     out, err = resumed.communicate(timeout=60)
     assert resumed.returncode == 0, err
     assert "['d3', 'e0', 'e1', 'e2', 'go']" in out
-
-
-def touched(user: OrdinaryUser) -> bool:
-    return (
-        user.run(interpreter(), "-m", "snapshotd", "exec", "it", "--", "touch", "/workspace/go", code=None).returncode
-        == 0
-    )
 
 
 def test_the_keeper_and_the_daemon_are_killed(user: OrdinaryUser, agent: Path) -> None:
@@ -251,22 +244,17 @@ def test_the_keeper_and_the_daemon_are_killed(user: OrdinaryUser, agent: Path) -
 def test_processes_that_live_on_stand_still_for_a_snapshot(user: OrdinaryUser) -> None:
     """By signals, which a stopped process of the sandbox's own keeps."""
     line = user("create", "--image", "base").strip()
-    writer = "i=0; while :; do i=$((i+1)); echo $i >/w/one; echo $i >/w/two; done"
-    user(
-        "exec",
-        line,
-        "--",
-        "sh",
-        "-c",
-        f"mkdir /w; ({writer}) >/dev/null 2>&1 & sleep 1000 >/dev/null 2>&1 & "
-        'until read c </proc/$!/comm; [ "$c" = sleep ]; do :; done; kill -STOP $!; '
-        'until read c </proc/$!/stat; [ "${c#*) T }" != "$c" ]; do :; done',
+    stopper = (
+        "sleep 1000 >/dev/null 2>&1 & until read -r name </proc/$!/comm && [ $name = sleep ]; do :; done; kill -STOP $!"
     )
+    writer = "i=0; while :; do i=$((i+1)); echo $i >/w/one; echo $i >/w/two; done"
+    user("exec", line, "--", "sh", "-c", f"mkdir /w; ({writer}) >/dev/null 2>&1 & {stopper}")
     for _ in range(5):
         user("exec", line, "--", "true")
     for seq in range(2, 7):
-        one, two = (int(user("cat", f"{at(user, line, seq)}:/w/{name}").strip() or 0) for name in ("one", "two"))
-        assert 0 in (one, two) or one - two in (0, 1), "a file that the shell has just emptied is empty"
+        one, two = (user("cat", f"{at(user, line, seq)}:/w/{name}").strip() for name in ("one", "two"))
+        first = int(one or int(two) + 1)  # empty: it was just being written
+        assert first - int(two or first) in (0, 1)
     stopped = {
         arguments[0]: state(pid) for pid, arguments in user.processes().items() if arguments[0] in ("sh", "sleep")
     }
@@ -365,8 +353,9 @@ def test_roots_daemon_and_a_users_keep_apart(image_tar: Path, tmp_path: Path) ->
             theirs = user.json("ls")[0]["id"]
             assert user("exec", theirs, "--", "sh", "-c", "mv /w /v; stat -c %u:%g /v/f; cat /v/f") == "5:6\nroots\n"
             user("export", "--trajectory", theirs, "-o", user.home / "back")
+            root("rm", "--force", line)
             root("import", user.home / "back")
-            back = next(each["id"] for each in root.json("ls") if each["id"] != line)
+            back = root.json("ls")[0]["id"]
             assert root("exec", back, "--", "stat", "-c", "%u:%g", "/v/f").stdout == "5:6\n"
             user("daemon", "--stop")
             user.nothing_left()
@@ -431,11 +420,11 @@ def test_a_home_on_tmpfs_without_programs(image_tar: Path) -> None:
         tar.write_bytes(image_tar.read_bytes())
         try:
             script = (
-                "set -e; umask 077; export HOME=/var/tmp/state XDG_RUNTIME_DIR=/tmp/run-$$; mkdir $XDG_RUNTIME_DIR\n"
+                "set -e; umask 077; export HOME=/var/tmp/state XDG_RUNTIME_DIR=/var/tmp/state/run; mkdir $XDG_RUNTIME_DIR\n"
                 'sd() { "$PYTHON" -m snapshotd "$@"; }\n'
                 f"sd image import {tar} --name base >/dev/null\n"
                 "line=$(sd create --image base); sd exec $line -- sh -c 'mkdir /w; echo x >/w/f'\n"
-                "sd exec $line -- sh -c 'mv /w /v; cat /v/f'; sd daemon --stop; rm -r $XDG_RUNTIME_DIR\n"
+                "sd exec $line -- sh -c 'mv /w /v; cat /v/f'; sd daemon --stop\n"
             )
             assert user.run("sh", "-c", script, env={"PYTHON": interpreter()}).stdout == "x\n"
         finally:

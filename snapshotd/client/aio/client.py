@@ -33,6 +33,7 @@ from snapshotd.client.local.arguments import (
     argv_of,
     check_count,
     check_seconds,
+    flag_of,
     local_path,
     sandbox_path,
     texts_of,
@@ -511,7 +512,7 @@ class AsyncSnapshotd(
         `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
         snapshot; the sandbox goes on."""
         check_wait(wait)
-        path, query = (f"/trajectories/{ref_segment(ref, 'trajectory')}/stop", {"discard": "true" if discard else None})
+        path, query = (f"/trajectories/{ref_segment(ref, 'trajectory')}/stop", {"discard": flag_of("discard", discard)})
         stopped = TrajectoryInfo.of(await self._transport.request("POST", path, query=query))
         if wait == "stored":
             await self.flush(stopped.id)
@@ -521,7 +522,7 @@ class AsyncSnapshotd(
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
         UsageError: `ref` is a tag or a snapshot."""
         await self._transport.request(
-            "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": "true" if force else None}
+            "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": flag_of("force", force)}
         )
 
     async def trajectories(self) -> list[TrajectoryInfo]:

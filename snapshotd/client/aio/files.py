@@ -15,7 +15,15 @@ from snapshotd.client.exchange import AnswerLost, new_key
 from snapshotd.client.feeding import Readable
 from snapshotd.client.files import FileVerbs as FileVerbsOfThreads
 from snapshotd.client.files import Moved, SandboxPath, _at, _path
-from snapshotd.client.local.arguments import bytes_of, local_path, sandbox_path, wrong
+from snapshotd.client.local.arguments import (
+    bytes_of,
+    check_file,
+    check_function,
+    check_mode,
+    local_path,
+    sandbox_path,
+    wrong,
+)
 from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import UploadSource
 from snapshotd.client.verbs import Wait, b64, check_wait
@@ -51,6 +59,7 @@ class AsyncFileVerbs(AsyncVerbs):
     async def read_archive(self, ref: str, path: SandboxPath, write: Callable[[bytes], object]) -> tuple[str, ...]:
         """Write a file, or a directory with all that is in it, as a tar, whose members' paths begin with its name.
         Returns warnings: what a tar cannot hold. The output is incomplete if the method raises."""
+        check_function("write", write)
         pieces = _Pieces(self, ref, path)
         async for piece in pieces:
             write(piece)
@@ -79,7 +88,8 @@ class AsyncFileVerbs(AsyncVerbs):
         has 0644, and another keeps its own."""
         from snapshotd.client.local.tree import Reader, read_pieces
 
-        content = data.encode() if isinstance(data, str) else data
+        check_mode("mode", mode)
+        content = bytes_of("data", data) if isinstance(data, str) else data
         whole = isinstance(content, bytes)
         if not whole and (not hasattr(content, "read")):
             raise wrong("data", data, "bytes, text, or a file that is open for bytes")
@@ -122,6 +132,7 @@ class AsyncFileVerbs(AsyncVerbs):
         and pipes are left out, with a warning."""
         from snapshotd.client.local.tree import Reader, read_pieces
 
+        check_file("tar", tar, "read")
         reader = Reader(read_pieces(tar), moved)
         return await self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
 
@@ -247,6 +258,7 @@ class AsyncSnapshotFiles:
 
     async def archive(self, path: SandboxPath, file: BinaryIO) -> None:
         """Write a file or a directory as a tar into an open file. As `AsyncSnapshotd.read_archive`."""
+        check_file("file", file, "write")
         await self._client.read_archive(self._ref, path, file.write)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from snapshotd.client.aio.carrying import AsyncPort
 from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.exchange import segment
-from snapshotd.client.local.arguments import local_path
-from snapshotd.client.ports import OnFailure, _listen, _listen_on_path
+from snapshotd.client.local.arguments import check_count, local_path
+from snapshotd.client.ports import _LAST_PORT, OnFailure, _listen, _listen_on_path
 from snapshotd.client.verbs import ref_segment
 from snapshotd.daemon.http.wire import PORTS
 from snapshotd.errors import UsageError
@@ -34,9 +34,8 @@ class AsyncPorts(AsyncVerbs):
         A connection that cannot be made is closed, and `on_failure` is called with the reason, from another thread. It
         is cut when the sandbox ends. UsageError: the numbers, the path; Conflict: the local address is taken.
         """
-        for what, value, least in (("port", number, 1), ("local port", local or 0, 0)):
-            if not least <= value <= 65535:
-                raise UsageError(f"{value} is no {what}: it must be from {least} to 65535")
+        check_count("port", number, 1, _LAST_PORT)
+        check_count("local", 0 if local is None else local, 0, _LAST_PORT)
         if unix is not None and local is not None:
             raise UsageError("a local port and a unix socket were named; leave one of them out")
         found = await self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")

@@ -15,7 +15,7 @@ from snapshotd.client.aio.carrying import AsyncPort
 from snapshotd.client.aio.client import AsyncSnapshotd
 from snapshotd.client.aio.files import AsyncSandboxFiles, AsyncSnapshotFiles
 from snapshotd.client.commands import Stream, TextLines
-from snapshotd.client.local.arguments import bytes_of
+from snapshotd.client.local.arguments import bytes_of, check_flag, instance_of
 from snapshotd.client.mind import Mode
 from snapshotd.client.ports import OnFailure
 from snapshotd.client.results import (
@@ -128,7 +128,7 @@ class AsyncSnapshot:
     @classmethod
     async def get(cls, ref: str, *, client: AsyncSnapshotd | None = None) -> AsyncSnapshot:
         """By tag, unique prefix of an id, or a trajectory's name or id (its head)."""
-        client = client or AsyncSnapshotd()
+        client = AsyncSnapshotd() if client is None else instance_of("client", client, AsyncSnapshotd)
         return cls(client, await client.snapshot(ref))
 
     @property
@@ -284,7 +284,7 @@ class AsyncSandbox:
         the tenant of the store that its agents read and write, and after `idle_timeout` seconds without a command it is
         stopped (0: never). With `wait="stored"`, here and in the methods that make a snapshot, they return when it
         survives power loss."""
-        client = client or AsyncSnapshotd()
+        client = AsyncSnapshotd() if client is None else instance_of("client", client, AsyncSnapshotd)
         info, _ = await client.create(
             image=image,
             workspace=workspace,
@@ -351,16 +351,17 @@ class AsyncSandbox:
         """Run an agent file with `args`, or a `command`, to its end, as `wait`. With `detach` the answer is its sandbox
         at once. A run that is no longer waited for (an interrupt, an error in `on_stdout`) goes on. Further keywords are
         those of `AsyncSnapshotd.run`. UsageError for what only a run that is waited for has."""
+        check_flag("detach", detach)
         if detach and (check or on_stdout or on_stderr):
             raise UsageError("a detached run has no check, on_stdout or on_stderr; `Sandbox.wait` takes them")
-        client = client or AsyncSnapshotd()
+        client = AsyncSnapshotd() if client is None else instance_of("client", client, AsyncSnapshotd)
         started = cls(client, await client.run(agent=agent, args=args, command=command, detach=detach, **options))
         return started if detach else await started.wait(on_stdout=on_stdout, on_stderr=on_stderr, check=check)
 
     @classmethod
     async def connect(cls, ref: str, *, client: AsyncSnapshotd | None = None) -> AsyncSandbox:
         """An existing trajectory, by name or unique prefix of its id; running or not."""
-        client = client or AsyncSnapshotd()
+        client = AsyncSnapshotd() if client is None else instance_of("client", client, AsyncSnapshotd)
         return cls(client, await client.trajectory(ref))
 
     @property
@@ -432,6 +433,7 @@ class AsyncSandbox:
         beside it. With `stdin`, `AsyncCommand.write` writes to it; otherwise its standard input is empty. UsageError for what
         only a command in the foreground has.
         """
+        check_flag("background", background)
         if background:
             if check or on_stdout or on_stderr or (input is not None) or (if_head is not None) or (wait != "captured"):
                 raise UsageError(

@@ -9,6 +9,7 @@ from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.bundles.sealing import Sealing
 from snapshotd.client.feeding import Readable
+from snapshotd.client.local.arguments import flag_of
 from snapshotd.client.results import ExportInfo, ImportInfo
 from snapshotd.client.sharing import CacheImportInfo, Form
 from snapshotd.client.sharing import Sharing as SharingOfThreads
@@ -65,9 +66,9 @@ class AsyncSharing(AsyncVerbs):
             return tuple(warned)
         query = {
             "form": form,
-            "whole": "true" if whole else None,
+            "whole": flag_of("whole", whole),
             "since": None if since is None else check_ref(since),
-            "forks": "true" if forks else None,
+            "forks": flag_of("forks", forks),
         }
         async for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
             if isinstance(item, bytes):

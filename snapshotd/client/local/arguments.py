@@ -4,9 +4,9 @@ argument, its value, and what is taken."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from snapshotd.daemon.http.wire import TIMEOUT_MAX_S
 from snapshotd.errors import UsageError
@@ -34,9 +34,52 @@ def check_count(name: str, value: Any, least: int, most: int | None = None) -> N
         raise wrong(name, value, f"a whole number from {least}{' on' if most is None else f' to {most}'}")
 
 
+def check_mode(name: str, value: Any) -> None:
+    """The permissions of a file, or None. Text is none: "0644" would be read in one of two ways."""
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= 0o7777):
+        raise wrong(name, value, "a number from 0 to 0o7777, such as 0o644")
+
+
+def check_flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise wrong(name, value, "True or False")
+
+
+def flag_of(name: str, value: Any) -> str | None:
+    """A flag in a query."""
+    check_flag(name, value)
+    return "true" if value else None
+
+
+Wanted = TypeVar("Wanted")
+
+
+def instance_of(name: str, value: Any, wanted: type[Wanted]) -> Wanted:
+    """An object of a class."""
+    if not isinstance(value, wanted):
+        raise wrong(name, value, f"a {wanted.__name__}")
+    return value
+
+
+def instances_of(name: str, value: Any, wanted: type[Wanted]) -> list[Wanted]:
+    """A list of objects of a class."""
+    items = list(value) if isinstance(value, Iterable) else [value]
+    found = [item for item in items if isinstance(item, wanted)]
+    if not isinstance(value, Iterable) or len(found) < len(items):
+        raise wrong(name, value, f"a list of {wanted.__name__}")
+    return found
+
+
+def check_file(name: str, value: Any, method: str) -> None:
+    """An open file that has a `method`."""
+    if not callable(getattr(value, method, None)):
+        raise wrong(name, value, f"a file that is open for bytes, with a method {method}")
+
+
 def words_of(name: str, value: Any) -> list[str]:
-    """A command and its arguments, or other words."""
-    words = None if isinstance(value, str | bytes) or not isinstance(value, Iterable) else list(value)
+    """A command and its arguments, or other words, in their order: a set has none."""
+    listed = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping | Set)
+    words = list(value) if listed else None
     if words is None or not all(isinstance(word, str) for word in words):
         raise wrong(name, value, "a list of texts")
     return words
@@ -65,7 +108,10 @@ def texts_of(name: str, value: Any) -> dict[str, str]:
 def bytes_of(name: str, value: Any) -> bytes:
     """Bytes, or text as UTF-8."""
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise wrong(name, value, "text that UTF-8 has, or bytes") from None
     if not isinstance(value, bytes | bytearray | memoryview):
         raise wrong(name, value, "text or bytes")
     return bytes(value)

@@ -26,7 +26,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from snapshotd.engine.base import RetentionPolicy, RewindMode, RewindPreview
+from snapshotd.engine.base import Opener, RetentionPolicy, RewindMode, RewindPreview
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders import transcripts
 from snapshotd.engine.folders.calls import OpenCall, Part, end_of, parts_of, session_of
@@ -193,20 +193,26 @@ class Folders:
                 folder.writers.know(session, one)
         self._writers.use(folder.writers, folder.user.uid)
         folder.writers.know(session_of(event), agent)
+        folder.writers.close_unused()  # an agent that has ended by now is never told
 
-    def _lost_agent(self, trajectory: TrajectoryID, session: str) -> None:
+    def _lost_agent(self, trajectory: TrajectoryID, writers: Writers) -> None:
         with contextlib.suppress(RuntimeError):  # the daemon ends
-            self._ending.submit(self._end_calls, trajectory)
+            self._ending.submit(self._end_calls, trajectory, writers)
 
-    def _end_calls(self, trajectory: TrajectoryID) -> None:
+    def _end_calls(self, trajectory: TrajectoryID, writers: Writers) -> None:
         """The agent of a session has ended: what it has done so far is its call's, and what comes now is not."""
+        if writers.closed:
+            return  # an agent that ended together with this one was told, too
         try:
-            with self._reopened(self._catalog.get_trajectory(trajectory)) as (folder, root):
+            line = self._catalog.get_trajectory(trajectory)
+            with writers.opened() as root, self._reopened(line, Opener(root)) as (folder, _):
                 self._end_lost(folder, root)
         except (SnapshotdError, OSError) as exc:
             _log.warning(
                 "an interrupted call in the folder of %s is recorded at the next hook: %s", short(trajectory), exc
             )
+        finally:
+            writers.close_unused()
 
     def _end_lost(self, folder: OpenFolder, root: int) -> None:
         """Record the calls whose agents have ended."""
@@ -264,12 +270,14 @@ class Folders:
             changed = history.sessions()
             return next((one for one in mine if history.first_of(one) in changed and len(changed) > 1), None)
 
-    def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, session: str | None = None) -> Snapshot:
+    def rewind(
+        self, trajectory: Trajectory, to: Snapshot, opener: Opener, mode: RewindMode, session: str | None = None
+    ) -> Snapshot:
         """See `Engine.rewind`. Only files that the agent has touched since are put back; the conversation becomes a new
         session of the agent. The call of the snapshot names the command that goes on with it (`resume`), and what had
         to stay (`left`). `to` is pinned."""
         self._check(trajectory, to)
-        with self._reopened(trajectory) as (folder, root):
+        with self._reopened(trajectory, opener) as (folder, root):
             self._recorder.settle(folder, root)
             facts: dict[str, Any] = {"to": to.id, "mode": mode, "from": self._recorder.head(folder).id}
             history = History.since(self._context, trajectory, to.seq)
@@ -277,9 +285,9 @@ class Folders:
             line = self._cut(folder, to) if mode != "files" else None
             return self._go(folder, root, "rewind", facts, to, (history, chosen), line)
 
-    def undo(self, trajectory: Trajectory) -> Snapshot:
+    def undo(self, trajectory: Trajectory, opener: Opener) -> Snapshot:
         """See `Engine.undo`."""
-        with self._reopened(trajectory) as (folder, root):
+        with self._reopened(trajectory, opener) as (folder, root):
             self._recorder.settle(folder, root)
             last = self._last_rewind(trajectory)
             assert last.parent is not None
@@ -293,12 +301,18 @@ class Folders:
             return self._go(folder, root, "undo", facts, before, (history, chosen), session)
 
     def preview(
-        self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int, session: str | None = None
+        self,
+        trajectory: Trajectory,
+        to: Snapshot,
+        opener: Opener,
+        mode: RewindMode,
+        max_files: int,
+        session: str | None = None,
     ) -> RewindPreview:
         """See `Engine.preview_rewind`."""
         self._check(trajectory, to)
         found, left = RewindPlan(), list[str]()
-        with self._reopened(trajectory) as (folder, root):
+        with self._reopened(trajectory, opener) as (folder, root):
             head = self._recorder.head(folder)
             if mode != "conversation":
                 scan, touches = self._recorder.seen(folder, root, keep=True)
@@ -483,7 +497,7 @@ class Folders:
                 folder.lock.release()
 
     @contextlib.contextmanager
-    def _reopened(self, trajectory: Trajectory) -> Iterator[tuple[OpenFolder, int]]:
+    def _reopened(self, trajectory: Trajectory, opener: Opener) -> Iterator[tuple[OpenFolder, int]]:
         """The folder of a trajectory, and its descriptor."""
         facts = self._catalog.snapshots(trajectory.id)[0].call.arguments
         path = self._places.path_of(trajectory.id) or facts["folder"]
@@ -492,7 +506,7 @@ class Folders:
         except KeyError:
             user = HostUser(facts["uid"], facts["gid"])
         try:
-            root = open_folder(path, user)
+            root = open_folder(path, user, opener)
         except OSError as exc:
             raise NotFound(
                 f"the folder {path} cannot be opened: {exc.strerror}; restore the snapshot elsewhere"

@@ -21,10 +21,12 @@ import re
 from dataclasses import dataclass
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.errors import NotFound, NotPermitted, UsageError
+from snapshotd.engine.base import Opener
+from snapshotd.errors import NotFound, NotPermitted, Unsupported, UsageError
 from snapshotd.kernel import files
 from snapshotd.kernel.identity import HostUser, acting_as
 from snapshotd.kernel.mounts import born_at, file_system_id, holds_no_files
+from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.types import ID_FORM, NAME_PATTERN, TrajectoryID
 
 _DELETED = " (deleted)"
@@ -54,9 +56,21 @@ def place_of(root: int, user: HostUser) -> FolderPlace:
     return FolderPlace(path, older if system is None else f"{older}.{system}", older)
 
 
-def open_folder(path: str, user: HostUser) -> int:
-    """A descriptor of a folder that was at this path, as its user opens it. No link is followed on the way: the kernel
-    told the path without any, so what has one by now is another path. OSError."""
+def open_folder(path: str, user: HostUser, opener: Opener) -> int:
+    """A descriptor, the caller's own, of a folder that was at this path, as its user opens it. No link is followed on the
+    way: the kernel told the path without any, so what has one by now is another path. OSError; Unsupported: the opener
+    cannot be seen."""
+    if opener.folder is not None:
+        return os.dup(opener.folder)
+    if opener.namespace_pid is None:
+        raise Unsupported(
+            "the client runs outside of the daemon's process namespace, so the daemon cannot tell what is mounted there; run the "
+            "command where the daemon runs, such as with `docker exec`"
+        )
+    return as_seen_by(opener.namespace_pid, lambda: _open_beneath_root(path, user))
+
+
+def _open_beneath_root(path: str, user: HostUser) -> int:
     with acting_as(user):
         top = os.open("/", files.DIR_FLAGS)
         try:
@@ -75,15 +89,17 @@ def _refuse(root: int, path: str, user: HostUser) -> None:
 
 
 def _leads_to(path: str, root: int, user: HostUser) -> bool:
-    """The kernel says of a removed folder that it is one of such a name."""
+    """The kernel says of a removed folder that it is one of such a name. The path may be one of another mount namespace."""
     try:
-        fd = open_folder(path, user)
+        with acting_as(user):
+            parent = os.open("..", files.DIR_FLAGS, dir_fd=root)
+            try:
+                found = os.stat(os.path.basename(path), dir_fd=parent, follow_symlinks=False)
+            finally:
+                os.close(parent)
     except OSError:
         return False
-    try:
-        return os.path.samestat(os.fstat(fd), os.fstat(root))
-    finally:
-        os.close(fd)
+    return os.path.samestat(found, os.fstat(root))
 
 
 class KnownFolders:

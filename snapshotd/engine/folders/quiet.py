@@ -7,6 +7,7 @@ so an event never has to say what changed. Where anything is in doubt there is a
   - a file has a writer, who may write through a mapping: it stays in doubt until the writer has gone
   - a path could not be read, or a file changed within the clock's resolution before it was captured
   - another inode than the marked one is at a directory's path: something was mounted there, which is no event
+  - the folder itself has no mark any more: its file system was unmounted meanwhile, which is no event
   - the file system is a network's, or an overlay; the folder has more than `MOST_MARKS` paths; events were lost
 
 Over a single file only root can mount another one; the scan that the next event brings sees it.
@@ -77,6 +78,8 @@ class FolderWatch:
 
     def _unchanged(self, root: int, user: HostUser) -> bool:
         try:
+            if self._marks is not None and not self._marks.has(root):
+                self._drop()
             quiet = self._settle(root) and user == self._user and self._in_place(root, user)
         except OSError:
             quiet = False

@@ -13,11 +13,12 @@ Where the kernel does not tell at all (the file system of a network, an overlay,
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import select
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from snapshotd.engine.folders import ignore
@@ -90,9 +91,10 @@ class Touches:
 
 class Writers:
     """Watches one folder, until `close`. OSError, NotImplementedError: the kernel does not tell of it. Thread-safe.
-    `gone` is called, in the watching thread, when the agent of a session has ended."""
+    `gone` is called with this, in the watching thread, when an agent has ended. The folder's descriptor keeps its file
+    system from being unmounted: the callee closes what has no agent any more (`close_unused`)."""
 
-    def __init__(self, root: int, gone: Callable[[str], object]) -> None:
+    def __init__(self, root: int, gone: Callable[[Writers], object]) -> None:
         if not fanotify.is_local(root):
             raise OSError("its file system does not tell who changed a file")
         self._gone = gone
@@ -123,6 +125,25 @@ class Writers:
         self._marks.close()
         for fd in (self._root, self._wake, *self._pidfds):
             os.close(fd)
+
+    def close_unused(self) -> None:
+        """`close`, unless an agent is known that has not ended."""
+        with self._lock:
+            if self._agents:
+                return
+        self.close()
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[int]:
+        """A descriptor of the folder. OSError: it is closed."""
+        with self._lock:
+            if self._closed:
+                raise OSError(errno.EBADF, "nobody watches it any more")
+            root = os.dup(self._root)
+        try:
+            yield root
+        finally:
+            os.close(root)
 
     def follow(self, directories: Iterable[str]) -> None:
         """Have these directories watched too."""
@@ -155,9 +176,9 @@ class Writers:
             self._agents[agent] = session
             self._verdicts.clear()
 
-    def _forget(self, pidfd: int) -> str | None:
+    def _forget(self, pidfd: int) -> None:
         os.close(pidfd)
-        return self._agents.pop(self._pidfds.pop(pidfd), None)
+        self._agents.pop(self._pidfds.pop(pidfd), None)
 
     def listen(self, on: bool) -> None:
         """Look processes up as they change files, or leave the events to the next `take`: between calls it does not
@@ -213,10 +234,11 @@ class Writers:
                     os.eventfd_read(self._wake)
                 if self._marks.fileno() in ready:
                     self._read()
-                ended = [self._forget(fd) for fd in ready if fd in self._pidfds]
-            for session in ended:
-                if session is not None:
-                    self._gone(session)
+                ended = [fd for fd in ready if fd in self._pidfds]
+                for fd in ended:
+                    self._forget(fd)
+            if ended:
+                self._gone(self)
 
     def _read(self) -> None:
         if self._closed:

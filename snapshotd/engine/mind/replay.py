@@ -33,6 +33,9 @@ CALLER = "caller"
 """Detail of a model's entry: the provider's id of the call that led to its conversation."""
 SIDE = "side"
 """Detail of a model's entry whose conversation nobody waits for: the title of another one, for example."""
+QUESTION = "question"
+"""Part of the outline of a question on the side: what it asks, without what it asks it about. That holds what tools
+said, as aider's question for the message of a commit does, so it may be another one when the program runs again."""
 CALL = "call"
 """Detail of a tool's entry on the wire: the provider's id of the call."""
 PARAMS = "params"
@@ -166,6 +169,10 @@ class Replay:
             if found is not None:
                 self._begun.add(number)
                 return self._take(found)
+        question = self._find_question(kind, name, arguments) if lane is None else None
+        if question is not None:
+            self._begun.add(self._left[question].details.get(LANE))
+            return self._take(question)
         if lane is not None and lane in known:
             raise Mismatch(self._left[next(self._candidates(lane))])
         if lane is None and not called and not self._begun:
@@ -195,6 +202,15 @@ class Replay:
         for index in self._candidates(lane):
             entry = self._left[index]
             if entry.kind is kind and entry.name == name and compared(kind, entry.arguments) == wanted:
+                return index
+        return None
+
+    def _find_question(self, kind: EntryKind, name: str, arguments: Any) -> int | None:
+        """A question on the side that asks the same about something else."""
+        wanted = _question(arguments)
+        for index, entry in enumerate(self._left):
+            same = (entry.kind, entry.name, _question(entry.arguments)) == (kind, name, wanted)
+            if wanted is not None and same and entry.details.get(LANE) not in self._begun:
                 return index
         return None
 
@@ -233,6 +249,10 @@ class Replay:
     def _take(self, index: int) -> JournalEntry:
         self.matched += 1
         return self._left.pop(index)
+
+
+def _question(arguments: Any) -> Any:
+    return arguments.get(QUESTION) if isinstance(arguments, dict) else None
 
 
 def _has_ended(entry: JournalEntry) -> bool:
@@ -335,7 +355,7 @@ def _within(entry: JournalEntry, task: JournalEntry) -> bool:
 def compared(kind: EntryKind, arguments: Any) -> str:
     """The part that has to be the same. The prompt in a request's outline is for people: its digest is what counts."""
     if kind is EntryKind.MODEL and isinstance(arguments, dict) and "digest" in arguments:
-        arguments = {name: value for name, value in arguments.items() if name not in ("prompt", "messages")}
+        arguments = {name: value for name, value in arguments.items() if name not in ("prompt", "messages", QUESTION)}
     return canonical(arguments)
 
 

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from snapshotd.engine.storing.child import NICE, EngineChild, Progress
-from snapshotd.errors import InternalError, NotFound
+from snapshotd.engine.storing.records import Record, decode_any
+from snapshotd.errors import DataLoss, InternalError, NotFound, VersionMismatch
 from snapshotd.failpoints import hit
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.base import (
@@ -30,7 +31,7 @@ from snapshotd.repo.base import (
 )
 from snapshotd.trees import archive, diff
 from snapshotd.trees.stored_view import StoredView
-from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, TreeID
+from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, SnapshotID, TreeID
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +92,13 @@ class Archiver:
         """Number of files that differ between two stored trees."""
         return FileChanges(**self._child.ask({"op": "count", "before": before, "after": after}))
 
-    def prune(self, roots: Roots, *, grace_s: float, dry_run: bool, progress: Progress) -> Reclaimed:
-        """Collect the objects that `roots` do not reach (dry run: only count them)."""
-        answer = self._child.ask(
-            {"op": "prune", "roots": _roots_json(roots), "grace_s": grace_s, "dry_run": dry_run}, progress
-        )
+    def prune(
+        self, roots: Roots, known: Sequence[SnapshotID], *, grace_s: float, dry_run: bool, progress: Progress
+    ) -> Reclaimed:
+        """Collect the objects that `roots` do not reach (dry run: only count them). Packs that the index does not know
+        stay if one has the record of a snapshot that is not `known`."""
+        request = {"op": "prune", "roots": _roots_json(roots), "known": known, "grace_s": grace_s, "dry_run": dry_run}
+        answer = self._child.ask(request, progress)
         return Reclaimed(**answer)
 
     def check(self, roots: Roots, *, read_data: bool, progress: Progress) -> CheckResult:
@@ -220,10 +223,23 @@ class ArchiverService:
         return asdict(count_between(self._writer, TreeID(request["before"]), TreeID(request["after"])))
 
     def _do_prune(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        roots = _roots(request["roots"])
+        known = frozenset(request["known"])
+
+        def wanted(document: bytes) -> bool:
+            try:
+                record = decode_any(document)
+            except (DataLoss, VersionMismatch):
+                return True
+            return isinstance(record, Record) and record.snapshot.id not in known
+
         return asdict(
             self._maintenance.collect(
-                roots, grace_s=request["grace_s"], now=time.time(), dry_run=request["dry_run"], progress=progress
+                _roots(request["roots"]),
+                grace_s=request["grace_s"],
+                now=time.time(),
+                dry_run=request["dry_run"],
+                progress=progress,
+                wanted=wanted,
             )
         )
 

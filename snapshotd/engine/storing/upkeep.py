@@ -89,7 +89,7 @@ class Upkeep:
                 self._archive.paused()
             ):  # data that are in the repository but not in the catalog yet would count as garbage
                 reclaimed = self._archiver.prune(
-                    self._roots(without), grace_s=grace_s, dry_run=dry_run, progress=progress
+                    self._roots(without), self._known(), grace_s=grace_s, dry_run=dry_run, progress=progress
                 )
             lines = tuple(
                 PrunedSnapshot(d.snapshot.id, d.snapshot.trajectory, d.snapshot.seq, d.snapshot.created_at_ns, d.reason)
@@ -119,7 +119,7 @@ class Upkeep:
             # Without grace: data too young to go now go with the next prune, and count as gone here.
             with self._archive.paused():
                 return self._archiver.prune(
-                    self._roots(without), grace_s=0, dry_run=True, progress=progress
+                    self._roots(without), self._known(), grace_s=0, dry_run=True, progress=progress
                 ).packs_bytes
 
         return retention.trim(decisions, size, limit)
@@ -158,6 +158,10 @@ class Upkeep:
         if tags:
             records[RecordID(tags)] = ""
         return Roots(trees, contents, records)
+
+    def _known(self) -> list[SnapshotID]:
+        """The snapshots that no pack could bring back: the catalog has their files, or has given them up."""
+        return [one.id for one in self._context.catalog.all_snapshots() if one.state is not SnapshotState.LOST]
 
     # -- check and repair ----------------------------------------------------------------------------------------------
 

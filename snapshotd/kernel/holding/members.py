@@ -57,14 +57,14 @@ class Grouping:
     """True if a container can be given limits of memory, processors and processes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PidNamespace:
     """The members of a pid namespace below this process's own. `init`: its first process."""
 
     init: int
     inode: int
-    _stopped: dict[int, int] = field(default_factory=dict, compare=False)
-    """Processes that `freeze` has stopped, with their start time."""
+    _stopped: dict[int, int] | None = field(default=None, compare=False)
+    """Processes that `freeze` has stopped, with their start time; None: it is not in use."""
 
     def processes(self) -> list[int]:
         """See `Members`. Cost: before Linux 6.11 a look at every process of the machine."""
@@ -101,6 +101,7 @@ class PidNamespace:
     def freeze(self) -> None:
         """By SIGSTOP, which no process can keep off. The init does nothing but reap, and goes on. Processes that had
         stopped before stay so in `thaw`."""
+        self._stopped = {}
         deadline = time.monotonic() + _FREEZE_DEADLINE_S
         seen: set[int] = set()
         delay = 0.00005
@@ -123,9 +124,10 @@ class PidNamespace:
             delay = min(delay * 2, 0.002)
 
     def thaw(self) -> None:
-        """Children go on before their parents, which would otherwise be told that these have stopped. So do those that
-        an earlier daemon has stopped."""
-        if not self._stopped:
+        """Children go on before their parents, which would otherwise be told that these have stopped. Without a `freeze`
+        before: everything goes on, since an earlier daemon may have stopped it."""
+        if self._stopped is None:
+            self._stopped = {}
             with suppress(SandboxFailed):
                 for pid in set(self.processes()) - {self.init}:
                     if _stands_still(pid):
@@ -138,7 +140,7 @@ class PidNamespace:
                         signal.pidfd_send_signal(pidfd, signal.SIGCONT)
                 finally:
                     os.close(pidfd)
-        self._stopped.clear()
+        self._stopped = None
 
     def _stop(self, pid: int) -> None:
         with suppress(OSError):  # it has ended
@@ -151,6 +153,7 @@ class PidNamespace:
                 os.close(pidfd)
 
     def _note(self, pid: int) -> None:
+        assert self._stopped is not None
         with suppress(OSError):
             self._stopped[pid] = int(stat_fields(pid)[19])
 

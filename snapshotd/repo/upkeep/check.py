@@ -112,7 +112,10 @@ class _Scan:
                 progress(f"{key} in the store is no pack's name and was not looked at")
                 continue
             if raw not in known:
-                progress(f"pack {raw.hex()} is not in the index (a crash leaves such packs; `prune` removes them)")
+                progress(
+                    f"pack {raw.hex()} is not in the index: a crash leaves such packs, which a prune removes unless snapshots are in "
+                    "them that the catalog does not have; `snapshotd daemon --rebuild-catalog` brings these back"
+                )
                 continue
             try:
                 found[raw] = self._pack(raw, key, known[raw].bytes)

@@ -3,7 +3,8 @@
     plan    mark what must stay, count what lives in each pack; changes nothing (a dry run is this alone)
     run     0. write lists in full that are deltas against dead ones
             1. forget dead objects in the index       first what names others (trees, lists), then chunks; deltas before their bases
-            2. delete packs in which nothing lives, and packs that the index does not know (left by a crash)
+            2. delete packs in which nothing lives, and packs that the index does not know (left by a crash;
+               no `wanted` record is in one of them)
             3. rewrite packs that are mostly dead, and the many small ones: copy living frames into a new pack
             (durable), then one
                transaction of the index (new places, old packs gone), then delete the old packs
@@ -29,6 +30,7 @@ from snapshotd.repo.format import compress, pack
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow
 from snapshotd.repo.reading.reader import PackReader, matches
 from snapshotd.repo.upkeep.reach import mark
+from snapshotd.repo.upkeep.survey import records_in
 from snapshotd.store.base import Store
 from snapshotd.terms import number_of
 
@@ -78,8 +80,18 @@ class Plan:
     reclaimed: Reclaimed
 
 
-def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now: float, progress: Progress) -> Plan:
-    """The plan of a collection. DataLoss when the index is damaged, or an object that a root needs is missing."""
+def plan(
+    reader: PackReader,
+    index: Index,
+    roots: Roots,
+    *,
+    grace_s: float,
+    now: float,
+    progress: Progress,
+    wanted: Callable[[bytes], bool],
+) -> Plan:
+    """The plan of a collection. DataLoss when the index is damaged, or an object that a root needs is missing. `wanted`:
+    see `Maintenance.collect`."""
     problems = index.problems()
     if problems:
         raise DataLoss(
@@ -106,11 +118,14 @@ def plan(reader: PackReader, index: Index, roots: Roots, *, grace_s: float, now:
                 entry.id
             )
     progress(f"needed: {number_of(len(live), 'object')}, not needed: {sum(map(len, dead.values()))}")
-    orphans = [
-        (raw, reader.store.size_bytes(key))
-        for raw, key in stored.items()
-        if raw not in usage and _old(raw, now - grace_s)
-    ]
+    unknown = stored.keys() - usage.keys()
+    orphans = [(raw, reader.store.size_bytes(stored[raw])) for raw in unknown if _old(raw, now - grace_s)]
+    if orphans and any(map(wanted, records_in(reader.store, reader.identity, index, unknown))):
+        progress(
+            f"left alone: {number_of(len(unknown), 'pack')} that the index does not know, with snapshots that the catalog does not "
+            "have; `snapshotd daemon --rebuild-catalog` brings them back, and after `snapshotd repair` a prune removes them"
+        )
+        orphans = []
     removed = [of for of in usage.values() if not of.live_objects and of.row.id not in young]
     groups = _groups([of for of in usage.values() if of.live_objects and of.row.id not in young])
     return _plan(live, relist, dead, removed, groups, orphans, usage)

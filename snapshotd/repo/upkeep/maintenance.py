@@ -4,6 +4,7 @@ in between."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from snapshotd.errors import DataLoss, OutOfSpace
@@ -41,13 +42,21 @@ class PackMaintenance(Maintenance):
         return PackRepository(self._store, self._index_path, self._key, packer_command=self._packer_command)
 
     def collect(
-        self, roots: Roots, *, grace_s: float, now: float, dry_run: bool, progress: Callable[[str], object]
+        self,
+        roots: Roots,
+        *,
+        grace_s: float,
+        now: float,
+        dry_run: bool,
+        progress: Callable[[str], object],
+        wanted: Callable[[bytes], bool] = lambda _: False,
     ) -> Reclaimed:
         writer = self.writer()
         if not dry_run:
             writer.give_up()  # else packs and bases go that a later flush would index all the same
         reader, index = writer.reader, writer.index
-        planned = gc.plan(reader, index, roots, grace_s=grace_s, now=now, progress=progress)
+        plan = partial(gc.plan, reader, index, roots, grace_s=grace_s, now=now, progress=progress, wanted=wanted)
+        planned = plan()
         if dry_run:
             return planned.reclaimed
         try:
@@ -55,7 +64,7 @@ class PackMaintenance(Maintenance):
         except OutOfSpace:
             if not reserve.give_up(self._index_path):
                 raise
-            planned = gc.plan(reader, index, roots, grace_s=grace_s, now=now, progress=progress)
+            planned = plan()
             return gc.run(reader, index, planned, progress)
         finally:
             reserve.make(self._index_path)

@@ -3,7 +3,7 @@ to."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,7 +11,8 @@ from snapshotd.errors import DataLoss, NotFound, VersionMismatch
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format import compress, pack
 from snapshotd.repo.format.ids import Identity
-from snapshotd.repo.format.index import IndexEntry, PackRow
+from snapshotd.repo.format.index import Index, IndexEntry, PackRow
+from snapshotd.repo.format.record import decode_record
 from snapshotd.repo.reading.reader import MAX_DEPTH, Cache, object_id
 from snapshotd.store.base import Store
 
@@ -70,11 +71,14 @@ def _read_blocks(store: Store, key: str, start: int, length: int) -> list[bytes]
     ]
 
 
-def survey(store: Store, identity: Identity, progress: Callable[[str], object]) -> Survey:
-    """Read every pack. Objects that are no deltas are decoded and hashed here. VersionMismatch when a newer version
-    wrote a pack."""
+def survey(
+    store: Store, identity: Identity, progress: Callable[[str], object], only: Collection[bytes] | None = None
+) -> Survey:
+    """Read every pack, or `only` some. Objects that are no deltas are decoded and hashed here. VersionMismatch when a
+    newer version wrote a pack."""
     found = Survey()
     keys = {raw: key for key in store.keys(pack.PREFIX) if (raw := pack.pack_id_of(key)) is not None}
+    keys = keys if only is None else {raw: key for raw, key in keys.items() if raw in only}
     for number, raw in enumerate(
         sorted(keys, key=lambda raw: (raw[1:], raw))
     ):  # oldest first: so records keep their order
@@ -176,6 +180,23 @@ def choose(found: Survey, current: dict[bytes, tuple[bytes, int]], decoder: Deco
     return chosen
 
 
+def records_in(store: Store, identity: Identity, index: Index, packs: Collection[bytes]) -> Iterator[bytes]:
+    """The documents of the records in packs that the index does not know. Reads these packs, and the records of the
+    index, which they may be deltas against. VersionMismatch."""
+    found = survey(store, identity, lambda _: None, packs)
+    found.candidates = [one for one in found.candidates if one.kind == ObjectKind.RECORD]
+    if any(one.base is not None for one in found.candidates):
+        for entry in index.objects(ObjectKind.RECORD):
+            known, base = (entry.id, None) if entry.base is None else (b"", entry.base[: pack.BASE_BYTES])
+            place = entry.pack, entry.offset, entry.stored, entry.plain
+            found.candidates.append(Candidate(known, entry.kind, *place, base))
+    decoder = Decoder(store, identity)
+    chosen = choose(found, {}, decoder)
+    for entry in chosen.values():
+        if entry.pack in packs:
+            yield decode_record(decoder.plain(entry, chosen))
+
+
 class Decoder:
     """Decodes and hashes objects by the places in a table instead of an index."""
 
@@ -187,14 +208,15 @@ class Decoder:
         """The id of the object that the delta makes of `base`, whose own bases are at `places`; None if `base` does not
         fit."""
         try:
-            raw, plain = _decode(self._frame(one), self._plain(base, places), self._identity)
+            raw, plain = _decode(self._frame(one), self.plain(base, places), self._identity)
         except (pack.BadFrame, DataLoss, NotFound):
             return None
         if raw is not None:
             self._cache.put(raw, plain, len(plain))
         return raw
 
-    def _plain(self, wanted: IndexEntry, places: dict[bytes, IndexEntry]) -> bytes:
+    def plain(self, wanted: IndexEntry, places: dict[bytes, IndexEntry]) -> bytes:
+        """The bytes of an object. BadFrame, DataLoss, NotFound."""
         plain = self._cache.get(wanted.id)
         chain = [wanted] if plain is None else []
         while chain and (below := chain[-1].base) is not None:

@@ -1,7 +1,8 @@
 """Agents that are asked otherwise than by calls and results: argv is a manner and the prompt.
 
-reports: it tells the model the results as text. acts: it is told commands in the model's words, and offers no tools. follows: it sends what
-is new alone, and names the response before. keeps: the same, in a conversation that the provider keeps."""
+reports: it tells the model the results as text. acts: it is told commands in the model's words, and offers no tools.
+arranges: the same, and shows its files between what was said and its newest words, as aider does. follows: it sends
+what is new alone, and names the response before. keeps: the same, in a conversation that the provider keeps."""
 
 import http.client
 import json
@@ -42,6 +43,22 @@ def in_words(prompt: str, *, tools: bool) -> str:
         said.append({"role": "user", "content": "Observations:\n" + "\n".join(map(run, commands))})
 
 
+def arranged(prompt: str) -> str:
+    said, newest = [], prompt
+    while True:
+        shown = {"role": "user", "content": f"My files: {sorted(os.listdir())}"}
+        asked = {"role": "user", "content": newest}
+        reply = post(
+            "/v1/chat/completions", {"messages": [{"role": "system", "content": "You work."}, *said, shown, asked]}
+        )
+        text = reply["choices"][0]["message"]["content"].strip()
+        commands = re.findall("<run>(.*?)</run>", text, re.DOTALL)
+        if not commands:
+            return text
+        said += [asked, {"role": "assistant", "content": text}]
+        newest = "Observations:\n" + "\n".join(map(run, commands))
+
+
 def remembered(prompt: str, *, kept: "str | None") -> str:
     new, before = [{"role": "user", "content": prompt}], {}
     while True:
@@ -56,7 +73,9 @@ def remembered(prompt: str, *, kept: "str | None") -> str:
 
 
 def main(manner: str, prompt: str) -> None:
-    if manner in ("reports", "acts"):
+    if manner == "arranges":
+        sys.stdout.write(arranged(prompt) + "\n")
+    elif manner in ("reports", "acts"):
         sys.stdout.write(in_words(prompt, tools=manner == "reports") + "\n")
     else:
         sys.stdout.write(remembered(prompt, kept="conv_of_mine" if manner == "keeps" else None) + "\n")

@@ -202,7 +202,14 @@ class FakeMind(base.Engine, ABC):
         return found
 
     def preview_rewind(
-        self, ref: str, to: str, *, mode: base.RewindMode = "both", max_files: int = 1000, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: base.RewindMode = "both",
+        max_files: int = 1000,
+        session: str | None = None,
+        opener: base.Opener = base.ITSELF,
     ) -> base.RewindPreview:
         line, target = self._target(ref, to)
         changes = (
@@ -215,7 +222,14 @@ class FakeMind(base.Engine, ABC):
         return base.RewindPreview(line.head, target.id, mode, changes[:max_files], len(changes), gone, left)
 
     def rewind(
-        self, ref: str, to: str, *, mode: base.RewindMode = "both", compensate: bool = False, session: str | None = None
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: base.RewindMode = "both",
+        compensate: bool = False,
+        session: str | None = None,
+        opener: base.Opener = base.ITSELF,
     ) -> t.Snapshot:
         line, target = self._target(ref, to)
         if line.status is not t.TrajectoryStatus.RUNNING and line.agent is None:
@@ -228,7 +242,7 @@ class FakeMind(base.Engine, ABC):
         follows = None if mode == "files" else target.id
         return self._take(line, self._call("rewind", arguments), files, follows)  # type: ignore[attr-defined,no-any-return]
 
-    def undo(self, ref: str) -> t.Snapshot:
+    def undo(self, ref: str, *, opener: base.Opener = base.ITSELF) -> t.Snapshot:
         line = self.trajectory(ref)
         head = self.taken[line.head]
         if head.call.name not in ("rewind", "undo", "promote"):

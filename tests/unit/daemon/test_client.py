@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.client import ExecFailed, Sandbox, Snapshotd, StillRunning, autostart
+from snapshotd.client import ExecFailed, Sandbox, Snapshot, Snapshotd, StillRunning, autostart
 from snapshotd.client.results import FileStatus
 from snapshotd.client.transport import Transport
 from snapshotd.daemon.lock import StateLock, lock_holder
@@ -104,6 +104,40 @@ def test_an_argument_of_the_wrong_kind_is_named_with_its_value(
         ("workspace=5", lambda: client.create(workspace=5)),
         ("on_stdout='x'", lambda: box.exec("true", on_stdout="x")),
         ("on_stderr=5", lambda: box.wait(on_stderr=5)),
+        ("mode='0644'", lambda: box.files.write("a", "x", mode="0644")),
+        ("mode=True", lambda: box.files.write("a", "x", mode=True)),
+        ("mode=420.0", lambda: box.files.write("a", "x", mode=420.0)),
+        ("mode=4096", lambda: box.files.write("a", "x", mode=0o10000)),
+        ("mode=-1", lambda: client.write_file(box.id, "a", "x", mode=-1)),
+        ("port='80'", lambda: box.port("80")),
+        ("port=0", lambda: box.port(0)),
+        ("port=True", lambda: box.port(True)),
+        ("local='1'", lambda: box.port(80, "1")),
+        ("local=65536", lambda: box.port(80, 65536)),
+        (r"input='\ud800'", lambda: box.exec("true", input="\ud800")),
+        (r"data='\ud800'", lambda: box.files.write("a", "\ud800")),
+        ("providers=5", lambda: client.create(providers=5)),
+        ("providers=[5]", lambda: client.create(providers=[5])),
+        ("providers=['openai']", lambda: client.create(providers=["openai"])),
+        ("providers='openai'", lambda: client.run(agent="a.py", providers="openai")),
+        ("client=5", lambda: Sandbox.create(client=5)),
+        ("client=5", lambda: Sandbox.run("a.py", client=5)),
+        ("client=5", lambda: Sandbox.connect("x", client=5)),
+        ("client=5", lambda: Snapshot.get("x", client=5)),
+        ("file=5", lambda: box.files.archive("a.txt", 5)),
+        ("write=5", lambda: client.read_archive(box.id, "a.txt", 5)),
+        ("tar=5", lambda: client.write_archive(box.id, "/workspace", 5)),
+        ("argv={'a': 1}", lambda: box.exec({"a": 1})),
+        ("argv={'a'}", lambda: box.exec({"a"})),
+        ("argv={'a': 1}", lambda: box.exec({"a": 1}, background=True)),
+        ("args={'a'}", lambda: client.run(agent="a.py", args={"a"})),
+        ("background='no'", lambda: box.exec("true", background="no")),
+        ("detach='no'", lambda: Sandbox.run("a.py", detach="no", client=client)),
+        ("discard='x'", lambda: box.stop(discard="x")),
+        ("force='no'", lambda: box.remove(force="no")),
+        ("whole='no'", lambda: box.head().export(short_dir / "out", whole="no")),
+        ("hooks='no'", lambda: client.apply(box.id, short_dir, hooks="no")),
+        ("dry_run=0", lambda: box.head().apply(short_dir, dry_run=0)),
         ("an argument cannot be sent", lambda: client.create(name=object())),
     ]
     before = [snapshot.id for snapshot in box.snapshots()]

@@ -7,10 +7,16 @@ import json
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 
 from snapshotd.daemon.http.models_mind import check_json
+from snapshotd.daemon.http.peer import PEER_PID
+from snapshotd.daemon.http.routes.mind import _opener
 from snapshotd.daemon.http.watching import KEPT_MAX, Watchers
-from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.engine.base import Opener
+from snapshotd.engine.folders.places import open_folder
+from snapshotd.errors import LimitExceeded, Unsupported, UsageError
+from snapshotd.kernel.identity import HostUser
 from snapshotd.types import new_id, short
 from tests.unit.daemon.asking import JSON, Connection, ask, lines
 from tests.unit.daemon.fake_engine import FakeEngine
@@ -453,3 +459,11 @@ def test_the_store_is_searched(daemon: Daemon) -> None:
 )
 def test_values_that_nobody_could_keep_are_refused(shared_daemon: Daemon, body: dict[str, Any]) -> None:
     assert ask(shared_daemon, "PUT", STORE + "bad", body)[0] == 400
+
+
+def test_a_folder_is_not_opened_for_a_client_whose_mounts_cannot_be_seen() -> None:
+    """The kernel gives process id 0 for a peer outside of the daemon's process namespace."""
+    assert _opener(Request({"type": "http", "state": {PEER_PID: 7}})) == Opener(namespace_pid=7)
+    unseen = _opener(Request({"type": "http", "state": {PEER_PID: 0}}))
+    with pytest.raises(Unsupported, match="where the daemon runs"):
+        open_folder("/var/tmp", HostUser(0, 0), unseen)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ def test_it_is_left_alone_when_it_is_right(tmp_path: Path, init: Path) -> None:
     before = _inodes(share)
     times = {name: (share / name).stat().st_mtime_ns for name in before}
     assert {Path("init"), Path("lib/snapshotd/__init__.py"), Path("lib/snapshotd/agent/__init__.py")} < before.keys()
-    assert not [name for name in before if "__pycache__" in name.parts]
+    assert not [name for name in before if name.suffix == ".new"]
     wiring._share(share, with_init=True)
     assert _inodes(share) == before
     assert {name: (share / name).stat().st_mtime_ns for name in before} == times
@@ -62,6 +64,45 @@ def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Pat
         Path("init"),
         Path("lib/snapshotd/agent/__init__.py"),
     }
+
+
+def test_python_takes_the_compiled_library(tmp_path: Path, init: Path) -> None:
+    """Nothing is compiled in a sandbox that has the daemon's Python, tracebacks name the file that it has, and no path
+    of the host is told."""
+    lib = wiring._share(tmp_path / "share", with_init=True) / "lib"
+    assert _imported(lib) == [f"{lib}/snapshotd/agent/tools.py", "compiled: []"]
+    for path in lib.rglob("*.pyc"):
+        assert os.fsencode(Path(wiring.__file__).parents[1]) not in path.read_bytes()
+
+
+def test_a_source_that_changed_is_compiled_where_it_is_imported(tmp_path: Path, init: Path) -> None:
+    """A sandbox may begin while a later daemon replaces one file after the other."""
+    lib = wiring._share(tmp_path / "share", with_init=True) / "lib"
+    with (lib / "snapshotd/agent/tools.py").open("a") as source:
+        source.write("\n")
+    assert _imported(lib) == [f"{lib}/snapshotd/agent/tools.py", f"compiled: ['{lib}/snapshotd/agent/tools.py']"]
+
+
+def _imported(lib: Path) -> list[str]:
+    """Where a function of the library says that it comes from, and which of its files were compiled."""
+    program = f"""
+import sys
+from importlib.machinery import SourceFileLoader
+compiled, ordinary = [], SourceFileLoader.source_to_code
+def noted(self, data, path, **more):
+    compiled.append(path)
+    return ordinary(self, data, path, **more)
+SourceFileLoader.source_to_code = noted
+import snapshotd.agent
+from snapshotd.agent import tools
+print(tools.tool.__code__.co_filename)
+print("compiled:", [path for path in compiled if path.startswith({str(lib / "snapshotd/agent")!r})])
+"""
+    env = {"PYTHONPATH": str(lib), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd="/", env=env, capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.splitlines()
 
 
 def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from snapshotd.engine.mind.replay import Elsewhere, Mismatch, Replay
-from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, words_key
 from snapshotd.gateway.anthropic import AnthropicMessages
 from snapshotd.gateway.base import TurnRequest
 from snapshotd.gateway.digest import DigestMemo
@@ -123,6 +124,41 @@ def test_a_conversation_taken_back() -> None:
     assert talk.ask(("user", "go"), ("assistant", "gone"), ("user", "and on")) == (lane, 3)
 
 
+def test_words_lead_to_the_lane_of_a_client_that_arranges_its_messages_anew() -> None:
+    """Aider shows its files behind what was said before, and says "Ok." in the model's name."""
+    lanes = Lanes()
+    ok = ("assistant", "Ok.")
+
+    def ask(*messages: tuple[str, Any], said: str | None = None, **more: Any) -> LanePlace:
+        asked = request(*messages, **more)
+        place = lanes.of(asked, {})
+        place.lane.digests[place.at :] = asked.digests[place.known :]
+        if said is not None:
+            reply = request(("assistant", said), system="")
+            place.lane.digests += reply.digests
+            lanes.remember(place.lane, len(place.lane.digests), words_key(reply, reply.items[0]), None)
+        return place
+
+    one = ask(("user", "no files"), ok, ("user", "greet"), said="I greet.\n")
+    greeted = [("user", "greet"), ("assistant", "I greet."), ("user", "done"), ok]
+    second = [*greeted, ("user", "a: hello"), ok, ("user", "more")]
+    place = ask(*second, said="I mend.")
+    assert (place.lane, place.known, place.at) == (one.lane, 3, 5)
+    assert place.end(request(*second)) == 10
+    again = ask(*second)
+    assert (again.lane, again.known, again.at) == (one.lane, 8, 10), "it is sent once more"
+    back = ask(*greeted, ("user", "a: hello"), ok, ("user", "instead"), said="Ok.")
+    assert (back.lane, back.known, back.at) == (one.lane, 7, 9), "and after one that was taken back"
+    third = [*greeted, ("user", "instead"), ok, ("user", "a: bye"), ok, ("user", "on")]
+    place = ask(*third)
+    assert (place.lane, place.at, place.known) == (one.lane, 11, 9), "the newest of its words count"
+    assert ask(*third, system="You judge.").lane is not one.lane
+    messages = [{"role": role, "content": text} for role, text in third]
+    body = {"model": "m", "system": "You help.", "tools": [{"name": "t"}], "messages": messages}
+    tools = AnthropicMessages().read_request(body, 0, MEMO)
+    assert lanes.of(tools, {}).lane is not one.lane
+
+
 # -- replay ------------------------------------------------------------------------------------------------------------
 
 
@@ -174,6 +210,32 @@ def test_nobody_waits_for_a_question_on_the_side() -> None:
     assert meet(replay, "m1", None) == "m1-2"
     assert replay.exhausted
     assert meet(replay, "m2", 1) is None
+
+
+def test_a_question_on_the_side_is_known_by_what_it_asks() -> None:
+    """It is about other words than it was: those of a test that ran again, for one."""
+    replay = Replay(
+        [
+            replace(entry(name, 2 * lane, lane, side=lane > 0), arguments={"digest": name, **more})
+            for lane, (name, more) in enumerate(
+                [("m1", {}), ("about 1", {"question": "commit?"}), ("title", {"question": "title?"})]
+            )
+        ]
+        + [entry("m2", 8, 0)]
+    )
+
+    def ask(**outline: Any) -> str | None:
+        found = replay.match_on_wire(EntryKind.MODEL, "m", outline, None)
+        return None if found is None else found.id
+
+    assert meet(replay, "m1", None) == "m1-0"
+    assert ask(digest="about 2", question="commit?") == "about 1-2"
+    with pytest.raises(Elsewhere):
+        ask(digest="about 3", question="commit?")
+    assert ask(digest="title", question="title of that?") == "title-4", (
+        "a journal without questions, or of another prompt"
+    )
+    assert meet(replay, "m2", 0) == "m2-8"
 
 
 def test_a_reply_waits_unless_something_follows_from_its_calls() -> None:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from snapshotd.daemon.http import models, streams
 from snapshotd.daemon.http import models_mind as mind
+from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import (
     NamedDep,
     Ref,
@@ -19,7 +20,7 @@ from snapshotd.daemon.http.routes.shared import (
     step_once,
 )
 from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
-from snapshotd.engine.base import RewindMode
+from snapshotd.engine.base import Opener, RewindMode
 from snapshotd.types import Trajectory
 
 router = new_router(tags=["mind"], dependencies=[Depends(checked_ref)])
@@ -67,6 +68,7 @@ def resume(ref: Ref, body: mind.ResumeRequest, service: ServiceDep) -> models.Tr
 
 @router.get("/trajectories/{ref}/rewind")
 def preview_rewind(
+    request: Request,
     ref: Ref,
     to: str,
     service: ServiceDep,
@@ -80,27 +82,36 @@ def preview_rewind(
 ) -> mind.RewindPreview:
     """The effect that a rewind would have. Changes nothing."""
     return mind.RewindPreview.of(
-        service.engine.preview_rewind(ref, check_ref(to), mode=mode, max_files=max_files, session=session)
+        service.engine.preview_rewind(
+            ref, check_ref(to), mode=mode, max_files=max_files, session=session, opener=_opener(request)
+        )
     )
 
 
 @router.post("/trajectories/{ref}/rewind")
-def rewind(ref: Ref, body: mind.RewindRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
+def rewind(
+    request: Request, ref: Ref, body: mind.RewindRequest, service: ServiceDep, named: NamedDep
+) -> models.Snapshot:
     """Go back to an older snapshot, in place; recorded as a new snapshot, and `undo` takes it back."""
     return step_once(
         service,
         named,
         body,
         lambda: service.engine.rewind(
-            ref, check_ref(body.to), mode=body.mode, compensate=body.compensate, session=body.session
+            ref,
+            check_ref(body.to),
+            mode=body.mode,
+            compensate=body.compensate,
+            session=body.session,
+            opener=_opener(request),
         ),
     )
 
 
 @router.post("/trajectories/{ref}/undo")
-def undo(ref: Ref, service: ServiceDep, named: NamedDep) -> models.Snapshot:
+def undo(request: Request, ref: Ref, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Take the last rewind (or undo) back."""
-    return step_once(service, named, None, lambda: service.engine.undo(ref))
+    return step_once(service, named, None, lambda: service.engine.undo(ref, opener=_opener(request)))
 
 
 @router.post("/trajectories/{ref}/promote")
@@ -170,3 +181,7 @@ async def edit(
         undo,
     )
     return models.Trajectory.of(made)
+
+
+def _opener(request: Request) -> Opener:
+    return Opener(namespace_pid=client_pid(request) or None)

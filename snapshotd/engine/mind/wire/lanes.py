@@ -4,7 +4,8 @@ An agent with sub-agents leads several conversations side by side, and their req
 belongs to the lane that it continues: it repeats the lane's first messages, or calls that the lane's model asked for.
 A conversation that begins with words which an open call holds (a sub-agent's task) was called by that call. Where the
 provider remembers the conversation, a request names the reply or the conversation that it continues, and brings the new
-messages only.
+messages only. A client that offers no tools may arrange its messages anew for each request, as aider does with the
+files that it shows: the model's newest words in it lead to the lane.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Lanes:
         self._asked: dict[str, Any] = {}
         """The arguments of the newest calls."""
         self._replies: dict[str, tuple[Lane, int]] = {}
-        """The place behind every reply that has an id, by which a later request may continue it."""
+        """The place behind every reply that a later request may continue, by its id or by its words (`words_key`)."""
         self._remembered: dict[str, tuple[Lane, int]] = {}
         """The same of the newest reply in a conversation that the provider keeps, by that conversation's id."""
         self._next = first
@@ -97,7 +98,7 @@ class Lanes:
         have no result yet, by id."""
         opening = opening_count(request)
         with self._lock:
-            place = self._following(request) or self._continued(request, opening)
+            place = self._following(request) or self._continued(request, opening) or self._saying(request, opening)
             if place is None:
                 taken = {other.caller for other in self._lanes}
                 free = {call_id: arguments for call_id, arguments in open_calls.items() if call_id not in taken}
@@ -133,9 +134,24 @@ class Lanes:
         lane, at = found
         instructed = int(bool(request.items) and request.items[0].get("role") in ("system", "developer"))
         known = int(instructed and request.digests[:1] == tuple(lane.digests[:1]))
-        while known < len(request.items) and lane.digests[at : at + 1] == [request.digests[known]]:
-            known, at = known + 1, at + 1
-        return LanePlace(lane, known, at, instructed)
+        return _place_from(request, lane, known, at, instructed)
+
+    def _saying(self, request: TurnRequest, opening: int) -> LanePlace | None:
+        """The place of a request without tools that repeats a lane's words, though what comes before them is another than
+        it was, but for the first message. The newest of the lane's words count: a client may put the same few words of
+        its own between others."""
+        if request.offers_tools or request.aside:
+            return None
+        found: LanePlace | None = None
+        for number in range(opening, len(request.items)):
+            if not request.reader.from_model(request.items[number]):
+                continue
+            lane, at = self._replies.get(words_key(request, request.items[number]), (None, 0))
+            if lane not in self._lanes or lane.digests[:1] != [request.digests[0]]:
+                continue
+            if found is None or at >= found.at:
+                found = LanePlace(lane, number + 1, at, opening)
+        return None if found is None else _place_from(request, found.lane, found.known, found.at, opening)
 
     def _continued(self, request: TurnRequest, opening: int) -> LanePlace | None:
         """The lane whose first messages the request repeats, else the one whose calls it carries. A question on the side
@@ -234,6 +250,22 @@ def opening_count(request: TurnRequest) -> int:
     return next(
         (number for number, item in enumerate(request.items) if request.reader.from_model(item)), len(request.items)
     )
+
+
+def words_key(request: TurnRequest, item: dict[str, Any]) -> str:
+    """A name of what a model has said: the same if the client sends it again without the spaces around it."""
+
+    def words(item: dict[str, Any]) -> list[str]:
+        return sorted(text.strip() for text in texts(request.reader.normal(item)))
+
+    return request.memo.of(f"{request.api.value} words", item, words).hex()
+
+
+def _place_from(request: TurnRequest, lane: Lane, known: int, at: int, opening: int) -> LanePlace:
+    """The place of a request that goes on at `at`, or is sent once more: then the lane holds more of its messages."""
+    while known < len(request.items) and lane.digests[at : at + 1] == [request.digests[known]]:
+        known, at = known + 1, at + 1
+    return LanePlace(lane, known, at, opening)
 
 
 def _caller(request: TurnRequest, opening: int, calls: Mapping[str, Any], *, whole: bool = False) -> str | None:

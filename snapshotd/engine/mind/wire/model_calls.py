@@ -28,7 +28,7 @@ from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import CALLER, CAPTURE, LANE, PARAMS, REPLY_DENIED, SIDE, TOKENS
 from snapshotd.engine.mind.reuse import REUSED
 from snapshotd.engine.mind.wire import records
-from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words, texts
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words, texts, words_key
 from snapshotd.engine.mind.wire.open_calls import Ends, WireCalls
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox import live
@@ -237,7 +237,7 @@ class ModelCalls:
         content = request.reader.read_again(request, recorded) if entry.status is CallStatus.DONE else ReplyContent()
         at = place.end(request)
         self._heard(lane, place.at, [*request.digests[place.known :], *content.digests])
-        self._replied(lane, request, content.response_id)
+        self._replied(lane, request, content)
         if not lane.side:
             self._recorder.met([*request.new_messages(place.known), *content.messages])
         if REPLY_DENIED in entry.details:
@@ -261,15 +261,21 @@ class ModelCalls:
             for number, message in enumerate(content.messages):
                 self._recorder.message(message, rid=_rid(lane, at, number, message))
         self._heard(lane, at, content.digests)
-        self._replied(lane, request, content.response_id)
+        self._replied(lane, request, content)
         self._lanes.called(lane, {call.id: call.arguments for call in calls})
         self._calls.asked(lane, request, calls, entry, at)
 
-    def _replied(self, lane: Lane, request: TurnRequest, reply_id: str | None) -> None:
-        """The lane ends with a reply of this id now, which a later request may name."""
+    def _replied(self, lane: Lane, request: TurnRequest, content: ReplyContent) -> None:
+        """The lane ends with this reply now, which a later request may name. Where no tools are offered, it may repeat the
+        words among other messages."""
+        at, reply_id = len(lane.digests), content.response_id
         conversation = self._lanes.replied(lane, request, reply_id)
         if reply_id is not None and request.store:
-            self._note({"reply": reply_id, "of": lane.number, "at": len(lane.digests), "conversation": conversation})
+            self._note({"reply": reply_id, "of": lane.number, "at": at, "conversation": conversation})
+        if content.messages and not request.offers_tools:
+            words = words_key(request, request.reader.item(content.messages[-1]))
+            self._lanes.remember(lane, at, words, None)
+            self._note({"reply": words, "of": lane.number, "at": at, "conversation": None})
 
     def _unheard(self, request: TurnRequest, place: LanePlace, outline: dict[str, Any]) -> RecordedReply | None:
         """Returns a recorded reply that the agent never received: the daemon was killed in between, and the agent

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from itertools import takewhile
 from typing import Any
 
+from snapshotd.engine.mind.replay import QUESTION
 from snapshotd.errors import Unsupported
 from snapshotd.gateway.base import REPLAY_LIMIT_BYTES, VOLATILE_PARAMS, ModelCall, RecordedReply, TurnReply, TurnRequest
 from snapshotd.types import CallStatus, JournalEntry, Message
@@ -17,17 +19,23 @@ _PARAMS_CHARS = 1 << 20
 
 def outline(request: TurnRequest, first: int) -> dict[str, Any]:
     """A short form of a request: a replay compares it, and a person sees it where the two differ. It leaves out the
-    results of tools. `first`: the number of its messages before the model's first words in the conversation."""
+    results of tools. `first`: the number of its messages before the model's first words in the conversation. A question
+    on the side is also known by its system prompt alone (replay.py, `QUESTION`)."""
     fixed = hashlib.sha256((request.previous or "").encode())
     for number, (item, digest) in enumerate(zip(request.items, request.digests, strict=True)):
         fixed.update(digest if number < first or request.reader.from_model(item) else b"answer")
     opening = request.new_messages(max(0, first - 1), limit=1)
+    question: dict[str, Any] = {}
+    if request.aside:
+        system = len(list(takewhile(lambda message: message.role in ("system", "developer"), request.new_messages())))
+        question = {QUESTION: hashlib.sha256(b"".join(request.digests[:system])).hexdigest()}
     return {
         "api": str(request.api),
         "stream": request.stream,
         "messages": len(request.items),
         "digest": fixed.hexdigest(),
         "prompt": _shown(opening[0]) if opening else None,
+        **question,
     }
 
 
