@@ -182,7 +182,7 @@ def test_stop_and_a_rewind_end_it(snap: Snap, runtime: str) -> None:
     assert (info.status, info.exit_code) == ("interrupted", 137)
     assert [one.info.tool.name for one in sandbox.snapshots()][-4:] == ["exec", "exec", "rewind", "exec"]
     assert sandbox.snapshots()[-3].id == info.snapshot
-    assert taken.cat("workspace/n") == b"1\n"
+    assert taken.cat("/workspace/n") == b"1\n"
 
     again = sandbox.exec("echo begun; sleep 1000", background=True)
     wait_until(lambda: printed(again) == "begun\n", "it prints")
@@ -319,7 +319,7 @@ def test_killed_at_a_failpoint(own_snap: Snap, point: str) -> None:
         taken = [one for one in sandbox.snapshots() if one.id == info.snapshot]
         assert len(taken) == 1
         assert b"".join(client.output(taken[0].id, "stdout")) == result.stdout_bytes
-        assert taken[0].cat("workspace/made") == b"x\n"
+        assert taken[0].cat("/workspace/made") == b"x\n"
     names = [one.info.tool.arguments.get("background") for one in sandbox.snapshots()]
     assert names.count(True) == sum(one.info.snapshot is not None for one in commands)
     sandbox.remove(force=True)

@@ -49,7 +49,7 @@ class Line:
     def files(self) -> dict[str, Any]:
         self._looks += 1
         to = self._folder / str(self._looks)
-        self.snap("restore", self.name, "--path", "workspace", "--to", to)
+        self.snap("restore", self.name, "--path", "/workspace", "--to", to)
         return host_manifest(to)
 
     def mind(self) -> dict[str, Any]:

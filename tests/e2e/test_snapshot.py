@@ -54,7 +54,7 @@ def test_it_has_the_files_of_now_and_a_name(snap: Snap, runtime: str) -> None:
     before = len(sandbox.snapshots())
     taken = sandbox.snapshot(tag)
     assert (taken.info.tool.name, taken.info.tool.arguments, taken.info.tags) == ("snapshot", {"name": tag}, (tag,))
-    assert (taken.cat("workspace/late"), sandbox.head().id, taken.info.method) == (b"late\n", taken.id, "unchanged")
+    assert (taken.cat("/workspace/late"), sandbox.head().id, taken.info.method) == (b"late\n", taken.id, "unchanged")
     with pytest.raises(Conflict, match="belongs to snapshot"):
         sandbox.snapshot(tag)
     with pytest.raises(UsageError, match="cannot be a tag"):
@@ -65,7 +65,7 @@ def test_it_has_the_files_of_now_and_a_name(snap: Snap, runtime: str) -> None:
     server = sandbox.exec("echo one > live; exec sleep 1000", background=True)
     wait_until(lambda: sandbox.files.exists("live"), "it runs")
     alive = sandbox.snapshot()
-    assert (alive.info.method, alive.cat("workspace/live"), alive.info.tool.arguments) == ("copy", b"one\n", {})
+    assert (alive.info.method, alive.cat("/workspace/live"), alive.info.tool.arguments) == ("copy", b"one\n", {})
     assert server.info.status == "running", "whatever runs runs on"
     (fork,) = alive.fork()
     assert fork.files.read("live") == b"one\n"

@@ -153,7 +153,7 @@ def test_the_client_takes_the_keywords_of_edit_and_create(snap: Snap, source: So
         variants={
             "mind": {"drop_messages": 1, "add_messages": [("user", "{variant}")], "result": {"lines": None}},
             "files": {
-                "files": {"workspace/app.py": b"\0\xff", "workspace/old.py": None},
+                "files": {"/workspace/app.py": b"\0\xff", "/workspace/old.py": None},
                 "secrets": {"API_TOKEN": SECRET},
             },
             "limits": {"memory": "300m", "network": "none"},

@@ -45,6 +45,7 @@ def snap(tmp_path: Path, version: int) -> Iterator[Snap]:
     connection.close()
     (state / "repo").mkdir(mode=0o700)
     load_key(state / "repo")  # a catalog with trajectories and no repository is refused
+    (state / "repo" / "store" / "packs").mkdir(parents=True)  # so is one with stored snapshots and no folder of packs
     snap = Snap(state)
     yield snap
     snap.stop_daemon()

@@ -97,4 +97,4 @@ def test_a_rewind_does_not_wait_until_the_old_root_is_gone(
     engine.flush()
     assert len(let_go) == 3
     assert threading.get_ident() not in let_go
-    assert not agent.sandbox.root.target.retired
+    assert not agent.sandbox.root._target.retired

@@ -244,6 +244,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "api_version": ("text", "Of the HTTP API"),
     "state_dir": ("text", "The daemon's state directory"),
     "instance": ("text", "What the containers of this daemon are called by"),
+    "weaker": ("text", "Ways in which sandboxes are weaker than in the best mode; empty: in none"),
     "layer_kind": ("text", "How layers are kept"),
     "free_bytes": ("count", "Room on the disk"),
     "free_memory_bytes": ("count", "Room in memory"),
