@@ -93,7 +93,10 @@ def test_what_a_queue_refuses(snap: Snap, box: str, tmp_path: Path) -> None:
     too_many.write_text("".join(f"[w{number}]\n" for number in range(10_001)))
     for words, said in (
         (("--variants", many, "--", "true"), "257 forks are more than the 256 that one fork makes; --parallel P"),
-        (("--variants", too_many, "--parallel", "5", "--", "true"), "one fork makes 1 to 10000 children, not 10001 variants"),
+        (
+            ("--variants", too_many, "--parallel", "5", "--", "true"),
+            "one fork makes 1 to 10000 children, not 10001 variants",
+        ),
         (("--variants", too_many, "--", "true"), "10001 forks"),
         (("--n", "10000", "--", "true"), "--parallel"),
         (("--n", "10001", "--parallel", "5", "--", "true"), "10000"),
