@@ -342,7 +342,13 @@ def client(made: Container, folder: Path) -> Snap:
     return snap
 
 
-@pytest.mark.parametrize("devices", [[], ["/dev/loop-control"]], ids=["no device", "no loop device, but their control"])
+@pytest.mark.parametrize(
+    "devices",
+    [
+        pytest.param([], id="no device"),
+        pytest.param(["/dev/loop-control"], id="no loop device, but their control", marks=pytest.mark.long),
+    ],
+)
 def test_a_container_with_the_least_and_no_device(deployed: Deployment, tmp_path: Path, devices: list[str]) -> None:
     """The layers lie in a plain directory, and no image of them is left behind. What needs a device says so."""
     with container(deployed, tmp_path, devices=devices, **LEAST) as made:
@@ -355,6 +361,7 @@ def test_a_container_with_the_least_and_no_device(deployed: Deployment, tmp_path
         assert "give a container that device" in snap("create", "--network", "bridge", code=125).stderr
 
 
+@pytest.mark.long
 def test_a_privileged_container(deployed: Deployment, docker_daemon: Engine, tmp_path: Path) -> None:
     """It has loop devices, so its layers share extents."""
     options: dict[str, Any] = {"privileged": True}

@@ -13,6 +13,7 @@ from tests.e2e.support import Snap
 from tests.loop_disk import Disk, loop_disk, make_image
 
 SIZE_BYTES = {"ext4": 32 << 20, "xfs": 320 << 20, "btrfs": 120 << 20}
+DISKS = ["ext4", *(pytest.param(kind, marks=pytest.mark.long) for kind in ("xfs", "btrfs"))]
 
 
 @pytest.fixture
@@ -99,7 +100,7 @@ def test_a_disk_that_was_unmounted_stays_as_it_is(empty_snap: Snap, disk: Disk, 
     assert agent.files() == {"file": "old\n"}
 
 
-@pytest.mark.parametrize("disk", ["ext4", "xfs", "btrfs"], indirect=True)
+@pytest.mark.parametrize("disk", DISKS, indirect=True)
 @pytest.mark.parametrize("ends", ["between calls", "in a call", "without its folder"])
 def test_a_disk_can_be_unmounted_once_the_agent_has_ended(disk: Disk, agent: Agent, ends: str) -> None:
     if ends == "in a call":
@@ -114,7 +115,7 @@ def test_a_disk_can_be_unmounted_once_the_agent_has_ended(disk: Disk, agent: Age
         assert agent.names() == ["start", "edits", "Bash", "Bash"]
 
 
-@pytest.mark.parametrize("disk", ["ext4", "xfs", "btrfs"], indirect=True)
+@pytest.mark.parametrize("disk", DISKS, indirect=True)
 def test_changes_on_a_disk_that_comes_back_are_found(empty_snap: Snap, disk: Disk, agent: Agent) -> None:
     agent.hook("Stop")  # nothing has changed since the last look
     agent.close()

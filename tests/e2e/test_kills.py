@@ -70,6 +70,7 @@ def test_killed_at_random_times(rig: Rig, calm: dict[str, tuple[dict[str, Any], 
     assert found == expected, f"seed {SEED}, run {run}, killed: {kills}"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("run", range(RUNS))
 def test_killed_at_random_times_without_isolation(
@@ -79,7 +80,7 @@ def test_killed_at_random_times_without_isolation(
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", ["runc", "none"])
+@pytest.mark.parametrize("kind", ["runc", pytest.param("none", marks=pytest.mark.long)])
 def test_killed_at_all_failpoints_one_after_the_other(
     own_snap: Snap, tmp_path: Path, host: str, calm: dict[str, tuple[dict[str, Any], float]], kind: str
 ) -> None:

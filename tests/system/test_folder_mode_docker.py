@@ -12,7 +12,11 @@ import pytest
 from tests.dockerd import Engine
 from tests.e2e import deployment
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(1200)]  # the first time, the base image is bootstrapped
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.docker,
+    pytest.mark.timeout(1200),
+]  # the first time, the base image is bootstrapped
 AGENT = """
 import os, subprocess
 from snapshotd.agent import message, tool

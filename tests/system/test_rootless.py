@@ -186,6 +186,7 @@ def started(user: OrdinaryUser, agent: Path) -> subprocess.Popen[str]:
     return running
 
 
+@pytest.mark.long
 def test_an_agent_outlives_its_daemon(user: OrdinaryUser, agent: Path) -> None:
     running = started(user, agent)
     user.kill_daemon()
@@ -197,6 +198,7 @@ def test_an_agent_outlives_its_daemon(user: OrdinaryUser, agent: Path) -> None:
     assert "no limits of memory" in err
 
 
+@pytest.mark.long
 def test_all_processes_are_killed_and_the_run_is_resumed(user: OrdinaryUser, agent: Path) -> None:
     running = started(user, agent)
     for pid, arguments in user.processes().items():
@@ -223,6 +225,7 @@ def test_all_processes_are_killed_and_the_run_is_resumed(user: OrdinaryUser, age
     assert "['d3', 'e0', 'e1', 'e2', 'go']" in out
 
 
+@pytest.mark.long
 def test_the_keeper_and_the_daemon_are_killed(user: OrdinaryUser, agent: Path) -> None:
     """The sandbox is left alone. Only from inside its user namespace can it be ended, which the next daemon enters."""
     running = started(user, agent)
@@ -241,6 +244,7 @@ def test_the_keeper_and_the_daemon_are_killed(user: OrdinaryUser, agent: Path) -
     wait_until(lambda: init not in user.processes(), "the next daemon has ended the sandbox")
 
 
+@pytest.mark.long
 def test_processes_that_live_on_stand_still_for_a_snapshot(user: OrdinaryUser) -> None:
     """By signals, which a stopped process of the sandbox's own keeps."""
     line = user("create", "--image", "base").strip()
@@ -340,6 +344,7 @@ def test_a_state_directory_stays_with_the_range_that_it_has(image_tar: Path) -> 
         user.nothing_left()
 
 
+@pytest.mark.long
 def test_roots_daemon_and_a_users_keep_apart(image_tar: Path, tmp_path: Path) -> None:
     """Trajectories go over as bundles, both ways."""
     root = Snap(tmp_path / "state")
@@ -412,6 +417,7 @@ def test_a_machine_without_user_namespaces() -> None:
         assert "kernel.unprivileged_userns_clone=1" in report
 
 
+@pytest.mark.long
 def test_a_home_on_tmpfs_without_programs(image_tar: Path) -> None:
     """Layers need attributes of users, which tmpfs has from Linux 6.6 on; the sandbox's init lies elsewhere than there."""
     host = 'mount -t tmpfs -o noexec,nosuid,nodev,mode=0755 tmpfs "/var/tmp"; mkdir -m 777 /var/tmp/state'
