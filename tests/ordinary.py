@@ -133,11 +133,12 @@ class Ordinary(Snap):
         return path
 
     def processes(self) -> list[tuple[int, str]]:
-        """What runs as the user."""
+        """What runs as the user, and has not ended."""
         found: list[tuple[int, str]] = []
         for entry in filter(str.isdigit, os.listdir("/proc")):
             try:
-                if os.stat(f"/proc/{entry}").st_uid == UID:
+                state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0]
+                if os.stat(f"/proc/{entry}").st_uid == UID and state not in "ZX":
                     found.append((int(entry), Path(f"/proc/{entry}/cmdline").read_text().replace("\0", " ")))
             except OSError:
                 continue  # it has ended

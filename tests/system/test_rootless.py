@@ -201,9 +201,8 @@ def test_an_agent_outlives_its_daemon(user: OrdinaryUser, agent: Path) -> None:
 @pytest.mark.long
 def test_all_processes_are_killed_and_the_run_is_resumed(user: OrdinaryUser, agent: Path) -> None:
     running = started(user, agent)
-    for pid, arguments in user.processes().items():
-        if any(argument.endswith("witness_main.py") for argument in arguments):
-            continue  # without it, what is not stored is lost, as after a power cut
+    wait_until(lambda: all(one["state"] == "stored" for one in user.json("log", "it")), "no snapshot can be lost")
+    for pid in user.processes():
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

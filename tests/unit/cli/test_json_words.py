@@ -18,7 +18,17 @@ SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
     *("address", "port"),
     *("durability", "free_bytes", "free_memory_bytes", "image_count", "instance", "layer_kind", "policy_file"),
-    *("runtimes", "sandbox_count", "settings", "state_dir", "trajectory_count", "started", "stopped", "tag_count"),
+    *(
+        "runtimes",
+        "sandbox_count",
+        "settings",
+        "state_dir",
+        "trajectory_count",
+        "started",
+        "stopped",
+        "tag_count",
+        "weaker",
+    ),
     *("argument", "left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
 }
 """The fake engine has no answers for them; tests/e2e/test_json.py has most."""

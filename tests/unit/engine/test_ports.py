@@ -23,6 +23,7 @@ class Box:
     def __init__(self, lives: int, closes: bool = False) -> None:
         self.trajectory: Any = SimpleNamespace(id="t" * 32, name="box")
         self.container = SimpleNamespace(pid=os.getpid())
+        self.isolated = True
         self.cgroup = self
         self.connections: dict[socket.socket, object] = {}
         self.closed = False
