@@ -46,14 +46,10 @@ _CLOCK_REALTIME_COARSE = 5
 Signature = tuple[int, int, int, int, int, int, int]
 
 
-def signature_of(st: os.stat_result) -> Signature:
-    """The fields that a change of the entry changes."""
-    return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_ctime_ns, st.st_mtime_ns
-
-
-def _unsettled(st: os.stat_result) -> Signature:
-    """The signature of an entry that may change again without a new ctime: no entry has it."""
-    return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, -1, st.st_mtime_ns
+def signature_of(st: os.stat_result, *, settled: bool = True) -> Signature:
+    """The fields that a change of the entry changes. Not `settled`: it may change again without a new ctime, so this is a
+    signature that no entry has."""
+    return st.st_ino, st.st_mode, st.st_uid, st.st_gid, st.st_size, st.st_ctime_ns if settled else -1, st.st_mtime_ns
 
 
 def _tick_ns() -> int:
@@ -178,7 +174,7 @@ class Copier:
         forced = self._inodes(always)
         for path, st, settled in self.walk(tolerant=tolerant):
             force = (st.st_dev, st.st_ino) in forced
-            signature = signature_of(st) if settled and not force else _unsettled(st)
+            signature = signature_of(st, settled=settled and not force)
             try:
                 wanted = self._is_wanted(path, signature, before)
                 if wanted:
@@ -372,7 +368,7 @@ class _FolderCopier(Copier):
         forced, changed = self._inodes(always), []
         for path, st, settled in self.walk(tolerant=True):
             st = self._opened(path, st)
-            self.seen[path] = signature_of(st) if settled else _unsettled(st)
+            self.seen[path] = signature_of(st, settled=settled)
             if self._before.get(path) != signature_of(st) or (st.st_dev, st.st_ino) in forced:
                 changed.append((path, st))
         return changed

@@ -57,7 +57,9 @@ def fill(store: LayerStore, upper: LayerID, stack: Stack) -> Seen:
             Copier(source, target, store.marks, store.host.fine_times).run(tolerant=False, always=set())
     fd = store.read_upper(upper)
     try:
-        return {path: _seen(st, settled) for path, st, settled in _walker(store, fd).walk(tolerant=False)}
+        return {
+            path: signature_of(st, settled=settled) for path, st, settled in _walker(store, fd).walk(tolerant=False)
+        }
     finally:
         os.close(fd)
 
@@ -203,11 +205,6 @@ def _parent(path: bytes) -> bytes:
 
 def _walker(store: LayerStore, fd: int) -> Copier:
     return Copier(fd, -1, store.marks, store.host.fine_times)
-
-
-def _seen(st: os.stat_result, settled: bool) -> Signature:
-    found = signature_of(st)
-    return found if settled else (*found[:5], -1, found[6])
 
 
 def _merge(store: LayerStore, stack: Stack, target: LayerID) -> None:

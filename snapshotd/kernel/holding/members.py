@@ -20,7 +20,7 @@ from typing import Protocol
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.holding import cgroup
-from snapshotd.kernel.processes import is_ending, stat_fields
+from snapshotd.kernel.processes import is_ending, start_time
 
 _FREEZE_DEADLINE_S = 10.0
 _NS_GET_TGID_FROM_PIDNS = 2 << 30 | 4 << 16 | 0xB7 << 8 | 7
@@ -136,7 +136,7 @@ class PidNamespace:
             with suppress(OSError):
                 pidfd = os.pidfd_open(pid)
                 try:
-                    if int(stat_fields(pid)[19]) == started:
+                    if start_time(pid) == started:
                         signal.pidfd_send_signal(pidfd, signal.SIGCONT)
                 finally:
                     os.close(pidfd)
@@ -155,7 +155,7 @@ class PidNamespace:
     def _note(self, pid: int) -> None:
         assert self._stopped is not None
         with suppress(OSError):
-            self._stopped[pid] = int(stat_fields(pid)[19])
+            self._stopped[pid] = start_time(pid)
 
 
 def _namespace(pid: int) -> int | None:
