@@ -79,6 +79,8 @@ def ancestry(pid: int) -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     while pid > 0 and len(found) < _DEEPEST:
         fields = stat_fields(pid)
+        if fields[0] == b"X":  # it is being reaped, and the kernel says 0 for its parent
+            raise ProcessLookupError(pid)
         found.append((pid, int(fields[19])))
         pid = int(fields[1])
     return found

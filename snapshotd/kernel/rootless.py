@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.processes import runs, start_time
 
 RANGE_IDS = 65_536
 """Ids of a container; a range of fewer is not used."""
@@ -248,6 +249,9 @@ def _find(inode: int) -> int | None:
             fd = os.open(f"/proc/{name}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             continue  # another user's, or it has ended
+        if not runs((int(name), start_time(int(name)))):  # an ended one is in its namespaces until it is reaped
+            os.close(fd)
+            continue
         while True:
             if os.fstat(fd).st_ino == inode:
                 return fd

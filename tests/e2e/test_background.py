@@ -206,7 +206,7 @@ def test_a_signal_reaches_what_the_command_started(snap: Snap, runtime: str) -> 
     sandbox = sandbox_of(snap, runtime)
     trap = "trap 'echo caught; exit 7' TERM; echo begun; sleep 1000 & wait"
     command = sandbox.exec(trap, background=True)
-    wait_until(lambda: printed(command) == "begun\n", "it prints")
+    wait_until(lambda: printed(command) == "begun\n" and sleeps(sandbox), "it prints, and its child has begun")
     command.signal(signal.SIGTERM)
     result = command.wait()
     assert (result.exit_code, result.stdout) == (7, "begun\ncaught\n")
