@@ -39,7 +39,8 @@ def test_a_server_serves_on_across_snapshots_and_its_forks_are_consistent(snap: 
     for number, snapshot in ((3, snapshots[2]), (10, snapshots[9])):
         (fork,) = snap.json("fork", snapshot)["trajectories"]
         seen = snap.sh(
-            fork, "cat step; wc -l < hits; ls -d d*; cat server.log; cat /proc/[0-9]*/comm | grep python || echo not running"
+            fork,
+            "cat step; wc -l < hits; ls -d d*; cat server.log; cat /proc/[0-9]*/comm | grep python || echo not running",
         )
         assert seen["stdout"] == f"{number}\n{number}\nd{number}\nup\nnot running\n"
         snap("rm", "--force", fork)
