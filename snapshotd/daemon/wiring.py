@@ -115,9 +115,9 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     state_dir = Path(config.state_dir)
     state_files.check_catalog(state_dir)
+    reserve.adjust(state_dir)  # reading a database takes some blocks
     facts = partial(meta_in_file, state_dir / state_files.CATALOG)
     state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
-    reserve.adjust(state_dir)
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
     state_files.check_repository(state_dir, lambda: bool(catalog.trajectories()))
     if _store_url(config, catalog) == _local_url(state_dir):
