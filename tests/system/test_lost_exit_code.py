@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from snapshotd.engine.base import RunRequest, SandboxRequest
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.runtime.keeper import KeptCommand
 from snapshotd.types import CallStatus, Trajectory, TrajectoryStatus
 from tests import mind_rig
@@ -24,28 +24,30 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
-def run(engine: LocalEngine, script: str) -> Agent:
+def run(engine: Engine, script: str) -> Agent:
     """A program that ends when it is let go."""
     waits = "while [ ! -e go ]; do sleep 0.05; done; "
     return Agent(
-        engine, engine.run(RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", waits + script))).id
+        engine, engine.runs.run(RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", waits + script))).id
     )
 
 
 def let_go(agent: Agent) -> None:
-    agent.engine.exec(agent.id, ("touch", "go"), cwd="/workspace", env=(), user=None, sink=lambda *_: None)
+    agent.engine.runs.exec(agent.id, ("touch", "go"), cwd="/workspace", env=(), user=None, sink=lambda *_: None)
 
 
 def finished(agent: Agent) -> list[dict[str, Any]]:
-    return [event for event in agent.engine.events(agent.id, follow=True) if event["event"] in ("warning", "finished")]
+    return [
+        event for event in agent.engine.runs.events(agent.id, follow=True) if event["event"] in ("warning", "finished")
+    ]
 
 
-def test_all_but_the_exit_code_is_recorded(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_the_exit_code_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(command: KeptCommand) -> None:
         """As the kernel of a machine where another process has reaped it, and that is older than 6.15."""
         command._lost = True
@@ -60,17 +62,17 @@ def test_all_but_the_exit_code_is_recorded(engine: LocalEngine, monkeypatch: pyt
     assert (end["status"], end["exit_code"]) == (TrajectoryStatus.INTERRUPTED, None)
     call = agent.head.call
     assert (call.name, call.status, call.exit_code) == ("exit", CallStatus.UNKNOWN, None)
-    assert b"".join(engine.output(agent.head.id, "stdout")) == b"said\n"
-    assert b"".join(engine.cat(agent.head.id, b"workspace/file")) == b"wrote\n"
-    engine.resume(agent.id)
+    assert b"".join(engine.snapshots.output(agent.head.id, "stdout")) == b"said\n"
+    assert b"".join(engine.snapshots.cat(agent.head.id, b"workspace/file")) == b"wrote\n"
+    engine.runs.resume(agent.id)
     let_go(agent)
     (end,) = finished(agent)
     assert (end["status"], end["exit_code"]) == (TrajectoryStatus.FAILED, 3)
 
 
-def test_a_program_whose_sandbox_is_gone_is_not_running(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_whose_sandbox_is_gone_is_not_running(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run is still being wound up: `resume` waits for that."""
-    wait, stop = engine._background.wait, engine._sessions.stop
+    wait, stop = engine.life._background.wait, engine.life._sessions.stop
     resumed: list[Future[Trajectory]] = []
     waits = threading.Event()
 
@@ -80,16 +82,16 @@ def test_a_program_whose_sandbox_is_gone_is_not_running(engine: LocalEngine, mon
 
     def winding_up() -> None:
         if not resumed:
-            assert engine.sandboxes() == []
-            resumed.append(pool.submit(engine.resume, agent.id))
+            assert engine.runs.sandboxes() == []
+            resumed.append(pool.submit(engine.runs.resume, agent.id))
             wait_until(lambda: resumed[0].done() or waits.is_set(), "it has been refused, or waits")
         wait()
 
     with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-        patch.setattr(engine._background, "wait", winding_up)
-        patch.setattr(engine._sessions, "stop", stopping)
+        patch.setattr(engine.life._background, "wait", winding_up)
+        patch.setattr(engine.life._sessions, "stop", stopping)
         agent = run(engine, "exit 3")
         let_go(agent)
         wait_until(lambda: bool(resumed), "it ends")
         assert resumed[0].result(WAIT_S).status is TrajectoryStatus.RUNNING
-    engine.stop(agent.id)
+    engine.runs.stop(agent.id)

@@ -27,7 +27,6 @@ SHARED = {
     "Image": WIRE,
     "Limits": WIRE,
     "Message": WIRE,
-    "Mind": "each is the part about the mind of a class with many methods: the engine and its client",
     "Policy": f"{WIRE}; {CLIENT}",
     "Provider": CLIENT,
     "PrunedSnapshot": WIRE,

@@ -362,7 +362,7 @@ class Sessions:
     ) -> ExecResult:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
         gone; without, it ends with its caller. With `save` its output is kept all the same, for a
-        step of the caller's. `expected_head`, `timeout_s`: see `Engine.exec`."""
+        step of the caller's. `expected_head`, `timeout_s`: see `RunService.exec`."""
         if not argv:
             raise UsageError("there is no command to run: the list of its words is empty")
         if record:
@@ -393,7 +393,7 @@ class Sessions:
         stdin: bool,
         timeout_s: float | None,
     ) -> CommandInfo:
-        """See `Engine.exec_in_background`."""
+        """See `RunService.exec_in_background`."""
         if not argv:
             raise UsageError("there is no command to run: the list of its words is empty")
         self.check_place(sandbox)

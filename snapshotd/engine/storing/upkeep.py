@@ -74,7 +74,7 @@ class Upkeep:
         progress: ProgressSink,
         only: Callable[[Trajectory], bool] | None = None,
     ) -> PruneReport:
-        """See `Engine.prune`. `only`: of these trajectories, by their own rules; it costs little when nothing goes."""
+        """See `StorageService.prune`. `only`: of these trajectories, by their own rules; it costs little when nothing goes."""
         with self._one_at_a_time:
             progress("deciding what goes")
             decisions = self._decide(policy, only, progress)
@@ -166,7 +166,7 @@ class Upkeep:
     # -- check and repair ----------------------------------------------------------------------------------------------
 
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
-        """See `Engine.check`."""
+        """See `StorageService.check`."""
         with self._one_at_a_time:
             with self._archive.paused():
                 # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair
@@ -203,7 +203,7 @@ class Upkeep:
         ]
 
     def repair(self, progress: ProgressSink) -> RepairReport:
-        """See `Engine.repair`."""
+        """See `StorageService.repair`."""
         with self._one_at_a_time:
             with self._archive.paused():
                 sizes = self._output_sizes()
@@ -290,7 +290,7 @@ class Upkeep:
     # -- usage ---------------------------------------------------------------------------------------------------------
 
     def usage(self, budget: int) -> Usage:
-        """See `Engine.usage`."""
+        """See `StorageService.usage`."""
         context = self._context
         states = Counter(str(s.state) for s in context.catalog.all_snapshots())
         return Usage(

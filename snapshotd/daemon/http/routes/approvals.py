@@ -31,14 +31,14 @@ _WATCH_DOC = {
 @router.get("/approvals")
 def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[mind.Approval]:
     """Oldest first; without `status` all."""
-    return [mind.Approval.of(item) for item in service.engine.approvals(status)]
+    return [mind.Approval.of(item) for item in service.engine.approvals.list(status)]
 
 
 @router.post("/approvals")
 def ask(body: mind.AskRequest, service: ServiceDep) -> mind.Approval | None:
     """Ask a person about a call of a program outside of the sandbox; with the same `call` again: what has been decided.
     null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call has the name."""
-    asked = service.engine.ask(
+    asked = service.engine.approvals.ask(
         check_ref(body.trajectory, "trajectory"),
         body.call,
         body.tool,
@@ -56,7 +56,7 @@ def approval(
 ) -> mind.ApprovalView:
     """One, with the files that changed since the trajectory's last approval."""
     return mind.ApprovalView.of(
-        service.engine.approval(check_ref(approval, "approval"), max_files=max_files + 1), max_files
+        service.engine.approvals.view(check_ref(approval, "approval"), max_files=max_files + 1), max_files
     )
 
 
@@ -65,7 +65,7 @@ def approve(request: Request, approval: _Approval, body: mind.ApproveRequest, se
     """Let the call run, with other arguments if they are given. Conflict: decided already, or the files are others by
     now."""
     by = body.by or user_of(request)
-    decided = service.engine.approve(
+    decided = service.engine.approvals.approve(
         check_ref(approval, "approval"), by=by, reason=body.reason, arguments=body.edited()
     )
     return mind.Approval.of(decided)
@@ -75,7 +75,7 @@ def approve(request: Request, approval: _Approval, body: mind.ApproveRequest, se
 def deny(request: Request, approval: _Approval, body: mind.DenyRequest, service: ServiceDep) -> mind.Approval:
     """Refuse it; the agent is told why."""
     by = body.by or user_of(request)
-    return mind.Approval.of(service.engine.deny(check_ref(approval, "approval"), by=by, reason=body.reason))
+    return mind.Approval.of(service.engine.approvals.deny(check_ref(approval, "approval"), by=by, reason=body.reason))
 
 
 @router.get("/watch", response_class=Response, responses=_WATCH_DOC)  # type: ignore[arg-type]

@@ -47,7 +47,7 @@ async def start_command(
     env = models.environment(body.env)
 
     def start() -> CommandInfo:
-        return engine.exec_in_background(
+        return engine.runs.exec_in_background(
             ref,
             argv,
             cwd=body.cwd,
@@ -60,12 +60,12 @@ async def start_command(
 
     def undo(info: CommandInfo) -> None:
         try:
-            engine.signal_command(info.trajectory, info.id, signal.SIGKILL)
+            engine.runs.signal_command(info.trajectory, info.id, signal.SIGKILL)
         except Conflict:
             pass  # it has ended by itself
 
     def recalled(made: tuple[str, ...]) -> CommandInfo:
-        info = engine.command(ref, made[0])
+        info = engine.runs.command(ref, made[0])
         if info.status is CallStatus.UNKNOWN:
             raise SandboxFailed(
                 f"the command {short(info.id)} may have run: the daemon was killed while it started the command, or the sandbox "
@@ -80,12 +80,12 @@ async def start_command(
 @router.get("/trajectories/{ref}/commands")
 def commands(ref: Ref, service: ServiceDep) -> list[models_commands.Command]:
     """Its background commands: those that run, and the newest of those that have ended, oldest first."""
-    return [models_commands.Command.of(info) for info in service.engine.commands(ref)]
+    return [models_commands.Command.of(info) for info in service.engine.runs.commands(ref)]
 
 
 @router.get("/trajectories/{ref}/commands/{command}")
 def command(ref: Ref, command: CommandRef, service: ServiceDep) -> models_commands.Command:
-    return models_commands.Command.of(service.engine.command(ref, command))
+    return models_commands.Command.of(service.engine.runs.command(ref, command))
 
 
 @router.get("/trajectories/{ref}/commands/{command}/events", response_class=Response, responses=_EVENTS_DOC)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ async def command_events(
     return await streams.ndjson(
         service.streams,
         lambda emit: streams.each(
-            emit, map(models_commands.event_json, engine.command_events(ref, command, follow=follow))
+            emit, map(models_commands.event_json, engine.runs.command_events(ref, command, follow=follow))
         ),
     )
 
@@ -107,7 +107,7 @@ def signal_command(
     ref: Ref, command: CommandRef, body: models_commands.SignalRequest, service: ServiceDep
 ) -> models_commands.Command:
     """Send a signal to a command's process group; the one that kills, to all that it started."""
-    return models_commands.Command.of(service.engine.signal_command(ref, command, body.signal))
+    return models_commands.Command.of(service.engine.runs.signal_command(ref, command, body.signal))
 
 
 @router.post("/trajectories/{ref}/commands/{command}/stdin")
@@ -119,4 +119,4 @@ def write_command(
         data = base64.b64decode(body.data_b64, validate=True)
     except (binascii.Error, ValueError) as exc:
         raise UsageError(f"the data is not base64 ({exc}); encode its bytes") from exc
-    return models_commands.WriteAnswer(bytes=service.engine.write_command(ref, command, data, end=body.end))
+    return models_commands.WriteAnswer(bytes=service.engine.runs.write_command(ref, command, data, end=body.end))

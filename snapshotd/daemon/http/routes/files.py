@@ -60,13 +60,13 @@ async def read(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
     """The content of a regular file. A trajectory's name or id stands for its files as they are now, a snapshot's id or
     tag for those of the snapshot; so for all that reads here. Links are followed."""
     path = sandbox_path(path_b64)
-    return await streams.octets(service.streams, lambda: service.engine.read_file(ref, path))
+    return await streams.octets(service.streams, lambda: service.engine.files.read(ref, path))
 
 
 @router.get("/{ref}/stat")
 def stat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> words.File:
     """The entry at a path, behind all links."""
-    return words.File.of(service.engine.stat_file(ref, sandbox_path(path_b64)))
+    return words.File.of(service.engine.files.stat(ref, sandbox_path(path_b64)))
 
 
 @router.get("/{ref}/list", response_class=Response, responses=_LIST_DOC)
@@ -75,7 +75,7 @@ async def list_(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
     path = sandbox_path(path_b64)
 
     def produce(emit: streams.Emit) -> None:
-        for found in service.engine.list_files(ref, path):
+        for found in service.engine.files.list(ref, path):
             streams.require(emit(words.File.of(found).model_dump()))
         emit({"event": "end"})
 
@@ -88,7 +88,7 @@ async def read_archive(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Resp
     path = sandbox_path(path_b64)
 
     def produce(emit: streams.Emit, write: streams.Write) -> None:
-        warnings = service.engine.read_archive(ref, path, write)
+        warnings = service.engine.files.archive(ref, path, write)
         emit({"event": "result", "warnings": list(warnings)})
 
     return await streams.frames(service.streams, produce)
@@ -115,7 +115,7 @@ async def write(
         service,
         named,
         [path_b64, user, mode],
-        lambda: service.engine.write_file(ref, path, upload.read, user=user, mode=mode),
+        lambda: service.engine.files.write(ref, path, upload.read, user=user, mode=mode),
     )
 
 
@@ -137,7 +137,7 @@ async def write_archive(
         service,
         named,
         [path_b64, user, attributes],
-        lambda: service.engine.write_archive(ref, path, upload.read, user=user, attributes=attributes),
+        lambda: service.engine.files.unpack(ref, path, upload.read, user=user, attributes=attributes),
     )
 
 
@@ -145,7 +145,7 @@ async def _write(service: Service, named: Named, body: object, make: Callable[[]
     """The answer to an upload that becomes one step."""
 
     def produce(emit: streams.Emit) -> None:
-        done = once(service, named, body, make, lambda made: Written.told_by(service.engine.snapshot(made[0])))
+        done = once(service, named, body, make, lambda made: Written.told_by(service.engine.snapshots.get(made[0])))
         emit({"event": "result", **words.written_json(done)})
 
     return await streams.ndjson(service.streams, produce, uploading=True)
@@ -155,18 +155,18 @@ async def _write(service: Service, named: Named, body: object, make: Callable[[]
 def make_dir(ref: Ref, body: words.MakeDirRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Make a directory, with those above it."""
     path = sandbox_path(body.path_b64)
-    return step_once(service, named, body, lambda: service.engine.make_dir(ref, path, user=body.user))
+    return step_once(service, named, body, lambda: service.engine.files.make_dir(ref, path, user=body.user))
 
 
 @router.post("/{ref}/remove")
 def remove(ref: Ref, body: words.RemoveFileRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Remove a file, a link, or a directory with all that is in it."""
     path = sandbox_path(body.path_b64)
-    return step_once(service, named, body, lambda: service.engine.remove_file(ref, path))
+    return step_once(service, named, body, lambda: service.engine.files.remove(ref, path))
 
 
 @router.post("/{ref}/rename")
 def rename(ref: Ref, body: words.RenameFileRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Rename a file or a directory."""
     path, to = sandbox_path(body.path_b64), sandbox_path(body.to_b64)
-    return step_once(service, named, body, lambda: service.engine.rename_file(ref, path, to))
+    return step_once(service, named, body, lambda: service.engine.files.rename(ref, path, to))

@@ -23,7 +23,7 @@ _DOC = {
 
 @router.get("/images")
 def images(service: ServiceDep) -> list[models.Image]:
-    return [models.Image.of(item) for item in service.engine.images()]
+    return [models.Image.of(item) for item in service.engine.images.list()]
 
 
 @router.post("/images/ensure", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
@@ -31,7 +31,7 @@ async def ensure(body: models.ImageName, service: ServiceDep) -> Response:
     """The image that a sandbox of this name would start from. One that is not there is built or imported."""
 
     def produce(emit: streams.Emit) -> None:
-        image = service.engine.ensure_image(body.image, streams.progress_lines(emit))
+        image = service.engine.images.ensure(body.image, streams.progress_lines(emit))
         emit({"event": "result", "image": models.Image.of(image)})
 
     return await streams.ndjson(service.streams, produce)
@@ -40,19 +40,19 @@ async def ensure(body: models.ImageName, service: ServiceDep) -> Response:
 @router.post("/images/build", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
 async def build(body: models.ImageRequest, service: ServiceDep) -> Response:
     """Build from a recipe folder, or from one that comes with snapshotd (`default`, `minimal`)."""
-    return await _make(service.engine.build_image, body, service)
+    return await _make(service.engine.images.build, body, service)
 
 
 @router.post("/images/import", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
 async def import_(body: models.ImageRequest, service: ServiceDep) -> Response:
     """Import a folder, a root file system tar, a `docker save` or OCI archive, or a Docker image by name."""
-    return await _make(service.engine.import_image, body, service)
+    return await _make(service.engine.images.import_, body, service)
 
 
 @router.delete("/images/{ref:path}", status_code=204)
 def remove(ref: str, service: ServiceDep) -> None:
     """Remove an image that no trajectory uses. `ref` may contain slashes, as Docker's names do."""
-    service.engine.remove_image(ref)
+    service.engine.images.remove(ref)
 
 
 async def _make(

@@ -39,7 +39,7 @@ async def journal(ref: Ref, service: ServiceDep) -> Response:
     program's beginning."""
 
     def produce(emit: streams.Emit) -> None:
-        for entry in service.engine.journal(ref):
+        for entry in service.engine.mind.journal(ref):
             streams.require(emit(mind.entry_json(entry)))
         emit({"event": "end"})
 
@@ -49,13 +49,13 @@ async def journal(ref: Ref, service: ServiceDep) -> Response:
 @router.get("/snapshots/{ref}/state")
 def state(ref: Ref, service: ServiceDep) -> dict[str, Any]:
     """The agent's own JSON state as it was saved with the snapshot."""
-    return service.engine.state(ref)
+    return service.engine.mind.state(ref)
 
 
 @router.get("/snapshots/{ref}/tasks")
 def tasks(ref: Ref, service: ServiceDep) -> list[mind.Task]:
     """The subtasks as they were at the snapshot, in the order in which they were declared."""
-    return [mind.Task.of(item) for item in service.engine.tasks(ref)]
+    return [mind.Task.of(item) for item in service.engine.mind.tasks(ref)]
 
 
 @router.post("/trajectories/{ref}/resume")
@@ -63,7 +63,7 @@ def resume(ref: Ref, body: mind.ResumeRequest, service: ServiceDep) -> models.Tr
     """Start its program again from the top, replay its journal, and let it run on. Answers when it is started; its
     events follow under /trajectories/{ref}/events. `Undecided`: an irreversible call may or may not have happened, and
     `decisions` does not cover it."""
-    return models.Trajectory.of(service.engine.resume(ref, decisions=body.chosen()))
+    return models.Trajectory.of(service.engine.runs.resume(ref, decisions=body.chosen()))
 
 
 @router.get("/trajectories/{ref}/rewind")
@@ -82,7 +82,7 @@ def preview_rewind(
 ) -> mind.RewindPreview:
     """The effect that a rewind would have. Changes nothing."""
     return mind.RewindPreview.of(
-        service.engine.preview_rewind(
+        service.engine.branching.preview_rewind(
             ref, check_ref(to), mode=mode, max_files=max_files, session=session, opener=_opener(request)
         )
     )
@@ -97,7 +97,7 @@ def rewind(
         service,
         named,
         body,
-        lambda: service.engine.rewind(
+        lambda: service.engine.branching.rewind(
             ref,
             check_ref(body.to),
             mode=body.mode,
@@ -111,7 +111,7 @@ def rewind(
 @router.post("/trajectories/{ref}/undo")
 def undo(request: Request, ref: Ref, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Take the last rewind (or undo) back."""
-    return step_once(service, named, None, lambda: service.engine.undo(ref, opener=_opener(request)))
+    return step_once(service, named, None, lambda: service.engine.branching.undo(ref, opener=_opener(request)))
 
 
 @router.post("/trajectories/{ref}/promote")
@@ -123,7 +123,9 @@ def promote(ref: Ref, body: mind.PromoteRequest, service: ServiceDep, named: Nam
         service,
         named,
         body,
-        lambda: service.engine.promote(ref, into=into, leave_behind=body.leave_behind, compensate=body.compensate),
+        lambda: service.engine.branching.promote(
+            ref, into=into, leave_behind=body.leave_behind, compensate=body.compensate
+        ),
     )
 
 
@@ -131,7 +133,9 @@ def promote(ref: Ref, body: mind.PromoteRequest, service: ServiceDep, named: Nam
 def merge(ref: Ref, body: mind.MergeFields, service: ServiceDep, named: NamedDep) -> models.Snapshot:
     """Change files of a trajectory to what they are in another snapshot, or to given contents, in one step; recorded as a
     new snapshot, and `undo` takes it back. The client decides which; `Conflict` if the head is another one by now."""
-    return step_once(service, named, body, lambda: service.engine.merge(ref, check_ref(body.source), body.request()))
+    return step_once(
+        service, named, body, lambda: service.engine.branching.merge(ref, check_ref(body.source), body.request())
+    )
 
 
 @router.post("/trajectories/{ref}/retry")
@@ -141,14 +145,14 @@ def retry(ref: Ref, body: mind.RetryRequest, service: ServiceDep, named: NamedDe
         service,
         named,
         body,
-        lambda: service.engine.retry(ref, body.task, compensate=body.compensate, resume=body.resume),
+        lambda: service.engine.branching.retry(ref, body.task, compensate=body.compensate, resume=body.resume),
     )
 
 
 @router.get("/trajectories/{ref}/effects")
 def effects(ref: Ref, service: ServiceDep) -> list[mind.Effect]:
     """The irreversible calls that its present history does not hold: left behind by rewinds. Newest first."""
-    return [mind.Effect.of(item) for item in service.engine.effects(ref)]
+    return [mind.Effect.of(item) for item in service.engine.branching.effects(ref)]
 
 
 @router.post("/trajectories/{ref}/compensate")
@@ -156,7 +160,7 @@ def compensate(ref: Ref, body: mind.CompensateRequest, service: ServiceDep) -> l
     """Run the compensations of calls that were left behind, newest first, each at most once. It goes on when the client
     goes away."""
     calls = tuple(check_ref(call, "call") for call in body.calls)
-    return [mind.Effect.of(item) for item in service.engine.compensate(ref, calls)]
+    return [mind.Effect.of(item) for item in service.engine.branching.compensate(ref, calls)]
 
 
 @router.post("/snapshots/{ref}/edit", status_code=201)
@@ -169,15 +173,15 @@ async def edit(
     wanted = body.request()
 
     def undo(line: Trajectory) -> None:
-        engine.stop(line.id)
+        engine.runs.stop(line.id)
 
     made = await once_unless_abandoned(
         request,
         service,
         named,
         body,
-        lambda: engine.edit(ref, wanted, name=body.name, resume=body.resume),
-        lambda made: engine.trajectory(made[0]),
+        lambda: engine.branching.edit(ref, wanted, name=body.name, resume=body.resume),
+        lambda made: engine.snapshots.trajectory(made[0]),
         undo,
     )
     return models.Trajectory.of(made)

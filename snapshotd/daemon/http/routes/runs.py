@@ -28,7 +28,8 @@ from snapshotd.daemon.http.routes.shared import (
     step_once,
 )
 from snapshotd.daemon.http.wire import ATTENDED, FRAMES, LOG_MAX, PORTS, STDIN_WINDOW_BYTES, check_ref
-from snapshotd.engine.base import Caller, Engine, ExecResult, Forked, OutputSink, Stream, output_event
+from snapshotd.engine.base import Caller, ExecResult, Forked, OutputSink, Stream, output_event
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import Snapshot, Trajectory
 
@@ -98,10 +99,16 @@ async def create(request: Request, body: models.CreateRequest, service: ServiceD
     sandbox = replace(body.sandbox(), namespace_pid=client_pid(request))
 
     def recalled(made: tuple[str, ...]) -> tuple[Trajectory, Snapshot]:
-        return engine.trajectory(made[0]), engine.log(made[0])[0]
+        return engine.snapshots.trajectory(made[0]), engine.snapshots.log(made[0])[0]
 
     trajectory, snapshot = await once_unless_abandoned(
-        request, service, named, body, lambda: engine.create(sandbox), recalled, lambda made: _stop(engine, made[0])
+        request,
+        service,
+        named,
+        body,
+        lambda: engine.runs.create(sandbox),
+        recalled,
+        lambda made: _stop(engine, made[0]),
     )
     return models.Created(trajectory=models.Trajectory.of(trajectory), snapshot=models.Snapshot.of(snapshot))
 
@@ -109,7 +116,7 @@ async def create(request: Request, body: models.CreateRequest, service: ServiceD
 @router.get("/sandboxes", tags=["runs"])
 def sandboxes(service: ServiceDep) -> list[models.Sandbox]:
     """The live sandboxes."""
-    return [models.Sandbox.of(info) for info in service.engine.sandboxes()]
+    return [models.Sandbox.of(info) for info in service.engine.runs.sandboxes()]
 
 
 @router.post("/runs", status_code=201, tags=["runs"])
@@ -127,37 +134,43 @@ async def run(
             _stop(engine, trajectory)
 
     started = await once_unless_abandoned(
-        request, service, named, body, lambda: engine.run(asked), lambda made: engine.trajectory(made[0]), undo
+        request,
+        service,
+        named,
+        body,
+        lambda: engine.runs.run(asked),
+        lambda made: engine.snapshots.trajectory(made[0]),
+        undo,
     )
     return models.Trajectory.of(started)
 
 
 @router.get("/trajectories", tags=["trajectories"])
 def trajectories(service: ServiceDep) -> list[models.Trajectory]:
-    return [models.Trajectory.of(item) for item in service.engine.trajectories()]
+    return [models.Trajectory.of(item) for item in service.engine.snapshots.trajectories()]
 
 
 @router.get("/trajectories/{ref}", tags=["trajectories"])
 def trajectory(ref: Ref, service: ServiceDep) -> models.Trajectory:
-    return models.Trajectory.of(service.engine.trajectory(ref))
+    return models.Trajectory.of(service.engine.snapshots.trajectory(ref))
 
 
 @router.delete("/trajectories/{ref}", status_code=204, tags=["trajectories"])
 def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
     """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all."""
-    service.engine.remove(ref, force=force)
+    service.engine.runs.remove(ref, force=force)
 
 
 @router.get("/trajectories/{ref}/log", response_model=list[models.Snapshot], tags=["trajectories"])
 def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> Response:
     """Its snapshots, oldest first; with `last`, only this number of the newest."""
-    return streams.listed(models.Snapshot.of(item) for item in service.engine.log(ref, last))
+    return streams.listed(models.Snapshot.of(item) for item in service.engine.snapshots.log(ref, last))
 
 
 @router.post("/trajectories/{ref}/stop", tags=["runs"])
 def stop(ref: Ref, service: ServiceDep, discard: bool = False) -> models.Trajectory:
     """Take a last snapshot if anything changed and end the sandbox. `discard`: without one."""
-    return models.Trajectory.of(service.engine.stop(ref, discard=discard))
+    return models.Trajectory.of(service.engine.runs.stop(ref, discard=discard))
 
 
 @router.post("/trajectories/{ref}/snapshot", tags=["runs"])
@@ -165,7 +178,7 @@ def take_snapshot(ref: Ref, body: models.SnapshotRequest, service: ServiceDep, n
     """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
     program is being replayed, or the name is taken."""
     return step_once(
-        service, named, body, lambda: service.engine.take_snapshot(ref, name=body.name, if_changed=body.if_changed)
+        service, named, body, lambda: service.engine.runs.take_snapshot(ref, name=body.name, if_changed=body.if_changed)
     )
 
 
@@ -174,7 +187,7 @@ async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()]
     """The events of its run from the beginning; with `follow`, until it has finished."""
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.each(emit, map(models.event_json, service.engine.events(ref, follow=follow))),
+        lambda emit: streams.each(emit, map(models.event_json, service.engine.runs.events(ref, follow=follow))),
     )
 
 
@@ -213,7 +226,9 @@ async def attended_exec_in_snapshot(request: Request, ref: Ref, service: Service
 @router.post("/trajectories/{ref}" + PORTS + "{port}", tags=["runs"], **_PORT_DOC)
 async def connect(request: Request, ref: Ref, port: PortNumber, service: ServiceDep) -> Response:
     """A connection to a server on the loopback of a running sandbox. It is cut when the client goes away."""
-    return await carrying.carried(request, service.connections, lambda ended: service.engine.connect(ref, port, ended))
+    return await carrying.carried(
+        request, service.connections, lambda ended: service.engine.runs.connect(ref, port, ended)
+    )
 
 
 @router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])
@@ -227,7 +242,7 @@ async def fork(
     variants = tuple(item.variant() for item in body.variants)
 
     def recalled(made: tuple[str, ...]) -> Forked:
-        forks = tuple(map(engine.trajectory, made))
+        forks = tuple(map(engine.snapshots.trajectory, made))
         assert forks[0].experiment is not None
         return Forked(forks[0].experiment, forks)
 
@@ -236,7 +251,7 @@ async def fork(
         service,
         named,
         body,
-        lambda: engine.fork(
+        lambda: engine.branching.fork(
             ref,
             body.count,
             args=args,
@@ -261,7 +276,7 @@ def _body(line: bytes) -> models.ExecRequest:
 
 def _in_trajectory(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
     head = None if body.if_head is None else check_ref(body.if_head)
-    return functools.partial(engine.exec, expected_head=head, idle_timeout_s=body.idle_timeout_s)
+    return functools.partial(engine.runs.exec, expected_head=head, idle_timeout_s=body.idle_timeout_s)
 
 
 def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
@@ -269,7 +284,7 @@ def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., Exec
         raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
     if body.idle_timeout_s is not None:
         raise UsageError("a throw-away fork ends with its command; leave out `idle_timeout_s`, or name a trajectory")
-    return engine.exec_snapshot
+    return engine.runs.exec_snapshot
 
 
 async def _exec(
@@ -315,9 +330,9 @@ async def _exec(
 
 def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
     """A command that was executed, from its snapshot; what it has printed goes to `sink`. SandboxFailed as then."""
-    taken = engine.snapshot(snapshot)
+    taken = engine.snapshots.get(snapshot)
     for stream in STREAMS:
-        for data in engine.output(taken.id, stream):
+        for data in engine.snapshots.output(taken.id, stream):
             sink(stream, data)
     if taken.call.exit_code is None:
         raise SandboxFailed(
@@ -328,4 +343,4 @@ def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
 
 def _stop(engine: Engine, *trajectories: Trajectory) -> None:
     for item in trajectories:
-        engine.stop(item.id)
+        engine.runs.stop(item.id)

@@ -32,37 +32,37 @@ _BYTES_DOC = {200: {"content": {streams.BYTES: {}}, "description": "Raw bytes."}
 @router.get("/snapshots", response_model=list[models.Snapshot])
 def all_snapshots(service: ServiceDep) -> Response:
     """Every snapshot of every trajectory."""
-    return streams.listed(models.Snapshot.of(item) for item in service.engine.all_snapshots())
+    return streams.listed(models.Snapshot.of(item) for item in service.engine.snapshots.all())
 
 
 @router.get("/snapshots/{ref}")
 def snapshot(ref: Ref, service: ServiceDep) -> models.Snapshot:
-    return models.Snapshot.of(service.engine.snapshot(ref))
+    return models.Snapshot.of(service.engine.snapshots.get(ref))
 
 
 @router.get("/snapshots/{ref}/conversation")
 def conversation(ref: Ref, service: ServiceDep) -> list[models.Message]:
     """The conversation up to the snapshot, from its beginning, across forks."""
-    return [models.Message.of(item) for item in service.engine.conversation(ref)]
+    return [models.Message.of(item) for item in service.engine.mind.conversation(ref)]
 
 
 @router.get("/snapshots/{ref}/output/{which}", response_class=Response, responses=_BYTES_DOC)  # type: ignore[arg-type]
 async def output(ref: Ref, which: Literal["stdout", "stderr", "output"], service: ServiceDep) -> Response:
     """The tool call's recorded output; empty if it has none."""
-    return await streams.octets(service.streams, lambda: service.engine.output(ref, which))
+    return await streams.octets(service.streams, lambda: service.engine.snapshots.output(ref, which))
 
 
 @router.get("/snapshots/{ref}/file", response_class=Response, responses=_BYTES_DOC)  # type: ignore[arg-type]
 async def cat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
     """The content of a regular file."""
     path = sandbox_path(path_b64)
-    return await streams.octets(service.streams, lambda: service.engine.cat(ref, path))
+    return await streams.octets(service.streams, lambda: service.engine.snapshots.cat(ref, path))
 
 
 @router.get("/snapshots/{ref}/status")
 def status(ref: Ref, path_b64: PathB64, service: ServiceDep) -> models.FileStatus:
     """The entry at a path, links not followed."""
-    return models.FileStatus.of(*service.engine.lstat(ref, sandbox_path(path_b64)))
+    return models.FileStatus.of(*service.engine.snapshots.lstat(ref, sandbox_path(path_b64)))
 
 
 @router.post("/snapshots/{ref}/restore")
@@ -71,7 +71,9 @@ def restore(request: Request, ref: Ref, body: models.RestoreRequest, service: Se
     to = models.absolute(body.to, "target folder")
     assert to is not None
     path = sandbox_path(base64.urlsafe_b64encode(body.path.encode()).decode())
-    return models.RestoreAnswer.of(service.engine.restore(ref, to, path=path, namespace_pid=client_pid(request)))
+    return models.RestoreAnswer.of(
+        service.engine.snapshots.restore(ref, to, path=path, namespace_pid=client_pid(request))
+    )
 
 
 @router.get(
@@ -84,7 +86,7 @@ async def diff(a: str, service: ServiceDep, b: Annotated[str | None, Query()] = 
     _check(a, b)
 
     def produce(emit: streams.Emit) -> None:
-        for change in service.engine.diff(a, b):
+        for change in service.engine.snapshots.diff(a, b):
             streams.require(emit(models.change_json(change)))
         emit({"event": "end"})
 
@@ -111,7 +113,7 @@ async def patch(
         def write(data: bytes) -> None:
             streams.require(emit({"event": "data", "data_b64": base64.b64encode(data).decode()}))
 
-        emit({"event": "end", "outside": service.engine.patch(a, b, root=root, write=write)})
+        emit({"event": "end", "outside": service.engine.snapshots.patch(a, b, root=root, write=write)})
 
     return await streams.ndjson(service.streams, produce)
 
@@ -128,7 +130,7 @@ def tag(name: str, body: models.TagRequest, service: ServiceDep, named: NamedDep
         service,
         named,
         body,
-        lambda: service.engine.tag(body.ref, name, move=body.move),
+        lambda: service.engine.snapshots.tag(body.ref, name, move=body.move),
         lambda made: t.SnapshotID(made[0]),
     )
     return models.Tagged(snapshot=tagged, name=name)
@@ -136,7 +138,7 @@ def tag(name: str, body: models.TagRequest, service: ServiceDep, named: NamedDep
 
 @router.delete("/tags/{name}", status_code=204)
 def untag(name: str, service: ServiceDep) -> None:
-    service.engine.untag(check_ref(name, "tag"))
+    service.engine.snapshots.untag(check_ref(name, "tag"))
 
 
 def _check(a: str, b: str | None) -> None:

@@ -43,26 +43,26 @@ _IMPORT_DOC = {
 @router.get("/usage")
 def usage(service: ServiceDep) -> storage.Usage:
     """Disk use."""
-    return storage.Usage.of(service.engine.usage())
+    return storage.Usage.of(service.engine.storage.usage())
 
 
 @router.get("/policy")
 def policy(service: ServiceDep, trajectory: _Line = None) -> storage.Policy:
     """The retention policy: the global one, or the one that holds for a trajectory."""
-    return storage.Policy.of(service.engine.policy(_checked(trajectory)))
+    return storage.Policy.of(service.engine.storage.policy(_checked(trajectory)))
 
 
 @router.put("/policy")
 def set_policy(body: storage.Policy, service: ServiceDep, trajectory: _Line = None) -> storage.Policy:
     """Set it. Nothing is removed before the next prune."""
-    service.engine.set_policy(_checked(trajectory), body.policy())
-    return storage.Policy.of(service.engine.policy(trajectory))
+    service.engine.storage.set_policy(_checked(trajectory), body.policy())
+    return storage.Policy.of(service.engine.storage.policy(trajectory))
 
 
 @router.delete("/policy", status_code=204)
 def clear_policy(service: ServiceDep, trajectory: _Line = None) -> None:
     """Remove it."""
-    service.engine.set_policy(_checked(trajectory), None)
+    service.engine.storage.set_policy(_checked(trajectory), None)
 
 
 @router.post("/prune", response_class=Response, responses=_lines_doc('"report"'))
@@ -72,7 +72,7 @@ async def prune(body: storage.PruneRequest, service: ServiceDep) -> Response:
     chosen = None if body.policy is None else body.policy.policy()
 
     def produce(emit: streams.Emit) -> None:
-        report = service.engine.prune(
+        report = service.engine.storage.prune(
             chosen, dry_run=body.dry_run, grace_s=body.grace_s, progress=streams.progress_lines(emit)
         )
         emit({"event": "result", "report": storage.PruneAnswer.of(report)})
@@ -88,7 +88,7 @@ async def check(body: storage.CheckRequest, service: ServiceDep) -> Response:
         def progress(message: str) -> None:
             streams.require(emit({"event": "progress", "message": message}))
 
-        report = service.engine.check(read_data=body.read_data, progress=progress)
+        report = service.engine.storage.check(read_data=body.read_data, progress=progress)
         emit({"event": "result", "report": storage.check_json(report)})
 
     return await streams.ndjson(service.streams, produce)
@@ -99,7 +99,7 @@ async def repair(service: ServiceDep) -> Response:
     """Rebuild damaged parts from intact ones. It goes on when the client goes away."""
 
     def produce(emit: streams.Emit) -> None:
-        report = service.engine.repair(streams.progress_lines(emit))
+        report = service.engine.storage.repair(streams.progress_lines(emit))
         emit({"event": "result", "report": storage.RepairAnswer.of(report)})
 
     return await streams.ndjson(service.streams, produce)
@@ -121,7 +121,7 @@ async def export(
 
     def produce(emit: streams.Emit, write: streams.Write) -> None:
         progress = streams.progress_lines(emit)
-        warnings = service.engine.export(
+        warnings = service.engine.storage.export(
             ref, form=form, whole=whole, since=since, forks=forks, write=write, progress=progress
         )
         emit({"event": "result", "warnings": list(warnings)})
@@ -143,7 +143,7 @@ async def import_(
     upload = streams.Upload(request)
 
     def produce(emit: streams.Emit) -> None:
-        imported = service.engine.import_bundle(upload.read, name, streams.progress_lines(emit))
+        imported = service.engine.storage.import_bundle(upload.read, name, streams.progress_lines(emit))
         emit({"event": "result", "imported": storage.ImportAnswer.of(imported)})
 
     return await streams.ndjson(service.streams, produce, uploading=True)
@@ -153,13 +153,13 @@ async def import_(
 def mount(request: Request, body: storage.MountRequest, service: ServiceDep) -> None:
     """Show every stored snapshot below a directory, read-only, to the process that asks and all that share its
     mounts."""
-    service.engine.mount(_directory(body), _namespace_pid(request))
+    service.engine.storage.mount(_directory(body), _namespace_pid(request))
 
 
 @router.post("/umount", status_code=204)
 def unmount(request: Request, body: storage.MountRequest, service: ServiceDep) -> None:
     """End it."""
-    service.engine.unmount(_directory(body), _namespace_pid(request))
+    service.engine.storage.unmount(_directory(body), _namespace_pid(request))
 
 
 def _checked(trajectory: str | None) -> str | None:

@@ -22,7 +22,7 @@ def get(
     namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT, version: Version = None
 ) -> mind.StoredValue:
     """The newest value of a key, or an older version of it."""
-    return mind.StoredValue.of(service.engine.get_value(tenant, namespace, key, version))
+    return mind.StoredValue.of(service.engine.values.get(tenant, namespace, key, version))
 
 
 @router.put("/value")
@@ -31,7 +31,7 @@ def put(
 ) -> mind.StoredValue:
     """A new version. Conflict: another version is there than the one expected."""
     value = mind.check_json(body.value, f"the value of {key!r}")
-    stored = service.engine.put_value(
+    stored = service.engine.values.put(
         tenant, namespace, key, value, ttl_s=body.ttl_s, expected_version=body.expected_version
     )
     return mind.StoredValue.of(stored)
@@ -46,7 +46,7 @@ def delete(
     expected_version: Version = None,
 ) -> None:
     """Recorded as a version; older ones can still be read."""
-    service.engine.delete_value(tenant, namespace, key, expected_version=expected_version)
+    service.engine.values.delete(tenant, namespace, key, expected_version=expected_version)
 
 
 @router.get("/history")
@@ -54,13 +54,13 @@ def history(
     namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT
 ) -> list[mind.StoredValue]:
     """All versions that are kept, newest first."""
-    return [mind.StoredValue.of(item) for item in service.engine.value_history(tenant, namespace, key)]
+    return [mind.StoredValue.of(item) for item in service.engine.values.history(tenant, namespace, key)]
 
 
 @router.post("/search")
 def search(body: mind.SearchRequest, service: ServiceDep) -> list[mind.StoredValue]:
     """The newest versions in the order of their keys."""
-    found = service.engine.search_values(
+    found = service.engine.values.search(
         body.tenant,
         body.namespace,
         prefix=body.prefix,
