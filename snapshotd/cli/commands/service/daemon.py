@@ -26,7 +26,7 @@ from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
 from snapshotd.terms import number_of
 
 if TYPE_CHECKING:
-    pass
+    from snapshotd.daemon.host import Footing
 
 STOP_TIMEOUT_S = 120.0
 """A last snapshot of every sandbox; with live processes and much changed, seconds each."""
