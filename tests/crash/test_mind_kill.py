@@ -101,7 +101,7 @@ def test_an_edit_is_whole_or_not_there(bench: Bench, name: str) -> None:
     edited = Agent(second, second.snapshots.trajectory("edited").id)
     assert edited.files() == {"x": "x\n", "y": "y"}
     assert Agent(second, agent.id).files() == {"x": "x\n"}
-    assert second._catalog.get_meta("half_made") == "[]"
+    assert second.life._catalog.get_meta("half_made") == "[]"
 
 
 @pytest.mark.parametrize("what", ["promote", "merge"])
@@ -132,8 +132,8 @@ def test_changed_children_are_all_there_or_none(bench: Bench, name: str) -> None
     agent.tool("write", {}, "echo x > x")
     second = bench.killed_at(name, "fork", agent.id)
     assert [trajectory.id for trajectory in second.snapshots.trajectories()] == [agent.id]
-    assert second._catalog.get_meta("half_made") == "[]"
+    assert second.life._catalog.get_meta("half_made") == "[]"
     forked = mind_kill_child.fork(second, agent.id)
     assert [Agent(second, one.id).files() for one in forked.trajectories] == [{"x": "x\n", "y": "y"}, {"x": "x\n"}]
     assert [len(second.snapshots.log(one.id)) for one in forked.trajectories] == [1, 0]
-    assert second._catalog.get_meta("half_made") == "[]"
+    assert second.life._catalog.get_meta("half_made") == "[]"
