@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
 from snapshotd.kernel.identity import HostUser
@@ -509,24 +510,11 @@ class Engine(ABC):
         """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`."""
 
     @abstractmethod
-    def exec(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: OutputSink,
-        expected_head: str | None = None,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> ExecResult:
+    def exec(self, ref: str, request: ExecRequest, *, sink: OutputSink, caller: Caller | None = None) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
         snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
         (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
-        `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
+        `if_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
         writers saw one head, one wins. The command goes on when the `caller` is gone. After `timeout_s` seconds the
         command is ended with everything that it started, and recorded as timed-out with exit code 124.
         `idle_timeout_s`: as in `SandboxRequest`, for the sandbox from now on; None: as it is, or the daemon's default
@@ -534,33 +522,13 @@ class Engine(ABC):
 
     @abstractmethod
     def exec_snapshot(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: OutputSink,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
+        self, ref: str, request: CommandFields, *, sink: OutputSink, caller: Caller | None = None
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
         gone, or after `timeout_s` seconds, as in `exec`."""
 
     @abstractmethod
-    def exec_in_background(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        stdin: bool = False,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> CommandInfo:
+    def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
         """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
         ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
         end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what

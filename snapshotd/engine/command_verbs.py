@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from snapshotd.api.commands import BackgroundRequest
 from snapshotd.engine.base import CommandInfo, Engine, Event
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs.sessions import Sessions
@@ -17,24 +18,9 @@ class LocalCommandVerbs(Engine):
     _context: Context
     _sessions: Sessions
 
-    def exec_in_background(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        stdin: bool = False,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> CommandInfo:
-        sandbox = self._sessions.running(self._trajectory(ref))
-        if idle_timeout_s is not None:
-            sandbox.use.end_when_idle(idle_timeout_s)
-        return self._sessions.exec_in_background(
-            sandbox, argv, cwd=cwd, env=env, user=user, stdin=stdin, timeout_s=timeout_s
-        )
+    def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
+        sandbox = self._sessions.running(self._trajectory(ref), request.idle_timeout_s)
+        return self._sessions.exec_in_background(sandbox, request)
 
     def commands(self, ref: str) -> list[CommandInfo]:
         return self._sessions.commands.all_of(self._trajectory(ref).id)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from snapshotd.api.commands import CommandFields, ExecRequest
 from snapshotd.engine import share
 from snapshotd.engine.base import (
     Asking,
@@ -284,10 +285,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
             result = self._sessions.exec(
                 sandbox,
-                ("/bin/sh", "-c", script),
-                cwd="/",
-                env=tuple(env.items()),
-                user=None,
+                CommandFields(("/bin/sh", "-c", script), cwd="/", env=env),
                 sink=lambda _, data: errors.append(data[-2000:]),
                 record=False,
             )
@@ -314,66 +312,21 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
                 "status": trajectory.status,
             }
 
-    def exec(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: OutputSink,
-        expected_head: str | None = None,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> ExecResult:
+    def exec(self, ref: str, request: ExecRequest, *, sink: OutputSink, caller: Caller | None = None) -> ExecResult:
         trajectory = self._catalog.resolve_trajectory(ref)
-        head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
-        sandbox = self._sessions.running(trajectory)
-        if idle_timeout_s is not None:
-            sandbox.use.end_when_idle(idle_timeout_s)
-        return self._sessions.exec(
-            sandbox,
-            argv,
-            cwd=cwd,
-            env=env,
-            user=user,
-            sink=sink,
-            record=True,
-            expected_head=head,
-            caller=caller,
-            timeout_s=timeout_s,
-        )
+        head = None if request.if_head is None else self._catalog.resolve_snapshot(request.if_head).id
+        sandbox = self._sessions.running(trajectory, request.idle_timeout_s)
+        return self._sessions.exec(sandbox, request, sink=sink, record=True, expected_head=head, caller=caller)
 
     def exec_snapshot(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: OutputSink,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
+        self, ref: str, request: CommandFields, *, sink: OutputSink, caller: Caller | None = None
     ) -> ExecResult:
         with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory, _ = _throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             with self._sessions.throw_away(trajectory, source) as sandbox:
-                return self._sessions.exec(
-                    sandbox,
-                    argv,
-                    cwd=cwd,
-                    env=env,
-                    user=user,
-                    sink=sink,
-                    record=False,
-                    caller=caller,
-                    timeout_s=timeout_s,
-                )
+                return self._sessions.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
         trajectory = self._catalog.resolve_trajectory(ref)

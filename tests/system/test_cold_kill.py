@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.api.commands import CommandFields
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.storing import evict
 from snapshotd.errors import InternalError
@@ -94,10 +95,7 @@ def _read(engine: LocalEngine, trajectory: str, number: int) -> bytes | None:
     sandbox = engine._sessions.running(engine.trajectory(trajectory))
     result = engine._sessions.exec(
         sandbox,
-        ("cat", f"data/{number}"),
-        cwd="/workspace",
-        env=(),
-        user=None,
+        CommandFields(("cat", f"data/{number}"), cwd="/workspace"),
         record=False,
         sink=lambda stream, data: said.append(data) if stream == "stdout" else None,
     )

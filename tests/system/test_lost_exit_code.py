@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.commands import ExecRequest
 from snapshotd.engine.base import RunRequest, SandboxRequest
 from snapshotd.engine.engine import LocalEngine
 from snapshotd.runtime.keeper import KeptCommand
@@ -38,7 +39,7 @@ def run(engine: LocalEngine, script: str) -> Agent:
 
 
 def let_go(agent: Agent) -> None:
-    agent.engine.exec(agent.id, ("touch", "go"), cwd="/workspace", env=(), user=None, sink=lambda *_: None)
+    agent.engine.exec(agent.id, ExecRequest(("touch", "go"), cwd="/workspace"), sink=lambda *_: None)
 
 
 def finished(agent: Agent) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from snapshotd.api.commands import ExecRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
 from snapshotd.engine.engine import LocalEngine
@@ -46,7 +47,7 @@ def agent(engine: LocalEngine) -> Agent:
 
 
 def execute(agent: Agent, script: str, sink: Callable[[str, bytes], object] = lambda *_: None) -> ExecResult:
-    return agent.engine.exec(agent.id, ("sh", "-c", script), cwd="/workspace", env=(), user=None, sink=sink)  # type: ignore[arg-type]
+    return agent.engine.exec(agent.id, ExecRequest(("sh", "-c", script), cwd="/workspace"), sink=sink)  # type: ignore[arg-type]
 
 
 def own(agent: Agent, done: ExecResult) -> bytes:

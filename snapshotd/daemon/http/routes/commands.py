@@ -30,19 +30,10 @@ async def start_command(
     is gone before it has the answer."""
     engine = service.engine
     check_argv(body.argv)
-    env = environment(body.env)
+    environment(body.env)
 
     def start() -> CommandInfo:
-        return engine.exec_in_background(
-            ref,
-            body.argv,
-            cwd=body.cwd,
-            env=env,
-            user=body.user,
-            stdin=body.stdin,
-            timeout_s=body.timeout_s,
-            idle_timeout_s=body.idle_timeout_s,
-        )
+        return engine.exec_in_background(ref, body)
 
     def undo(info: CommandInfo) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Annotated
 
@@ -237,8 +236,9 @@ def _body(line: bytes) -> ExecRequest:
 
 
 def _in_trajectory(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]:
-    head = None if body.if_head is None else check_ref(body.if_head)
-    return functools.partial(engine.exec, expected_head=head, idle_timeout_s=body.idle_timeout_s)
+    if body.if_head is not None:
+        check_ref(body.if_head)
+    return engine.exec
 
 
 def _in_snapshot(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]:
@@ -261,7 +261,7 @@ async def _exec(
 ) -> Response:
     """`named`: None for one that makes nothing."""
     check_argv(body.argv)
-    env = environment(body.env)
+    environment(body.env)
     if body.terminal is not None and lines is None and not (named is not None and named.recall):
         raise UsageError("a terminal needs a client that attends to it; use the path that ends with `/attended`")
     size = None if body.terminal is None else (body.terminal.rows, body.terminal.columns)
@@ -274,16 +274,7 @@ async def _exec(
         caller.on_taken(lambda count: emit({"event": "taken", "bytes": count}))
 
         def execute() -> ExecResult:
-            return method(
-                ref,
-                body.argv,
-                cwd=body.cwd,
-                env=env,
-                user=body.user,
-                sink=sink,
-                caller=caller,
-                timeout_s=body.timeout_s,
-            )
+            return method(ref, body, sink=sink, caller=caller)
 
         def recalled(made: tuple[str, ...]) -> ExecResult:
             return _recorded(service.engine, made[0], sink)
