@@ -19,9 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from snapshotd.api.wire import hook_socket_of
 from snapshotd.client import Snapshotd
 from snapshotd.client.local.hook_settings import PROGRAM
-from snapshotd.daemon.http.wire import hook_socket_of
 
 ROUNDS = 50
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")

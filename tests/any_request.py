@@ -17,7 +17,7 @@ from urllib.parse import quote, urlencode
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from snapshotd.daemon.http.wire import API_PREFIX, API_VERSION, VERSION_HEADER
+from snapshotd.api.wire import API_PREFIX, API_VERSION, VERSION_HEADER
 from tests import long
 
 TIMEOUT_S = 60.0

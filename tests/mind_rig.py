@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from snapshotd.api.commands import CommandFields
 from snapshotd.config import read
 from snapshotd.daemon.wiring import open_engine
 from snapshotd.engine.base import SandboxRequest
@@ -54,10 +55,7 @@ class Agent:
         said: list[bytes] = []
         result = self.engine.life._sessions.exec(
             self.sandbox,
-            ("sh", "-c", script),
-            cwd="/workspace",
-            env=(),
-            user=None,
+            CommandFields(("sh", "-c", script), cwd="/workspace"),
             sink=lambda _, data: said.append(data),
             record=False,
         )

@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import ParamSpec
 from unittest.mock import patch
 
+from snapshotd.api.wire import log_path_of, socket_path_of
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client.autostart import daemon_argv
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.exchange import error_of
 from snapshotd.client.results import ExecInfo, Policy, SnapshotInfo
-from snapshotd.daemon.http.wire import log_path_of, socket_path_of
 from snapshotd.errors import OutOfSpace
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.kernel import syscalls

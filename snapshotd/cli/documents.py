@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
+from snapshotd.api.wire import BODY_MAX_BYTES
 from snapshotd.cli.command import refuse
 from snapshotd.cli.text import printable
-from snapshotd.daemon.http.wire import BODY_MAX_BYTES
 
 _SHORT_CHARS = 60
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
+from snapshotd.api.wire import PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.cli.command import connect
 from snapshotd.client.local.sizes import DIGITS_MOST, size_bytes
 from snapshotd.client.results import Provider
 from snapshotd.config import passed_on
-from snapshotd.daemon.http.wire import PROVIDER_URLS, TIMEOUT_MAX_S
 from snapshotd.errors import SnapshotdError
 from snapshotd.terms import DEFAULT_TENANT, NAME_PATTERN, SECONDS, SECONDS_MOST, short
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from snapshotd.api.wire import log_path_of
 from snapshotd.client.exchange import error_of
-from snapshotd.daemon.http.wire import log_path_of
 from snapshotd.daemon.lock import lock_holder, lock_socket, make_state_dir
 from snapshotd.errors import Conflict, DaemonUnavailable
 

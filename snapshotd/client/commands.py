@@ -9,11 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+from snapshotd.api import operations
+from snapshotd.api.commands import BackgroundRequest, CommandInfo, InputRequest, SignalRequest
+from snapshotd.api.wire import STDIN_WINDOW_BYTES
 from snapshotd.client.following import Following
 from snapshotd.client.local.arguments import argv_of, check_count, check_seconds, texts_of
-from snapshotd.client.results import CommandInfo
-from snapshotd.client.verbs import Verbs, ref_segment
-from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
+from snapshotd.client.verbs import Verbs
 
 Stream = Literal["stdout", "stderr"]
 OutputSink = Callable[[Stream, bytes], object]
@@ -45,27 +46,25 @@ class CommandVerbs(Verbs):
         """
         check_seconds("timeout", timeout)
         check_seconds("idle_timeout", idle_timeout, zero=True)
-        body = {
-            "argv": argv_of(argv),
-            "cwd": cwd,
-            "env": texts_of("env", env),
-            "user": user,
-            "stdin": stdin,
-            "timeout_s": timeout,
-            "idle_timeout_s": idle_timeout,
-        }
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/commands"
-        return CommandInfo.of(self._transport.request("POST", path, body=body, once=True))
+        body = BackgroundRequest(
+            argv=tuple(argv_of(argv)),
+            cwd=cwd,
+            env=texts_of("env", env),
+            user=user,
+            stdin=stdin,
+            timeout_s=timeout,
+            idle_timeout_s=idle_timeout,
+        )
+        return self._transport.call(operations.START_COMMAND, ref, body=body)
 
     def commands(self, ref: str) -> list[CommandInfo]:
         """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
         background commands that have ended, oldest first."""
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/commands"
-        return [CommandInfo.of(item) for item in self._transport.request("GET", path)]
+        return self._transport.call(operations.COMMANDS, ref)
 
     def command(self, ref: str, command: str) -> CommandInfo:
         """One of them. NotFound, Ambiguous."""
-        return CommandInfo.of(self._transport.request("GET", _path(ref, command)))
+        return self._transport.call(operations.COMMAND, ref, command)
 
     def command_events(
         self,
@@ -81,10 +80,10 @@ class CommandVerbs(Verbs):
         end of the daemon: as `events`; StillRunning (a TimeoutError) after `timeout` seconds."""
         check_seconds("timeout", timeout)
         if not follow:
-            return self._transport.lines("GET", f"{_path(ref, command)}/events", query={"follow": "false"})
+            return self._transport.lines(*operations.COMMAND_EVENTS.at(ref, command), query={"follow": False})
         return Following(
             self._transport,
-            _path(ref, command),
+            operations.COMMAND.to(ref, command),
             what=f"command {command} of {ref}",
             patience_s=self._reconnect_s,
             on_lost=on_lost,
@@ -95,20 +94,18 @@ class CommandVerbs(Verbs):
         """Send a signal to a command's process group, as a terminal does; SIGKILL, to all that it started. Returns at
         once. Conflict: it has ended."""
         check_count("number", number, 1, 64)
-        return CommandInfo.of(
-            self._transport.request("POST", f"{_path(ref, command)}/signal", body={"signal": int(number)})
-        )
+        return self._transport.call(operations.SIGNAL_COMMAND, ref, command, body=SignalRequest(int(number)))
 
     def write_command(self, ref: str, command: str, data: bytes, *, end: bool = False) -> None:
         """Write to a command's standard input, and with `end` close it behind that. Returns when the command's pipe has
         taken all: a command that does not read holds this up. UsageError: it was started without `stdin`; Conflict: it
         has ended, or its input has."""
-        view, path = memoryview(data), f"{_path(ref, command)}/stdin"
+        view = memoryview(data)
         while True:
             piece = bytes(view[:STDIN_WINDOW_BYTES])
             last = len(piece) == len(view)
-            body = {"data_b64": base64.b64encode(piece).decode(), "end": end and last}
-            taken = self._transport.request("POST", path, body=body)["bytes"]
+            body = InputRequest(base64.b64encode(piece).decode(), end and last)
+            taken = self._transport.call(operations.WRITE_COMMAND, ref, command, body=body).bytes
             view = view[taken:]
             if last and taken == len(piece):
                 return
@@ -171,7 +168,3 @@ class TextLines:
         """The text behind the last end of a line, in each stream."""
         rests = [self._rest[name] + decoder.decode(b"", final=True) for name, decoder in self._decoders.items()]
         return [rest for rest in rests if rest]
-
-
-def _path(ref: str, command: str) -> str:
-    return f"/trajectories/{ref_segment(ref, 'trajectory')}/commands/{ref_segment(command, 'command')}"

@@ -9,12 +9,13 @@ import errno
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from snapshotd.daemon.http.wire import (
+from snapshotd.api.record import encode
+from snapshotd.api.wire import (
     API_PREFIX,
     API_VERSION,
     BODY_MAX_BYTES,
@@ -37,7 +38,8 @@ from snapshotd.errors import (
     VersionMismatch,
 )
 
-Query = dict[str, str | None]
+Query = Mapping[str, str | int | bool | None]
+"""None: it is left out."""
 READ_BYTES = 1 << 16
 UPLOAD_BYTES = 1 << 18
 DYING_TRIES = 3
@@ -54,7 +56,6 @@ AGAIN_S = 10.0
 """A service manager starts the next daemon within that."""
 _AGAIN_MOST = 3
 """A request that ends one daemon after the other is given up."""
-NDJSON, BYTES = "application/x-ndjson", "application/octet-stream"
 
 
 class DaemonAway(DaemonUnavailable):
@@ -143,7 +144,7 @@ def chunk_bytes(data: bytes) -> bytes:
 def line_bytes(body: Any) -> bytes:
     """A JSON body. LimitExceeded: no daemon takes it. UsageError: an argument is nothing that JSON has."""
     try:
-        data = json.dumps(body).encode()
+        data = json.dumps(body, default=encode).encode()
     except (TypeError, ValueError) as exc:
         raise UsageError(
             f"an argument cannot be sent to the daemon: {exc}; give texts, numbers, lists and maps"
@@ -156,7 +157,12 @@ def line_bytes(body: Any) -> bytes:
 
 
 def _head(method: str, path: str, query: Query | None, headers: dict[str, str]) -> bytes:
-    given = {key: value for key, value in (query or {}).items() if value is not None}
+    texts = {True: "true", False: "false"}
+    given = {
+        key: texts[value] if isinstance(value, bool) else value
+        for key, value in (query or {}).items()
+        if value is not None
+    }
     target = API_PREFIX + path + ("?" + urlencode(given) if given else "")
     fixed = {"Host": "snapshotd", VERSION_HEADER: API_VERSION, "Connection": "close"}
     lines = [f"{method} {target} HTTP/1.1", *(f"{key}: {value}" for key, value in {**fixed, **headers}.items())]

@@ -7,8 +7,8 @@ import json
 import threading
 from typing import Protocol
 
+from snapshotd.api.wire import STDIN_WINDOW_BYTES
 from snapshotd.client.transport import Conversation
-from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
 
 PIECE_BYTES = 64 << 10
 

@@ -9,7 +9,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import BinaryIO
 
-from snapshotd.client.exchange import AnswerLost, new_key
+from snapshotd.api import operations
+from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, RenameFileRequest, WriteInfo
+from snapshotd.api.snapshots import RestoreInfo, SnapshotInfo
+from snapshotd.client.exchange import AnswerLost, Query, new_key
 from snapshotd.client.feeding import Readable
 from snapshotd.client.local.arguments import (
     bytes_of,
@@ -20,10 +23,8 @@ from snapshotd.client.local.arguments import (
     sandbox_path,
     wrong,
 )
-from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import UploadSource
-from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, on_this_machine, ref_segment
-from snapshotd.daemon.http.wire import FILES_PATH
+from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, on_this_machine
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
 SandboxPath = str | bytes
@@ -45,15 +46,15 @@ class FileVerbs(Verbs):
 
     def read_file(self, ref: str, path: SandboxPath) -> Iterator[bytes]:
         """A regular file's content in pieces."""
-        return self._transport.pieces("GET", _at(ref, "content"), query=_path(path))
+        return self._transport.pieces(*operations.READ_FILE.at(ref), query=_path(path))
 
     def stat_file(self, ref: str, path: SandboxPath) -> FileInfo:
         """The entry at a path, behind all links."""
-        return FileInfo.of(self._transport.request("GET", _at(ref, "stat"), query=_path(path)))
+        return self._transport.call(operations.STAT_FILE, ref, query=_path(path))
 
     def list_files(self, ref: str, path: SandboxPath = ".") -> Iterator[FileInfo]:
         """The entries of a directory, sorted by name; links are listed as links."""
-        for event in self._transport.lines("GET", _at(ref, "list"), query=_path(path)):
+        for event in self._transport.lines(*operations.LIST_FILES.at(ref), query=_path(path)):
             if event.get("event") == "end":
                 return
             yield FileInfo.of(event)
@@ -105,8 +106,8 @@ class FileVerbs(Verbs):
         reader = Reader(
             iter((content,)) if isinstance(content, bytes) else read_pieces(content), moved, in_memory=whole
         )
-        query = {**_path(path), "user": user, "mode": None if mode is None else str(mode)}
-        return self._write(_at(ref, "content"), reader, query, wait)
+        query = {**_path(path), "user": user, "mode": mode}
+        return self._write(operations.WRITE_FILE.to(ref), reader, query, wait)
 
     def write_files(
         self,
@@ -124,8 +125,10 @@ class FileVerbs(Verbs):
         whole = [(sandbox_path(path).lstrip(b"/"), bytes_of(f"files[{path!r}]", data)) for path, data in pairs]
         if not whole:
             raise UsageError("there are no files to write; give at least one path with its content")
-        query = {**_path("/"), "user": user, "attributes": "false"}
-        return self._write(_at(ref, "archive"), Reader(pack_bytes(iter(whole)), in_memory=True), query, wait)
+        query = {**_path("/"), "user": user, "attributes": False}
+        return self._write(
+            operations.WRITE_ARCHIVE.to(ref), Reader(pack_bytes(iter(whole)), in_memory=True), query, wait
+        )
 
     def write_archive(
         self,
@@ -143,7 +146,7 @@ class FileVerbs(Verbs):
 
         check_file("tar", tar, "read")
         reader = Reader(read_pieces(tar), moved)
-        return self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
+        return self._write(operations.WRITE_ARCHIVE.to(ref), reader, {**_path(path), "user": user}, wait)
 
     def upload(
         self,
@@ -172,25 +175,25 @@ class FileVerbs(Verbs):
             except OSError as exc:
                 raise UsageError(f"{local} cannot be read: {exc.strerror}; name another file") from exc
         reader = Reader(pack(local, warnings), moved)
-        done = self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
+        done = self._write(operations.WRITE_ARCHIVE.to(ref), reader, {**_path(path), "user": user}, wait)
         return dataclasses.replace(done, warnings=(*warnings, *done.warnings))
 
     def make_dir(
         self, ref: str, path: SandboxPath, *, user: str | None = None, wait: Wait = "captured"
     ) -> SnapshotInfo:
         """Make a directory, with those above it. Not an error when it is there."""
-        return self._change(ref, "make_dir", {**_path(path), "user": user}, wait)
+        return self._step(operations.MAKE_DIR, ref, MakeDirRequest(_b64(path), user), wait)
 
     def remove_file(self, ref: str, path: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
         """Remove a file, a link, or a directory with all that is in it."""
-        return self._change(ref, "remove", dict(_path(path)), wait)
+        return self._step(operations.REMOVE_FILE, ref, RemoveFileRequest(_b64(path)), wait)
 
     def rename_file(self, ref: str, path: SandboxPath, to: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
         """Give a file or a directory another name; a file in place of another one, a directory of an empty one.
         Conflict: something else is there."""
-        return self._change(ref, "rename", {**_path(path), "to_b64": b64(sandbox_path(to))}, wait)
+        return self._step(operations.RENAME_FILE, ref, RenameFileRequest(_b64(path), _b64(to)), wait)
 
-    def _write(self, where: str, source: UploadSource, query: dict[str, str | None], wait: Wait) -> WriteInfo:
+    def _write(self, where: str, source: UploadSource, query: Query, wait: Wait) -> WriteInfo:
         check_wait(wait)
         key = new_key()
         try:
@@ -207,15 +210,12 @@ class FileVerbs(Verbs):
         done = WriteInfo.of(self._transport.recall(where, key, lost, query=query)[-1])
         return dataclasses.replace(done, snapshot=self._settled(done.snapshot, wait))
 
-    def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
-        return self._step(_at(ref, what), body, wait)
-
 
 class _Pieces:
     """A directory as pieces of a tar; `warnings` when all are there."""
 
     def __init__(self, verbs: FileVerbs, ref: str, path: SandboxPath) -> None:
-        self._frames = verbs._transport.frames("GET", _at(ref, "archive"), query=_path(path))
+        self._frames = verbs._transport.frames(*operations.READ_ARCHIVE.at(ref), query=_path(path))
         self.warnings: tuple[str, ...] = ()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -320,9 +320,9 @@ class SandboxFiles(SnapshotFiles):
         return self._client.upload(self._ref, source, path, user=user, wait=wait, moved=moved)
 
 
-def _path(path: SandboxPath) -> dict[str, str | None]:
-    return {"path_b64": b64(sandbox_path(path))}
+def _b64(path: SandboxPath) -> str:
+    return b64(sandbox_path(path))
 
 
-def _at(ref: str, what: str) -> str:
-    return f"{FILES_PATH}/{ref_segment(ref)}/{what}"
+def _path(path: SandboxPath) -> dict[str, str]:
+    return {"path_b64": _b64(path)}

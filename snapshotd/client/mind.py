@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any
 
+from snapshotd.api import operations
+from snapshotd.api.mind import (
+    CompensateRequest,
+    DecisionFields,
+    EditFields,
+    EditRequest,
+    EffectInfo,
+    FileFields,
+    JournalInfo,
+    MessageFields,
+    PromoteRequest,
+    ResumeRequest,
+    RetryRequest,
+    RewindMode,
+    RewindPreview,
+    RewindRequest,
+    TaskInfo,
+)
+from snapshotd.api.record import UNSET, Json
+from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.api.trajectories import TrajectoryInfo
+from snapshotd.api.wire import PREVIEW_FILES, check_ref
+from snapshotd.client.exchange import Query
 from snapshotd.client.local.arguments import bytes_of, sandbox_path
-from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
-from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
-from snapshotd.client.verbs import Verbs, Wait, b64, check_wait, ref_segment
-from snapshotd.daemon.http.wire import PREVIEW_FILES, check_ref
+from snapshotd.client.verbs import Verbs, Wait, b64, check_wait
 from snapshotd.errors import DaemonUnavailable
 
-Mode = Literal["files", "conversation", "both"]
-"""The part that a rewind takes back: the files, the agent's mind (conversation, journal and state), or both."""
-
-
-class _Recorded:
-    def __repr__(self) -> str:
-        return "RECORDED"
-
-
-RECORDED: Final = _Recorded()
+Mode = RewindMode
+RECORDED = UNSET
 """Stands for "leave the value as it is recorded", where None is a value."""
 
 
@@ -32,7 +44,7 @@ class Mind(Verbs):
     def journal(self, ref: str) -> Iterator[JournalInfo]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
         program's beginning."""
-        for event in self._transport.lines("GET", f"/snapshots/{ref_segment(ref)}/journal"):
+        for event in self._transport.lines(*operations.JOURNAL.at(ref)):
             if event.get("event") == "end":
                 return
             yield JournalInfo.of(event)
@@ -40,12 +52,11 @@ class Mind(Verbs):
 
     def state(self, ref: str) -> Json:
         """The agent's own JSON state as it was saved with a snapshot."""
-        answer: Json = self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/state")
-        return answer
+        return self._transport.call(operations.STATE, ref)
 
     def tasks(self, ref: str) -> list[TaskInfo]:
         """The subtasks as they were at a snapshot, in the order in which they were declared."""
-        return [TaskInfo.of(item) for item in self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/tasks")]
+        return self._transport.call(operations.TASKS, ref)
 
     def resume(
         self, ref: str, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
@@ -57,12 +68,10 @@ class Mind(Verbs):
         again (`retry`), skip it as if it had returned None (`skip`), or give its result (`results`). Conflict: it runs,
         or has finished; UsageError: there is no program.
         """
-        decisions: list[Json] = [{"call": call, "action": "retry"} for call in retry]
-        decisions += [{"call": call, "action": "skip"} for call in skip]
-        decisions += [{"call": call, "action": "result", "result": result} for call, result in (results or {}).items()]
-        return TrajectoryInfo.of(
-            self._transport.request("POST", self._line(ref, "resume"), body={"decisions": decisions})
-        )
+        decisions = [DecisionFields(call, "retry") for call in retry]
+        decisions += [DecisionFields(call, "skip") for call in skip]
+        decisions += [DecisionFields(call, "result", result) for call, result in (results or {}).items()]
+        return self._transport.call(operations.RESUME, ref, body=ResumeRequest(tuple(decisions)))
 
     def rewind(
         self,
@@ -85,23 +94,19 @@ class Mind(Verbs):
         it is not given, and several sessions have changed files since; NotFound: it has changed none. The paths that
         had to stay are in `left` of the snapshot's `tool.arguments`.
         """
-        body: Json = {"to": to, "mode": mode, "compensate": compensate}
-        if session is not None:
-            body["session"] = session
-        return self._step(self._line(ref, "rewind"), body, wait)
+        return self._step(operations.REWIND, ref, RewindRequest(to, mode, compensate, session), wait)
 
     def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES, session: str | None = None
     ) -> RewindPreview:
         """The effect that `rewind` would have. Changes nothing."""
-        query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
-        query["session"] = session
-        return RewindPreview.of(self._transport.request("GET", self._line(ref, "rewind"), query=query))
+        query: Query = {"to": check_ref(to), "mode": mode, "max_files": max_files, "session": session}
+        return self._transport.call(operations.PREVIEW_REWIND, ref, query=query)
 
     def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
         """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
         rewind."""
-        return self._step(self._line(ref, "undo"), None, wait)
+        return self._step(operations.UNDO, ref, None, wait)
 
     def promote(
         self,
@@ -118,12 +123,11 @@ class Mind(Verbs):
         Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
         With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
-        body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
-        return self._step(self._line(ref, "promote"), body, wait)
+        return self._step(operations.PROMOTE, ref, PromoteRequest(into, leave_behind, compensate), wait)
 
     def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
         """The request that `merge` ends with: change files of a trajectory in one step."""
-        return SnapshotInfo.of(self._transport.request("POST", self._line(ref, "merge"), body=request, once=True))
+        return self._transport.call(operations.MERGE, ref, body=request)
 
     def edit(
         self,
@@ -149,10 +153,8 @@ class Mind(Verbs):
         """
         check_wait(wait)
         changes = edit_fields(files, messages, drop_messages, add_messages, result, state)
-        body = {**changes, "env": dict(env or {}), "name": name, "resume": resume}
-        made = TrajectoryInfo.of(
-            self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body, once=True)
-        )
+        body = EditRequest(**vars(changes), env=dict(env or {}), name=name, resume=resume)
+        made = self._transport.call(operations.EDIT, ref, body=body)
         if wait == "stored":
             self.flush(made.id)
         return made
@@ -163,22 +165,16 @@ class Mind(Verbs):
         """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
         from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
         with their files. NotFound: no such task."""
-        body = {"task": task, "compensate": compensate, "resume": resume}
-        return self._step(self._line(ref, "retry"), body, wait)
+        return self._step(operations.RETRY, ref, RetryRequest(task, compensate, resume), wait)
 
     def effects(self, ref: str) -> list[EffectInfo]:
         """The irreversible calls of a trajectory that its present history does not hold, newest first."""
-        return [EffectInfo.of(item) for item in self._transport.request("GET", self._line(ref, "effects"))]
+        return self._transport.call(operations.EFFECTS, ref)
 
     def compensate(self, ref: str, calls: Sequence[str] = ()) -> list[EffectInfo]:
         """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
         once."""
-        answer = self._transport.request("POST", self._line(ref, "compensate"), body={"calls": list(calls)})
-        return [EffectInfo.of(item) for item in answer]
-
-    @staticmethod
-    def _line(ref: str, verb: str) -> str:
-        return f"/trajectories/{ref_segment(ref, 'trajectory')}/{verb}"
+        return self._transport.call(operations.COMPENSATE, ref, body=CompensateRequest(tuple(calls)))
 
 
 def edit_fields(
@@ -188,22 +184,22 @@ def edit_fields(
     add_messages: Sequence[tuple[str, Any]] = (),
     result: Any = RECORDED,
     state: Mapping[str, Any] | None = None,
-) -> Json:
-    """Changes of files and mind, as the API takes them. See `Mind.edit`."""
-    return {
-        "files": [_file(path, content) for path, content in (files or {}).items()],
-        "drop_messages": drop_messages,
-        "messages": None if messages is None else _messages(messages),
-        "add_messages": _messages(add_messages),
-        "state": dict(state or {}),
-        **({} if result is RECORDED else {"result": result}),
-    }
+) -> EditFields:
+    """Changes of files and mind. See `Mind.edit`."""
+    return EditFields(
+        files=tuple(_file(path, content) for path, content in (files or {}).items()),
+        drop_messages=drop_messages,
+        messages=None if messages is None else _messages(messages),
+        add_messages=_messages(add_messages),
+        state=dict(state or {}),
+        result=result,
+    )
 
 
-def _file(path: str | bytes, content: str | bytes | None) -> Json:
+def _file(path: str | bytes, content: str | bytes | None) -> FileFields:
     raw = None if content is None else bytes_of(f"files[{path!r}]", content)
-    return {"path_b64": b64(sandbox_path(path)), "content_b64": None if raw is None else base64.b64encode(raw).decode()}
+    return FileFields(b64(sandbox_path(path)), None if raw is None else base64.b64encode(raw).decode())
 
 
-def _messages(messages: Sequence[tuple[str, Any]]) -> list[Json]:
-    return [{"role": role, "content": content} for role, content in messages]
+def _messages(messages: Sequence[tuple[str, Any]]) -> tuple[MessageFields, ...]:
+    return tuple(MessageFields(role, content) for role, content in messages)

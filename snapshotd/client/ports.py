@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from snapshotd.client.exchange import segment
+from snapshotd.api import operations
+from snapshotd.api.wire import PORT_CONNECTIONS_MAX, check_socket_path
 from snapshotd.client.local.arguments import check_count, local_path
 from snapshotd.client.transport import Conversation, Transport
-from snapshotd.client.verbs import Verbs, ref_segment
-from snapshotd.daemon.http.wire import PORT_CONNECTIONS_MAX, PORTS, check_socket_path
+from snapshotd.client.verbs import Verbs
 from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError
 
 LOOPBACK = "127.0.0.1"
@@ -198,9 +198,9 @@ class Ports(Verbs):
         check_count("local", 0 if local is None else local, 0, _LAST_PORT)
         if unix is not None and local is not None:
             raise UsageError("a local port and a unix socket were named; leave one of them out")
-        found = self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")
+        found = self._transport.call(operations.TRAJECTORY, ref)
         listener = _listen_on_path(local_path(unix)) if unix is not None else _listen(local or 0)
-        return Port(self._transport, f"/trajectories/{segment(found['id'])}{PORTS}{number}", listener, on_failure)
+        return Port(self._transport, operations.CONNECT.to(found.id, str(number)), listener, on_failure)
 
 
 def _listen(number: int) -> socket.socket:

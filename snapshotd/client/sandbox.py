@@ -23,15 +23,18 @@ from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
     CommandInfo,
+    EffectInfo,
     ExecInfo,
     ExportInfo,
+    JournalInfo,
     MessageInfo,
     Provider,
     RestoreInfo,
+    RewindPreview,
     SnapshotInfo,
+    TaskInfo,
     TrajectoryInfo,
 )
-from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait
 from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from snapshotd.api import operations
+from snapshotd.api.wire import check_ref
 from snapshotd.client.bundles.sealing import Sealing, unsealed
 from snapshotd.client.feeding import Readable
 from snapshotd.client.local.arguments import flag_of, local_path
 from snapshotd.client.results import ExportInfo, ImportInfo
-from snapshotd.client.verbs import Progress, Verbs, Wait, check_wait, on_this_machine, ref_segment, result_of
-from snapshotd.daemon.http.wire import check_ref
+from snapshotd.client.verbs import Progress, Verbs, Wait, check_wait, on_this_machine, result_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 Form = Literal["bundle", "oci", "tar", "atif", "jsonl"]
@@ -78,7 +79,7 @@ class Sharing(Verbs):
             "since": None if since is None else check_ref(since),
             "forks": flag_of("forks", forks),
         }
-        for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
+        for item in self._transport.frames(*operations.EXPORT.at(ref), query=query):
             if isinstance(item, bytes):
                 write(item)
             elif item["event"] == "progress" and progress is not None:
@@ -181,7 +182,9 @@ class Sharing(Verbs):
         from snapshotd.client.local.tree import Reader, read_pieces
 
         pieces = read_pieces(unsealed(source, decrypt))
-        with closing(self._transport.upload("/import", Reader(pieces), query={"name": name})) as events:
+        with closing(
+            self._transport.upload(operations.IMPORT_BUNDLE.to(), Reader(pieces), query={"name": name})
+        ) as events:
             answer = result_of(events, progress, "the import", "`snapshotd ls` shows whether it is there")
         imported = ImportInfo.of(answer["imported"])
         if wait == "stored":

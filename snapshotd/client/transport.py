@@ -13,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
+from snapshotd.api.operations import Operation
+from snapshotd.api.record import Json, Request, decode
+from snapshotd.api.wire import BYTES, LINES, check_socket_path
 from snapshotd.client.exchange import (
     AGAIN_S,
-    BYTES,
     DYING_TRIES,
-    NDJSON,
     READ_BYTES,
     UPLOAD_BYTES,
     Again,
@@ -41,10 +42,10 @@ from snapshotd.client.exchange import (
     unreachable,
 )
 from snapshotd.client.local.arguments import check_seconds
-from snapshotd.daemon.http.wire import check_socket_path
 from snapshotd.errors import DaemonUnavailable, NotFound
 
 _UPLOAD_END_S = 1.0
+A = TypeVar("A")
 
 
 class UploadSource(Protocol):
@@ -75,6 +76,14 @@ class Transport:
         check_socket_path(socket_path)
         check_seconds("request_timeout", timeout_s)
         self.socket_path, self.start, self.timeout_s, self.patience_s = socket_path, start, timeout_s, patience_s
+
+    def call(
+        self, operation: Operation[A], *names: str, body: Request | Json | None = None, query: Query | None = None
+    ) -> A:
+        """One operation whose answer is a value of its type. Errors as `request`."""
+        method, path = operation.at(*names)
+        answer = self.request(method, path, body=body, query=query, once=operation.once)
+        return cast(A, decode(operation.answer, answer))
 
     def request(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None, once: bool = False
@@ -154,7 +163,7 @@ class Transport:
         """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
         once."""
         data = line_bytes(first)
-        conversation = Conversation(self._begin(path, query, NDJSON, key))
+        conversation = Conversation(self._begin(path, query, LINES, key))
         conversation.say(data)
         return conversation
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from snapshotd.client.results_mind import ValueInfo
+from snapshotd.api import operations
+from snapshotd.api.values import PutValueRequest, SearchRequest, ValueInfo
 from snapshotd.client.verbs import Verbs
 from snapshotd.terms import DEFAULT_TENANT
 
@@ -26,26 +27,21 @@ class Values(Verbs):
     ) -> ValueInfo:
         """A new version, gone after `ttl_s` seconds. With `expected_version` (0: there is none) a Conflict if another
         version is there. UsageError: malformed names; LimitExceeded."""
-        body = {"value": value, "ttl_s": ttl_s, "expected_version": expected_version}
-        return ValueInfo.of(
-            self._transport.request("PUT", "/store/value", body=body, query=_key(tenant, namespace, key))
-        )
+        body = PutValueRequest(value, ttl_s, expected_version)
+        return self._transport.call(operations.PUT_VALUE, body=body, query=_key(tenant, namespace, key))
 
     def get_value(
         self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, version: int | None = None
     ) -> ValueInfo:
         """The newest version, or an older one. NotFound: it is not there, was deleted, or has expired."""
-        return ValueInfo.of(
-            self._transport.request("GET", "/store/value", query=_key(tenant, namespace, key, version=version))
-        )
+        return self._transport.call(operations.GET_VALUE, query=_key(tenant, namespace, key, version=version))
 
     def delete_value(
         self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, expected_version: int | None = None
     ) -> None:
         """Recorded as a version. NotFound; Conflict."""
-        self._transport.request(
-            "DELETE", "/store/value", query=_key(tenant, namespace, key, expected_version=expected_version)
-        )
+        query = _key(tenant, namespace, key, expected_version=expected_version)
+        self._transport.call(operations.DELETE_VALUE, query=query)
 
     def search_values(
         self,
@@ -59,22 +55,13 @@ class Values(Verbs):
     ) -> list[ValueInfo]:
         """The newest versions in the order of their keys, of a namespace and those below it: keys that begin with
         `prefix` and come behind `after`, and whose fields (dotted paths) equal those of `where`."""
-        body = {
-            "tenant": tenant,
-            "namespace": namespace,
-            "prefix": prefix,
-            "where": dict(where or {}),
-            "limit": limit,
-            "after": after,
-        }
-        return [ValueInfo.of(item) for item in self._transport.request("POST", "/store/search", body=body)]
+        body = SearchRequest(namespace, tenant, prefix, dict(where or {}), limit, after)
+        return self._transport.call(operations.SEARCH_VALUES, body=body)
 
     def value_history(self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT) -> list[ValueInfo]:
         """All versions that are kept, newest first; empty if there are none."""
-        answer = self._transport.request("GET", "/store/history", query=_key(tenant, namespace, key))
-        return [ValueInfo.of(item) for item in answer]
+        return self._transport.call(operations.VALUE_HISTORY, query=_key(tenant, namespace, key))
 
 
-def _key(tenant: str, namespace: str, key: str, **versions: int | None) -> dict[str, str | None]:
-    numbers = {name: None if version is None else str(version) for name, version in versions.items()}
-    return {"tenant": tenant, "namespace": namespace, "key": key, **numbers}
+def _key(tenant: str, namespace: str, key: str, **versions: int | None) -> dict[str, str | int | None]:
+    return {"tenant": tenant, "namespace": namespace, "key": key, **versions}

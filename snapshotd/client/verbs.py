@@ -6,13 +6,14 @@ from __future__ import annotations
 import base64
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from snapshotd.client.exchange import segment
-from snapshotd.client.results import SnapshotInfo
+from snapshotd.api import operations
+from snapshotd.api.operations import Operation
+from snapshotd.api.record import Request
+from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.api.trajectories import ForkPlace as ForkPlace
 from snapshotd.client.transport import Transport
-from snapshotd.daemon.http.wire import check_ref
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 Wait = Literal["captured", "stored"]
@@ -36,10 +37,10 @@ class Verbs:
 
     def flush(self, trajectory: str | None = None) -> None:
         """Return when every snapshot so far (of one trajectory, or all) survives power loss."""
-        self._transport.request("POST", "/flush", query={"trajectory": trajectory})
+        self._transport.call(operations.FLUSH, query={"trajectory": trajectory})
 
     def snapshot(self, ref: str) -> SnapshotInfo:
-        return SnapshotInfo.of(self._transport.request("GET", f"/snapshots/{ref_segment(ref)}"))
+        return self._transport.call(operations.SNAPSHOT, ref)
 
     def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
         """The snapshot as it is after the wait."""
@@ -48,10 +49,10 @@ class Verbs:
         self.flush(taken.trajectory)
         return self.snapshot(taken.id)
 
-    def _step(self, path: str, body: Any, wait: Wait) -> SnapshotInfo:
-        """A request that is answered with the snapshot of one step."""
+    def _step(self, operation: Operation[SnapshotInfo], ref: str, body: Request | None, wait: Wait) -> SnapshotInfo:
+        """An operation that is answered with the snapshot of one step."""
         check_wait(wait)
-        return self._settled(SnapshotInfo.of(self._transport.request("POST", path, body=body, once=True)), wait)
+        return self._settled(self._transport.call(operation, ref, body=body), wait)
 
 
 def check_wait(wait: str) -> None:
@@ -61,21 +62,6 @@ def check_wait(wait: str) -> None:
 
 Progress = Callable[[str], object]
 """Receives one line of progress for people."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForkPlace:
-    """The place of a fork in a larger one that is made piece by piece: its children belong to that `experiment` (32 hex
-    digits), and have the numbers from `first` on of `count`."""
-
-    experiment: str
-    first: int
-    count: int
-
-
-def ref_segment(ref: str, what: str = "snapshot or trajectory") -> str:
-    """A ref as one segment of a URL path. NotFound for a text that cannot be a ref."""
-    return segment(check_ref(ref, what))
 
 
 def b64(path: str | bytes) -> str:

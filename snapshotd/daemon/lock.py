@@ -8,7 +8,7 @@ import stat
 import time
 from pathlib import Path
 
-from snapshotd.daemon.http.wire import lock_path_of
+from snapshotd.api.wire import lock_path_of
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, UsageError
 
 

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from snapshotd.api.wire import log_path_of
 from snapshotd.daemon.http.failures import set_log_place
-from snapshotd.daemon.http.wire import log_path_of
 
 _FILE_MAX_BYTES = 16 << 20
 _FILES_KEPT = 3

@@ -29,13 +29,13 @@ from typing import TypeVar
 import uvicorn
 
 import snapshotd
+from snapshotd.api.wire import check_socket_path
 from snapshotd.daemon.hooks import HookServer
 from snapshotd.daemon.host import AS_ROOT, Footing, become_able, enter_own_mount_namespace, note_namespace
 from snapshotd.daemon.http.api import create_app
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
 from snapshotd.daemon.http.routes.shared import Service
-from snapshotd.daemon.http.wire import check_socket_path
 from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
 from snapshotd.engine.engine import Engine

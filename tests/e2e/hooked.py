@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from snapshotd.daemon.http.wire import hook_socket_of
+from snapshotd.api.wire import hook_socket_of
 from tests.e2e.support import Snap
 
 SEND = Path(__file__).parents[2] / "snapshotd" / "hooks" / "send.py"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.api.wire import hook_socket_of
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.daemon.http.wire import hook_socket_of
 from snapshotd.kernel.mounts import born_at
 from tests.capabilities import require
 from tests.e2e.support import Snap

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snapshotd.api.wire import hook_socket_of
 from snapshotd.client.client import Snapshotd
-from snapshotd.daemon.http.wire import hook_socket_of
 from snapshotd.errors import SnapshotdError
 from tests.e2e.support import Snap
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.api.wire import lock_path_of
 from snapshotd.client.results import Policy
-from snapshotd.daemon.http.wire import lock_path_of
 from snapshotd.daemon.lock import lock_holder
 from snapshotd.errors import OutOfSpace, Unsupported
 from snapshotd.kernel import mounts, syscalls

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.api.wire import hook_socket_of
 from snapshotd.client.client import Snapshotd
-from snapshotd.daemon.http.wire import hook_socket_of
 from tests import long
 from tests.e2e.hooked import Agent
 from tests.e2e.support import Snap, wait_until

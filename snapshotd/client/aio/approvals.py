@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from snapshotd.api import operations
+from snapshotd.api.approvals import ApprovalInfo, ApprovalView, ApproveRequest, AskRequest, DenyRequest
+from snapshotd.api.wire import PREVIEW_FILES
 from snapshotd.client.aio.verbs import AsyncVerbs
-from snapshotd.client.approvals import _path
 from snapshotd.client.mind import RECORDED
-from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
-from snapshotd.daemon.http.wire import PREVIEW_FILES
 
 
 class AsyncApprovals(AsyncVerbs):
@@ -30,49 +30,34 @@ class AsyncApprovals(AsyncVerbs):
         '.', '_' and '-'). Returns at once; again with the same call: what has been decided by now. Without a question
         the policy decides if a person is asked; None: it lets the call run. Denied: it does not; Conflict: another call
         has the name."""
-        body = {
-            "trajectory": trajectory,
-            "call": call,
-            "tool": tool,
-            "arguments": arguments,
-            "side_effect": side_effect,
-            "question": question,
-            "expires_s": expires_s,
-        }
-        answer = await self._transport.request("POST", "/approvals", body=body, once=True)
-        return None if answer is None else ApprovalInfo.of(answer)
+        body = AskRequest(trajectory, call, tool, arguments, side_effect, question, expires_s)
+        return await self._transport.call(operations.ASK, body=body)
 
     async def approvals(self, status: str | None = None) -> list[ApprovalInfo]:
         """Oldest first; with `status` (pending, approved, denied, expired, stale) only the ones with it."""
-        return [
-            ApprovalInfo.of(item)
-            for item in await self._transport.request("GET", "/approvals", query={"status": status})
-        ]
+        return await self._transport.call(operations.APPROVALS, query={"status": status})
 
     async def approval(self, ref: str, *, max_files: int = PREVIEW_FILES) -> ApprovalView:
         """One, by a unique prefix of its id, with the files that changed since the trajectory's last approval."""
-        return ApprovalView.of(await self._transport.request("GET", _path(ref), query={"max_files": str(max_files)}))
+        return await self._transport.call(operations.APPROVAL, ref, query={"max_files": max_files})
 
     async def approve(
         self, ref: str, *, by: str | None = None, reason: str | None = None, arguments: Any = RECORDED
     ) -> ApprovalInfo:
         """Let the call run, with other `arguments` if they are given. `by`: the decider's name; default: this process's
         user. Conflict: decided already, or the trajectory's files have changed since (the approval is stale then)."""
-        body = {"by": by, "reason": reason, **({} if arguments is RECORDED else {"arguments": arguments})}
-        return ApprovalInfo.of(await self._transport.request("POST", f"{_path(ref)}/approve", body=body))
+        return await self._transport.call(operations.APPROVE_CALL, ref, body=ApproveRequest(by, reason, arguments))
 
     async def deny(self, ref: str, *, by: str | None = None, reason: str | None = None) -> ApprovalInfo:
         """Refuse it; the agent is told why. Conflict: decided already."""
-        return ApprovalInfo.of(
-            await self._transport.request("POST", f"{_path(ref)}/deny", body={"by": by, "reason": reason})
-        )
+        return await self._transport.call(operations.DENY_CALL, ref, body=DenyRequest(by, reason))
 
     def watch(self) -> AsyncIterator[dict[str, Any]]:
         """Events for outside tools, of all trajectories, from this call on (with asyncio: from the first event that is
         asked for on): `approval` (a person is asked, or has
         decided) and `finished`. A client that does not keep up loses the oldest (an event `lost` has their `count`).
         Ends with DaemonUnavailable, or when the daemon stops; close it to leave."""
-        return _news(self._transport.lines("GET", "/watch"))
+        return _news(self._transport.lines(*operations.WATCH.at()))
 
 
 async def _news(events: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:

@@ -10,9 +10,9 @@ import socket
 from types import TracebackType
 from typing import Self
 
+from snapshotd.api.wire import PORT_CONNECTIONS_MAX
 from snapshotd.client.aio.transport import AsyncConversation, AsyncTransport
 from snapshotd.client.ports import AGAIN_S, PIECE_BYTES, RESET, OnFailure
-from snapshotd.daemon.http.wire import PORT_CONNECTIONS_MAX
 from snapshotd.errors import DaemonUnavailable, LimitExceeded, SnapshotdError
 
 

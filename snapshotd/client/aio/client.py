@@ -10,6 +10,44 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snapshotd.api import operations
+from snapshotd.api.commands import ExecInfo, ExecRequest, TerminalSize
+from snapshotd.api.operations import Operation
+from snapshotd.api.record import UNSET, Request
+from snapshotd.api.service import VersionInfo
+from snapshotd.api.snapshots import (
+    ChangeInfo,
+    FileStatus,
+    MessageInfo,
+    RestoreInfo,
+    RestoreRequest,
+    SnapshotInfo,
+    SnapshotRequest,
+    TagRequest,
+)
+from snapshotd.api.storage import (
+    CheckInfo,
+    CheckRequest,
+    EnsureImageRequest,
+    ImageInfo,
+    ImageRequest,
+    MountRequest,
+    Policy,
+    PruneInfo,
+    PruneRequest,
+    RepairInfo,
+    UsageInfo,
+)
+from snapshotd.api.trajectories import (
+    CreateRequest,
+    ForkInfo,
+    ForkPlace,
+    ForkRequest,
+    RunAgentRequest,
+    SandboxInfo,
+    TrajectoryInfo,
+)
+from snapshotd.api.wire import FORK_MAX, check_ref, socket_path_of
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.approvals import AsyncApprovals
 from snapshotd.client.aio.commands import AsyncCommandVerbs
@@ -26,7 +64,7 @@ from snapshotd.client.aio.verbs import result_of
 from snapshotd.client.client import Snapshotd as SnapshotdOfThreads
 from snapshotd.client.client import Which, _line, _local_or_name, _pair, sandbox_fields
 from snapshotd.client.commands import OutputSink, ShownOutput
-from snapshotd.client.exchange import AGAIN_S, AnswerLost, new_key, segment
+from snapshotd.client.exchange import AGAIN_S, AnswerLost, new_key
 from snapshotd.client.feeding import Readable
 from snapshotd.client.local.arguments import (
     absolute,
@@ -39,29 +77,9 @@ from snapshotd.client.local.arguments import (
     texts_of,
     words_of,
 )
-from snapshotd.client.results import (
-    ApplyInfo,
-    ChangeInfo,
-    CheckInfo,
-    ExecInfo,
-    FileStatus,
-    ForkInfo,
-    ImageInfo,
-    MergeInfo,
-    MessageInfo,
-    Policy,
-    PruneInfo,
-    RepairInfo,
-    RestoreInfo,
-    SandboxInfo,
-    SnapshotInfo,
-    TrajectoryInfo,
-    UsageInfo,
-    VersionInfo,
-)
-from snapshotd.client.verbs import ForkPlace, Progress, Wait, b64, check_wait, ref_segment
+from snapshotd.client.results import ApplyInfo, MergeInfo
+from snapshotd.client.verbs import Progress, Wait, b64, check_wait
 from snapshotd.config import CLIENT, read
-from snapshotd.daemon.http.wire import ATTENDED, FORK_MAX, check_ref, socket_path_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.terms import PRUNE_GRACE_S
 
@@ -150,9 +168,9 @@ class AsyncSnapshotd(
         check_wait(wait)
         check_seconds("idle_timeout", idle_timeout, zero=True)
         self._note_isolation(sandbox)
-        body = {**sandbox_fields(**sandbox), "idle_timeout_s": idle_timeout}
-        answer = await self._transport.request("POST", "/sandboxes", body=body, once=True)
-        return (TrajectoryInfo.of(answer["trajectory"]), await self._settled(SnapshotInfo.of(answer["snapshot"]), wait))
+        body = CreateRequest(**sandbox_fields(**sandbox), idle_timeout_s=idle_timeout)
+        made = await self._transport.call(operations.CREATE, body=body)
+        return (made.trajectory, await self._settled(made.snapshot, wait))
 
     async def run(
         self,
@@ -177,17 +195,17 @@ class AsyncSnapshotd(
         """
         check_wait(wait)
         self._note_isolation(sandbox)
-        body = {
+        body = RunAgentRequest(
             **sandbox_fields(**sandbox),
-            "agent": absolute(agent, "agent"),
-            "args": words_of("args", args),
-            "command": words_of("command", command),
-            "user": user,
-            "detach": detach,
-            "reuse": reuse,
-            "reuse_replies": reuse_replies,
-        }
-        started = TrajectoryInfo.of(await self._transport.request("POST", "/runs", body=body, once=True))
+            agent=absolute(agent, "agent"),
+            args=tuple(words_of("args", args)),
+            command=tuple(words_of("command", command)),
+            user=user,
+            detach=detach,
+            reuse=reuse,
+            reuse_replies=reuse_replies,
+        )
+        started = await self._transport.call(operations.RUN_AGENT, body=body)
         if wait == "stored":
             await self.flush(started.id)
         return started
@@ -204,16 +222,19 @@ class AsyncSnapshotd(
         did not outlive its daemon has a `finished` whose status is `interrupted`.
         """
         if not follow:
-            path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
-            return self._transport.lines("GET", f"{path}/events", query={"follow": "false"})
+            return self._transport.lines(*operations.EVENTS.at(ref), query={"follow": False})
         return self._followed(ref, ref, on_lost, None)
 
     def _followed(
         self, ref: str, what: str, on_lost: Callable[[], object] | None, timeout: float | None
     ) -> AsyncIterator[dict[str, Any]]:
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}"
         return AsyncFollowing(
-            self._transport, path, what=what, patience_s=self._reconnect_s, on_lost=on_lost, timeout=timeout
+            self._transport,
+            operations.TRAJECTORY.to(ref),
+            what=what,
+            patience_s=self._reconnect_s,
+            on_lost=on_lost,
+            timeout=timeout,
         ).events()
 
     async def wait(
@@ -269,22 +290,10 @@ class AsyncSnapshotd(
         typed into it, and the command ends when this process goes away.
         """
         check_wait(wait)
-        path = f"/trajectories/{ref_segment(ref, 'trajectory')}/exec"
-        done = await self._exec(
-            path,
-            argv,
-            cwd,
-            env,
-            user,
-            on_output,
-            f"of {ref}",
-            stdin,
-            timeout,
-            terminal,
-            True,
-            if_head=None if if_head is None else check_ref(if_head),
-            idle_timeout_s=idle_timeout,
-        )
+        head = None if if_head is None else check_ref(if_head)
+        request = exec_request(argv, cwd, env, user, timeout, terminal, if_head=head, idle_timeout=idle_timeout)
+        paths = (operations.EXEC.to(ref), operations.EXEC_ATTENDED.to(ref))
+        done = await self._exec(paths, request, on_output, stdin, terminal, f"of {ref}", new_key())
         return (
             done
             if done.snapshot is None
@@ -306,19 +315,9 @@ class AsyncSnapshotd(
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept, and it ends when this process goes
         away. `on_output`, `stdin`, `timeout`, `terminal`: as `exec`."""
-        return await self._exec(
-            f"/snapshots/{ref_segment(ref)}/exec",
-            argv,
-            cwd,
-            env,
-            user,
-            on_output,
-            f"in a fork of {ref}",
-            stdin,
-            timeout,
-            terminal,
-            False,
-        )
+        request = exec_request(argv, cwd, env, user, timeout, terminal)
+        paths = (operations.EXEC_SNAPSHOT.to(ref), operations.EXEC_SNAPSHOT_ATTENDED.to(ref))
+        return await self._exec(paths, request, on_output, stdin, terminal, f"in a fork of {ref}", None)
 
     async def exec_junit(
         self,
@@ -352,28 +351,19 @@ class AsyncSnapshotd(
 
     async def _exec(
         self,
-        path: str,
-        argv: Sequence[str],
-        cwd: str | None,
-        env: Mapping[str, str] | None,
-        user: str | None,
+        paths: tuple[str, str],
+        request: ExecRequest,
         on_output: OutputSink | None,
-        where: str,
         stdin: Readable | None,
-        timeout: float | None,
         terminal: AsyncTerminal | None,
-        recorded: bool,
-        **more: Any,
+        where: str,
+        key: str | None,
     ) -> ExecInfo:
-        check_seconds("timeout", timeout)
-        check_seconds("idle_timeout", more.get("idle_timeout_s"), zero=True)
-        words, variables = (argv_of(argv), texts_of("env", env))
-        body = {"argv": words, "cwd": cwd, "env": variables, "user": user, "timeout_s": timeout, **more}
-        if terminal is not None:
-            body["terminal"] = {"rows": terminal.rows, "columns": terminal.columns}
-        shown, key = (ShownOutput(on_output), new_key() if recorded else None)
+        """`paths`: of the operation, and of the one for a client that attends to the command. `key` None: nothing is
+        recorded of it."""
+        shown = ShownOutput(on_output)
         async with await self._transport.converse(
-            path + ATTENDED, body, query={"stdin": "true" if stdin is not None else None}, key=key
+            paths[1], request, query={"stdin": stdin is not None or None}, key=key
         ) as talk:
             feeder = None if stdin is None else AsyncFeeder(talk, stdin)
             if terminal is not None:
@@ -403,7 +393,7 @@ class AsyncSnapshotd(
                     talk.break_off()
                     await feeder.end()
         shown.begin_again()
-        *again, result = await self._transport.recall(path, key, lost, body=body)
+        *again, result = await self._transport.recall(paths[0], key, lost, body=request)
         for event in again:
             shown.show(event)
         return ExecInfo.of(result)
@@ -437,24 +427,23 @@ class AsyncSnapshotd(
         check_wait(wait)
         check_count("n", n, 1, FORK_MAX)
         check_seconds("idle_timeout", idle_timeout, zero=True)
-        body: dict[str, Any] = {
-            "args": None if args is None else words_of("args", args),
-            "name": name,
-            "resume": resume,
-        }
-        body["idle_timeout_s"] = idle_timeout
-        body["part"] = None if part is None else dataclasses.asdict(part)
-        if variants is None:
-            body["n"] = n
-        elif n != 1:
-            raise UsageError("a fork with variants has one child for each; leave the number out")
-        else:
+        children: Any = ()
+        if variants is not None:
+            if n != 1:
+                raise UsageError("a fork with variants has one child for each; leave the number out")
             from snapshotd.client.branching.variants import variant_fields
 
-            body["variants"] = variant_fields(variants)
-        forked = ForkInfo.of(
-            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/fork", body=body, once=True)
+            children = variant_fields(variants)
+        body = ForkRequest(
+            n=n if variants is None else UNSET,
+            args=None if args is None else tuple(words_of("args", args)),
+            name=name,
+            resume=resume,
+            idle_timeout_s=idle_timeout,
+            variants=children,
+            part=part,
         )
+        forked = await self._transport.call(operations.FORK, ref, body=body)
         if wait == "stored":
             origins = {item.forked_from for item in forked.trajectories if item.forked_from is not None}
             for line in (
@@ -504,16 +493,14 @@ class AsyncSnapshotd(
         `if_changed`, the answer is the head if no file was written since; where processes were alive at the head, a
         snapshot may be taken all the same. Conflict: the trajectory does not run, its program is being replayed, or the
         name is taken."""
-        body = {"name": name, "if_changed": if_changed}
-        return await self._step(f"/trajectories/{ref_segment(ref, 'trajectory')}/snapshot", body, wait)
+        return await self._step(operations.TAKE_SNAPSHOT, ref, SnapshotRequest(name, if_changed), wait)
 
     async def stop(self, ref: str, *, discard: bool = False, wait: Wait = "captured") -> TrajectoryInfo:
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running. With
         `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
         snapshot; the sandbox goes on."""
         check_wait(wait)
-        path, query = (f"/trajectories/{ref_segment(ref, 'trajectory')}/stop", {"discard": flag_of("discard", discard)})
-        stopped = TrajectoryInfo.of(await self._transport.request("POST", path, query=query))
+        stopped = await self._transport.call(operations.STOP, ref, query={"discard": flag_of("discard", discard)})
         if wait == "stored":
             await self.flush(stopped.id)
         return stopped
@@ -521,44 +508,35 @@ class AsyncSnapshotd(
     async def remove(self, ref: str, *, force: bool = False) -> None:
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
         UsageError: `ref` is a tag or a snapshot."""
-        await self._transport.request(
-            "DELETE", f"/trajectories/{ref_segment(ref, 'trajectory')}", query={"force": flag_of("force", force)}
-        )
+        await self._transport.call(operations.REMOVE, ref, query={"force": flag_of("force", force)})
 
     async def trajectories(self) -> list[TrajectoryInfo]:
-        return [TrajectoryInfo.of(item) for item in await self._transport.request("GET", "/trajectories")]
+        return await self._transport.call(operations.TRAJECTORIES)
 
     async def sandboxes(self) -> list[SandboxInfo]:
-        return [SandboxInfo.of(item) for item in await self._transport.request("GET", "/sandboxes")]
+        return await self._transport.call(operations.SANDBOXES)
 
     async def trajectory(self, ref: str) -> TrajectoryInfo:
-        return TrajectoryInfo.of(
-            await self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")
-        )
+        return await self._transport.call(operations.TRAJECTORY, ref)
 
     async def log(self, ref: str, last: int | None = None) -> list[SnapshotInfo]:
         """A trajectory's own snapshots, oldest first; with `last` (1 or more), only this number of the newest."""
-        query = {"last": None if last is None else str(last)}
-        found = await self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}/log", query=query)
-        return [SnapshotInfo.of(item) for item in found]
+        return await self._transport.call(operations.LOG, ref, query={"last": last})
 
     async def all_snapshots(self) -> list[SnapshotInfo]:
-        return [SnapshotInfo.of(item) for item in await self._transport.request("GET", "/snapshots")]
+        return await self._transport.call(operations.ALL_SNAPSHOTS)
 
     async def conversation(self, ref: str) -> list[MessageInfo]:
         """The conversation up to a snapshot."""
-        return [
-            MessageInfo.of(item)
-            for item in await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/conversation")
-        ]
+        return await self._transport.call(operations.CONVERSATION, ref)
 
     def output(self, ref: str, which: Which = "output") -> AsyncIterator[bytes]:
         """A tool call's recorded output in pieces. DataLoss: it is damaged, or gone since it was."""
-        return self._transport.pieces("GET", f"/snapshots/{ref_segment(ref)}/output/{which}")
+        return self._transport.pieces(*operations.OUTPUT.at(ref, which))
 
     async def diff(self, a: str, b: str | None = None) -> AsyncIterator[ChangeInfo]:
         """The changes from `a` to `b`; with one ref, from its parent to it."""
-        async for event in self._transport.lines("GET", "/diff", query=_pair(a, b)):
+        async for event in self._transport.lines(*operations.DIFF.at(), query=_pair(a, b)):
             if event.get("event") == "end":
                 return
             yield ChangeInfo.of(event)
@@ -570,7 +548,7 @@ class AsyncSnapshotd(
         """Write the changes below `root` as a patch that `git apply` and `patch -p1` take. Returns how many changes lie
         elsewhere."""
         query = {**_pair(a, b), "root_b64": b64(sandbox_path(root))}
-        async for event in self._transport.lines("GET", "/patch", query=query):
+        async for event in self._transport.lines(*operations.PATCH.at(), query=query):
             if event["event"] == "end":
                 return int(event["outside"])
             write(base64.b64decode(event["data_b64"]))
@@ -669,22 +647,17 @@ class AsyncSnapshotd(
 
     def cat(self, ref: str, path: str | bytes) -> AsyncIterator[bytes]:
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""
-        return self._transport.pieces(
-            "GET", f"/snapshots/{ref_segment(ref)}/file", query={"path_b64": b64(sandbox_path(path))}
-        )
+        return self._transport.pieces(*operations.CAT.at(ref), query={"path_b64": b64(sandbox_path(path))})
 
     async def lstat(self, ref: str, path: str | bytes) -> FileStatus:
         """The entry at a path of a snapshot, links not followed. NotFound."""
-        where = f"/snapshots/{ref_segment(ref)}/status"
-        return FileStatus.of(await self._transport.request("GET", where, query={"path_b64": b64(sandbox_path(path))}))
+        return await self._transport.call(operations.FILE_STATUS, ref, query={"path_b64": b64(sandbox_path(path))})
 
     async def restore(self, ref: str, to: str | Path, *, path: str = "") -> RestoreInfo:
         """Write a snapshot's tree, or the part below `path`, into the local folder `to`, which must not exist or be
         empty."""
-        body = {"to": absolute(to, "to"), "path": os.fsdecode(sandbox_path(path)) if path else ""}
-        return RestoreInfo.of(
-            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/restore", body=body)
-        )
+        body = RestoreRequest(str(local_path(to, "to")), os.fsdecode(sandbox_path(path)) if path else "")
+        return await self._transport.call(operations.RESTORE, ref, body=body)
 
     async def apply(
         self,
@@ -729,10 +702,7 @@ class AsyncSnapshotd(
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless
         `move`."""
         check_ref(ref)
-        answer = await self._transport.request(
-            "PUT", f"/tags/{segment(name)}", body={"ref": ref, "move": move}, once=True
-        )
-        return str(answer["snapshot"])
+        return (await self._transport.call(operations.TAG, name, body=TagRequest(ref, move))).snapshot
 
     async def tag_if(
         self,
@@ -754,27 +724,23 @@ class AsyncSnapshotd(
         return done
 
     async def untag(self, name: str) -> None:
-        await self._transport.request("DELETE", f"/tags/{ref_segment(name, 'tag')}")
+        await self._transport.call(operations.UNTAG, check_ref(name, "tag"))
 
     async def usage(self) -> UsageInfo:
         """Disk use."""
-        return UsageInfo.of(await self._transport.request("GET", "/usage"))
+        return await self._transport.call(operations.USAGE)
 
     async def policy(self, trajectory: str | None = None) -> Policy:
         """The global retention policy, or the one that holds for a trajectory."""
-        return Policy.of(await self._transport.request("GET", "/policy", query=_line(trajectory)))
+        return await self._transport.call(operations.POLICY, query=_line(trajectory))
 
     async def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
         """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune, which a
         user's folder has every hour. Returns the
         policy that holds now. UsageError for a number out of range."""
         if policy is not None:
-            return Policy.of(
-                await self._transport.request(
-                    "PUT", "/policy", query=_line(trajectory), body=dataclasses.asdict(policy)
-                )
-            )
-        await self._transport.request("DELETE", "/policy", query=_line(trajectory))
+            return await self._transport.call(operations.SET_POLICY, query=_line(trajectory), body=policy)
+        await self._transport.call(operations.CLEAR_POLICY, query=_line(trajectory))
         return await self.policy(trajectory)
 
     async def prune(
@@ -788,84 +754,96 @@ class AsyncSnapshotd(
         """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
         replaces the stored policies. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when
         this process goes away."""
-        body = {
-            "policy": None if policy is None else dataclasses.asdict(policy),
-            "dry_run": dry_run,
-            "grace_s": grace_s,
-        }
-        return PruneInfo.of(
-            (await self._work("POST", "/prune", body, progress, "the prune", "`snapshotd df` shows what there is"))[
-                "report"
-            ]
-        )
+        body = PruneRequest(policy, dry_run, grace_s)
+        done = await self._work(operations.PRUNE, body, progress, "the prune", "`snapshotd df` shows what there is")
+        return PruneInfo.of(done["report"])
 
     async def check(self, *, read_data: bool = False, progress: Progress | None = None) -> CheckInfo:
         """Verify the repository; with `read_data` also every object against its id. Damage is in the answer and not
         raised."""
-        body = {"read_data": read_data}
-        return CheckInfo.of(
-            (await self._work("POST", "/check", body, progress, "the check", "it changes nothing: repeat it"))["report"]
-        )
+        body = CheckRequest(read_data)
+        done = await self._work(operations.CHECK, body, progress, "the check", "it changes nothing: repeat it")
+        return CheckInfo.of(done["report"])
 
     async def repair(self, *, progress: Progress | None = None) -> RepairInfo:
         """Rebuild damaged parts from intact ones. Does nothing to a healthy repository. Goes on when this process goes
         away."""
-        return RepairInfo.of(
-            (
-                await self._work(
-                    "POST", "/repair", None, progress, "the repair", "`snapshotd check` shows how it stands"
-                )
-            )["report"]
+        done = await self._work(
+            operations.REPAIR, None, progress, "the repair", "`snapshotd check` shows how it stands"
         )
+        return RepairInfo.of(done["report"])
 
     async def mount(self, directory: str | Path) -> None:
         """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
         UsageError, Unsupported."""
-        await self._transport.request("POST", "/mount", body={"directory": absolute(directory)})
+        await self._transport.call(operations.MOUNT, body=MountRequest(str(local_path(directory))))
 
     async def unmount(self, directory: str | Path) -> None:
         """End it. NotFound when nothing of the daemon's is mounted there."""
-        await self._transport.request("POST", "/umount", body={"directory": absolute(directory)})
+        await self._transport.call(operations.UNMOUNT, body=MountRequest(str(local_path(directory))))
 
     async def _work(
-        self, method: str, path: str, body: Any, progress: Progress | None, what: str, then: str
+        self, operation: Operation[Any], body: Request | None, progress: Progress | None, what: str, then: str
     ) -> dict[str, Any]:
-        return await result_of(self._transport.lines(method, path, body=body), progress, what, then)
+        return await result_of(self._transport.lines(*operation.at(), body=body), progress, what, then)
 
     async def images(self) -> list[ImageInfo]:
-        return [ImageInfo.of(item) for item in await self._transport.request("GET", "/images")]
+        return await self._transport.call(operations.IMAGES)
 
     async def ensure_image(self, name: str, *, progress: Progress | None = None) -> ImageInfo:
         """The image that a sandbox of this name would start from. One that is not there is built or imported, as it
         would be by `create` and `run`, which say nothing meanwhile."""
-        then = "`snapshotd image ls` shows what is there"
-        return ImageInfo.of(
-            (await self._work("POST", "/images/ensure", {"image": name}, progress, f"the image {name}", then))["image"]
-        )
+        return await self._make_image(operations.ENSURE_IMAGE, EnsureImageRequest(name), progress, f"the image {name}")
 
     async def build_image(self, recipe: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:
         """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`)."""
-        return await self._make_image("build", _local_or_name(recipe), name, progress)
+        body = ImageRequest(_local_or_name(recipe), name)
+        return await self._make_image(operations.BUILD_IMAGE, body, progress, f"the build of {body.source}")
 
     async def import_image(
         self, source: str, *, name: str | None = None, progress: Progress | None = None
     ) -> ImageInfo:
         """From a folder, a tar of a root file system, a `docker save` or OCI archive, or a Docker image name."""
-        return await self._make_image("import", _local_or_name(source), name, progress)
+        body = ImageRequest(_local_or_name(source), name)
+        return await self._make_image(operations.IMPORT_IMAGE, body, progress, f"the import of {body.source}")
 
-    async def _make_image(self, verb: str, source: str, name: str | None, progress: Progress | None) -> ImageInfo:
-        body = {"source": source, "name": name}
-        then = "`snapshotd image ls` shows what is there"
-        return ImageInfo.of(
-            (await self._work("POST", f"/images/{verb}", body, progress, f"the {verb} of {source}", then))["image"]
-        )
+    async def _make_image(
+        self, operation: Operation[Any], body: Request, progress: Progress | None, what: str
+    ) -> ImageInfo:
+        done = await self._work(operation, body, progress, what, "`snapshotd image ls` shows what is there")
+        return ImageInfo.of(done["image"])
 
     async def remove_image(self, ref: str) -> None:
-        await self._transport.request("DELETE", f"/images/{segment(ref)}")
+        await self._transport.call(operations.REMOVE_IMAGE, ref)
 
     async def version(self) -> VersionInfo:
-        return VersionInfo.of(await self._transport.request("GET", "/version"))
+        return await self._transport.call(operations.VERSION)
 
     async def status(self) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._transport.request("GET", "/status")
-        return answer
+        return await self._transport.call(operations.STATUS)
+
+
+def exec_request(
+    argv: Sequence[str],
+    cwd: str | None,
+    env: Mapping[str, str] | None,
+    user: str | None,
+    timeout: float | None,
+    terminal: AsyncTerminal | None,
+    *,
+    if_head: str | None = None,
+    idle_timeout: float | None = None,
+) -> ExecRequest:
+    """The request for a command. UsageError for arguments that make no sense."""
+    check_seconds("timeout", timeout)
+    check_seconds("idle_timeout", idle_timeout, zero=True)
+    return ExecRequest(
+        argv=tuple(argv_of(argv)),
+        cwd=cwd,
+        env=texts_of("env", env),
+        user=user,
+        timeout_s=timeout,
+        idle_timeout_s=idle_timeout,
+        if_head=if_head,
+        terminal=None if terminal is None else TerminalSize(terminal.rows, terminal.columns),
+    )

@@ -8,10 +8,10 @@ import base64
 import io
 import json
 
+from snapshotd.api.wire import STDIN_WINDOW_BYTES
 from snapshotd.client.aio.apart import apart
 from snapshotd.client.aio.transport import AsyncConversation
 from snapshotd.client.feeding import PIECE_BYTES, Readable
-from snapshotd.daemon.http.wire import STDIN_WINDOW_BYTES
 
 
 class AsyncTerminal:

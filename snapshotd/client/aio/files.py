@@ -9,12 +9,15 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import BinaryIO
 
+from snapshotd.api import operations
+from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, RenameFileRequest, WriteInfo
+from snapshotd.api.snapshots import RestoreInfo, SnapshotInfo
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.verbs import AsyncVerbs
-from snapshotd.client.exchange import AnswerLost, new_key
+from snapshotd.client.exchange import AnswerLost, Query, new_key
 from snapshotd.client.feeding import Readable
 from snapshotd.client.files import FileVerbs as FileVerbsOfThreads
-from snapshotd.client.files import Moved, SandboxPath, _at, _path
+from snapshotd.client.files import Moved, SandboxPath, _b64, _path
 from snapshotd.client.local.arguments import (
     bytes_of,
     check_file,
@@ -24,9 +27,8 @@ from snapshotd.client.local.arguments import (
     sandbox_path,
     wrong,
 )
-from snapshotd.client.results import FileInfo, RestoreInfo, SnapshotInfo, WriteInfo
 from snapshotd.client.transport import UploadSource
-from snapshotd.client.verbs import Wait, b64, check_wait
+from snapshotd.client.verbs import Wait, check_wait
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
 
@@ -42,15 +44,15 @@ class AsyncFileVerbs(AsyncVerbs):
 
     def read_file(self, ref: str, path: SandboxPath) -> AsyncIterator[bytes]:
         """A regular file's content in pieces."""
-        return self._transport.pieces("GET", _at(ref, "content"), query=_path(path))
+        return self._transport.pieces(*operations.READ_FILE.at(ref), query=_path(path))
 
     async def stat_file(self, ref: str, path: SandboxPath) -> FileInfo:
         """The entry at a path, behind all links."""
-        return FileInfo.of(await self._transport.request("GET", _at(ref, "stat"), query=_path(path)))
+        return await self._transport.call(operations.STAT_FILE, ref, query=_path(path))
 
     async def list_files(self, ref: str, path: SandboxPath = ".") -> AsyncIterator[FileInfo]:
         """The entries of a directory, sorted by name; links are listed as links."""
-        async for event in self._transport.lines("GET", _at(ref, "list"), query=_path(path)):
+        async for event in self._transport.lines(*operations.LIST_FILES.at(ref), query=_path(path)):
             if event.get("event") == "end":
                 return
             yield FileInfo.of(event)
@@ -96,8 +98,8 @@ class AsyncFileVerbs(AsyncVerbs):
         reader = Reader(
             iter((content,)) if isinstance(content, bytes) else read_pieces(content), moved, in_memory=whole
         )
-        query = {**_path(path), "user": user, "mode": None if mode is None else str(mode)}
-        return await self._write(_at(ref, "content"), reader, query, wait)
+        query = {**_path(path), "user": user, "mode": mode}
+        return await self._write(operations.WRITE_FILE.to(ref), reader, query, wait)
 
     async def write_files(
         self,
@@ -115,8 +117,10 @@ class AsyncFileVerbs(AsyncVerbs):
         whole = [(sandbox_path(path).lstrip(b"/"), bytes_of(f"files[{path!r}]", data)) for path, data in pairs]
         if not whole:
             raise UsageError("there are no files to write; give at least one path with its content")
-        query = {**_path("/"), "user": user, "attributes": "false"}
-        return await self._write(_at(ref, "archive"), Reader(pack_bytes(iter(whole)), in_memory=True), query, wait)
+        query = {**_path("/"), "user": user, "attributes": False}
+        return await self._write(
+            operations.WRITE_ARCHIVE.to(ref), Reader(pack_bytes(iter(whole)), in_memory=True), query, wait
+        )
 
     async def write_archive(
         self,
@@ -134,7 +138,7 @@ class AsyncFileVerbs(AsyncVerbs):
 
         check_file("tar", tar, "read")
         reader = Reader(read_pieces(tar), moved)
-        return await self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
+        return await self._write(operations.WRITE_ARCHIVE.to(ref), reader, {**_path(path), "user": user}, wait)
 
     async def upload(
         self,
@@ -163,27 +167,27 @@ class AsyncFileVerbs(AsyncVerbs):
             except OSError as exc:
                 raise UsageError(f"{local} cannot be read: {exc.strerror}; name another file") from exc
         reader = Reader(pack(local, warnings), moved)
-        done = await self._write(_at(ref, "archive"), reader, {**_path(path), "user": user}, wait)
+        done = await self._write(operations.WRITE_ARCHIVE.to(ref), reader, {**_path(path), "user": user}, wait)
         return dataclasses.replace(done, warnings=(*warnings, *done.warnings))
 
     async def make_dir(
         self, ref: str, path: SandboxPath, *, user: str | None = None, wait: Wait = "captured"
     ) -> SnapshotInfo:
         """Make a directory, with those above it. Not an error when it is there."""
-        return await self._change(ref, "make_dir", {**_path(path), "user": user}, wait)
+        return await self._step(operations.MAKE_DIR, ref, MakeDirRequest(_b64(path), user), wait)
 
     async def remove_file(self, ref: str, path: SandboxPath, *, wait: Wait = "captured") -> SnapshotInfo:
         """Remove a file, a link, or a directory with all that is in it."""
-        return await self._change(ref, "remove", dict(_path(path)), wait)
+        return await self._step(operations.REMOVE_FILE, ref, RemoveFileRequest(_b64(path)), wait)
 
     async def rename_file(
         self, ref: str, path: SandboxPath, to: SandboxPath, *, wait: Wait = "captured"
     ) -> SnapshotInfo:
         """Give a file or a directory another name; a file in place of another one, a directory of an empty one.
         Conflict: something else is there."""
-        return await self._change(ref, "rename", {**_path(path), "to_b64": b64(sandbox_path(to))}, wait)
+        return await self._step(operations.RENAME_FILE, ref, RenameFileRequest(_b64(path), _b64(to)), wait)
 
-    async def _write(self, where: str, source: UploadSource, query: dict[str, str | None], wait: Wait) -> WriteInfo:
+    async def _write(self, where: str, source: UploadSource, query: Query, wait: Wait) -> WriteInfo:
         check_wait(wait)
         key = new_key()
         try:
@@ -200,15 +204,12 @@ class AsyncFileVerbs(AsyncVerbs):
         done = WriteInfo.of((await self._transport.recall(where, key, lost, query=query))[-1])
         return dataclasses.replace(done, snapshot=await self._settled(done.snapshot, wait))
 
-    async def _change(self, ref: str, what: str, body: dict[str, str | None], wait: Wait) -> SnapshotInfo:
-        return await self._step(_at(ref, what), body, wait)
-
 
 class _Pieces:
     """A directory as pieces of a tar; `warnings` when all are there."""
 
     def __init__(self, verbs: AsyncFileVerbs, ref: str, path: SandboxPath) -> None:
-        self._frames = verbs._transport.frames("GET", _at(ref, "archive"), query=_path(path))
+        self._frames = verbs._transport.frames(*operations.READ_ARCHIVE.at(ref), query=_path(path))
         self.warnings: tuple[str, ...] = ()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -5,12 +5,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
+from snapshotd.api import operations
+from snapshotd.api.mind import (
+    CompensateRequest,
+    DecisionFields,
+    EditRequest,
+    EffectInfo,
+    JournalInfo,
+    PromoteRequest,
+    ResumeRequest,
+    RetryRequest,
+    RewindPreview,
+    RewindRequest,
+    TaskInfo,
+)
+from snapshotd.api.record import Json
+from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.api.trajectories import TrajectoryInfo
+from snapshotd.api.wire import PREVIEW_FILES, check_ref
 from snapshotd.client.aio.verbs import AsyncVerbs
+from snapshotd.client.exchange import Query
 from snapshotd.client.mind import RECORDED, Mode, edit_fields
-from snapshotd.client.results import Json, SnapshotInfo, TrajectoryInfo
-from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
-from snapshotd.client.verbs import Wait, check_wait, ref_segment
-from snapshotd.daemon.http.wire import PREVIEW_FILES, check_ref
+from snapshotd.client.verbs import Wait, check_wait
 from snapshotd.errors import DaemonUnavailable
 
 
@@ -20,7 +36,7 @@ class AsyncMind(AsyncVerbs):
     async def journal(self, ref: str) -> AsyncIterator[JournalInfo]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
         program's beginning."""
-        async for event in self._transport.lines("GET", f"/snapshots/{ref_segment(ref)}/journal"):
+        async for event in self._transport.lines(*operations.JOURNAL.at(ref)):
             if event.get("event") == "end":
                 return
             yield JournalInfo.of(event)
@@ -28,14 +44,11 @@ class AsyncMind(AsyncVerbs):
 
     async def state(self, ref: str) -> Json:
         """The agent's own JSON state as it was saved with a snapshot."""
-        answer: Json = await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/state")
-        return answer
+        return await self._transport.call(operations.STATE, ref)
 
     async def tasks(self, ref: str) -> list[TaskInfo]:
         """The subtasks as they were at a snapshot, in the order in which they were declared."""
-        return [
-            TaskInfo.of(item) for item in await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}/tasks")
-        ]
+        return await self._transport.call(operations.TASKS, ref)
 
     async def resume(
         self, ref: str, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
@@ -47,12 +60,10 @@ class AsyncMind(AsyncVerbs):
         again (`retry`), skip it as if it had returned None (`skip`), or give its result (`results`). Conflict: it runs,
         or has finished; UsageError: there is no program.
         """
-        decisions: list[Json] = [{"call": call, "action": "retry"} for call in retry]
-        decisions += [{"call": call, "action": "skip"} for call in skip]
-        decisions += [{"call": call, "action": "result", "result": result} for call, result in (results or {}).items()]
-        return TrajectoryInfo.of(
-            await self._transport.request("POST", self._line(ref, "resume"), body={"decisions": decisions})
-        )
+        decisions = [DecisionFields(call, "retry") for call in retry]
+        decisions += [DecisionFields(call, "skip") for call in skip]
+        decisions += [DecisionFields(call, "result", result) for call, result in (results or {}).items()]
+        return await self._transport.call(operations.RESUME, ref, body=ResumeRequest(tuple(decisions)))
 
     async def rewind(
         self,
@@ -75,23 +86,19 @@ class AsyncMind(AsyncVerbs):
         it is not given, and several sessions have changed files since; NotFound: it has changed none. The paths that
         had to stay are in `left` of the snapshot's `tool.arguments`.
         """
-        body: Json = {"to": to, "mode": mode, "compensate": compensate}
-        if session is not None:
-            body["session"] = session
-        return await self._step(self._line(ref, "rewind"), body, wait)
+        return await self._step(operations.REWIND, ref, RewindRequest(to, mode, compensate, session), wait)
 
     async def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES, session: str | None = None
     ) -> RewindPreview:
         """The effect that `rewind` would have. Changes nothing."""
-        query: dict[str, str | None] = {"to": check_ref(to), "mode": mode, "max_files": str(max_files)}
-        query["session"] = session
-        return RewindPreview.of(await self._transport.request("GET", self._line(ref, "rewind"), query=query))
+        query: Query = {"to": check_ref(to), "mode": mode, "max_files": max_files, "session": session}
+        return await self._transport.call(operations.PREVIEW_REWIND, ref, query=query)
 
     async def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
         """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
         rewind."""
-        return await self._step(self._line(ref, "undo"), None, wait)
+        return await self._step(operations.UNDO, ref, None, wait)
 
     async def promote(
         self,
@@ -108,12 +115,11 @@ class AsyncMind(AsyncVerbs):
         Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
         With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
-        body = {"into": into, "leave_behind": leave_behind, "compensate": compensate}
-        return await self._step(self._line(ref, "promote"), body, wait)
+        return await self._step(operations.PROMOTE, ref, PromoteRequest(into, leave_behind, compensate), wait)
 
     async def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
         """The request that `merge` ends with: change files of a trajectory in one step."""
-        return SnapshotInfo.of(await self._transport.request("POST", self._line(ref, "merge"), body=request, once=True))
+        return await self._transport.call(operations.MERGE, ref, body=request)
 
     async def edit(
         self,
@@ -139,10 +145,8 @@ class AsyncMind(AsyncVerbs):
         """
         check_wait(wait)
         changes = edit_fields(files, messages, drop_messages, add_messages, result, state)
-        body = {**changes, "env": dict(env or {}), "name": name, "resume": resume}
-        made = TrajectoryInfo.of(
-            await self._transport.request("POST", f"/snapshots/{ref_segment(ref)}/edit", body=body, once=True)
-        )
+        body = EditRequest(**vars(changes), env=dict(env or {}), name=name, resume=resume)
+        made = await self._transport.call(operations.EDIT, ref, body=body)
         if wait == "stored":
             await self.flush(made.id)
         return made
@@ -153,19 +157,13 @@ class AsyncMind(AsyncVerbs):
         """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
         from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
         with their files. NotFound: no such task."""
-        body = {"task": task, "compensate": compensate, "resume": resume}
-        return await self._step(self._line(ref, "retry"), body, wait)
+        return await self._step(operations.RETRY, ref, RetryRequest(task, compensate, resume), wait)
 
     async def effects(self, ref: str) -> list[EffectInfo]:
         """The irreversible calls of a trajectory that its present history does not hold, newest first."""
-        return [EffectInfo.of(item) for item in await self._transport.request("GET", self._line(ref, "effects"))]
+        return await self._transport.call(operations.EFFECTS, ref)
 
     async def compensate(self, ref: str, calls: Sequence[str] = ()) -> list[EffectInfo]:
         """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
         once."""
-        answer = await self._transport.request("POST", self._line(ref, "compensate"), body={"calls": list(calls)})
-        return [EffectInfo.of(item) for item in answer]
-
-    @staticmethod
-    def _line(ref: str, verb: str) -> str:
-        return f"/trajectories/{ref_segment(ref, 'trajectory')}/{verb}"
+        return await self._transport.call(operations.COMPENSATE, ref, body=CompensateRequest(tuple(calls)))

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from snapshotd.api import operations
 from snapshotd.client.aio.carrying import AsyncPort
 from snapshotd.client.aio.verbs import AsyncVerbs
-from snapshotd.client.exchange import segment
 from snapshotd.client.local.arguments import check_count, local_path
 from snapshotd.client.ports import _LAST_PORT, OnFailure, _listen, _listen_on_path
-from snapshotd.client.verbs import ref_segment
-from snapshotd.daemon.http.wire import PORTS
 from snapshotd.errors import UsageError
 
 
@@ -38,6 +36,6 @@ class AsyncPorts(AsyncVerbs):
         check_count("local", 0 if local is None else local, 0, _LAST_PORT)
         if unix is not None and local is not None:
             raise UsageError("a local port and a unix socket were named; leave one of them out")
-        found = await self._transport.request("GET", f"/trajectories/{ref_segment(ref, 'trajectory')}")
+        found = await self._transport.call(operations.TRAJECTORY, ref)
         listener = _listen_on_path(local_path(unix)) if unix is not None else _listen(local or 0)
-        return AsyncPort(self._transport, f"/trajectories/{segment(found['id'])}{PORTS}{number}", listener, on_failure)
+        return AsyncPort(self._transport, operations.CONNECT.to(found.id, str(number)), listener, on_failure)

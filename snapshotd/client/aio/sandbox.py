@@ -22,14 +22,17 @@ from snapshotd.client.results import (
     ApplyInfo,
     ChangeInfo,
     CommandInfo,
+    EffectInfo,
     ExportInfo,
+    JournalInfo,
     MessageInfo,
     Provider,
     RestoreInfo,
+    RewindPreview,
     SnapshotInfo,
+    TaskInfo,
     TrajectoryInfo,
 )
-from snapshotd.client.results_mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.client.sandbox import ExecResult, RunResult, _argv, _failed, _Kept, _stdin
 from snapshotd.client.sharing import Form
 from snapshotd.client.verbs import Wait

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from snapshotd.api import operations
+from snapshotd.api.wire import check_ref
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.bundles.sealing import Sealing
@@ -13,8 +15,7 @@ from snapshotd.client.local.arguments import flag_of
 from snapshotd.client.results import ExportInfo, ImportInfo
 from snapshotd.client.sharing import CacheImportInfo, Form
 from snapshotd.client.sharing import Sharing as SharingOfThreads
-from snapshotd.client.verbs import Progress, Wait, ref_segment
-from snapshotd.daemon.http.wire import check_ref
+from snapshotd.client.verbs import Progress, Wait
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 
@@ -70,7 +71,7 @@ class AsyncSharing(AsyncVerbs):
             "since": None if since is None else check_ref(since),
             "forks": flag_of("forks", forks),
         }
-        async for item in self._transport.frames("GET", f"/snapshots/{ref_segment(ref)}/export", query=query):
+        async for item in self._transport.frames(*operations.EXPORT.at(ref), query=query):
             if isinstance(item, bytes):
                 write(item)
             elif item["event"] == "progress" and progress is not None:

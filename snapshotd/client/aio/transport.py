@@ -12,14 +12,15 @@ import json
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar, cast
 
+from snapshotd.api.operations import Operation
+from snapshotd.api.record import Json, Request, decode
+from snapshotd.api.wire import BYTES, LINES
 from snapshotd.client.aio.apart import apart
 from snapshotd.client.exchange import (
     AGAIN_S,
-    BYTES,
     DYING_TRIES,
-    NDJSON,
     READ_BYTES,
     UPLOAD_BYTES,
     Again,
@@ -43,6 +44,8 @@ from snapshotd.client.exchange import (
 from snapshotd.client.transport import Transport, UploadSource
 from snapshotd.errors import DaemonUnavailable, NotFound
 
+A = TypeVar("A")
+
 
 class AsyncTransport:
     """The way to one daemon, as `Transport`. Requests of methods that return iterators are sent when the iteration
@@ -60,6 +63,14 @@ class AsyncTransport:
         plain = Transport(socket_path, start, timeout_s=timeout_s, patience_s=patience_s)
         self.socket_path, self.start, self.timeout_s = plain.socket_path, plain.start, plain.timeout_s
         self.patience_s = plain.patience_s
+
+    async def call(
+        self, operation: Operation[A], *names: str, body: Request | Json | None = None, query: Query | None = None
+    ) -> A:
+        """One operation, as `Transport.call`."""
+        method, path = operation.at(*names)
+        answer = await self.request(method, path, body=body, query=query, once=operation.once)
+        return cast(A, decode(operation.answer, answer))
 
     async def request(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None, once: bool = False
@@ -152,7 +163,7 @@ class AsyncTransport:
         """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
         once."""
         data = line_bytes(first)
-        conversation = AsyncConversation(await self._begin(path, query, NDJSON, key))
+        conversation = AsyncConversation(await self._begin(path, query, LINES, key))
         await conversation.say(data)
         return conversation
 

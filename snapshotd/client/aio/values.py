@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from snapshotd.api import operations
+from snapshotd.api.values import PutValueRequest, SearchRequest, ValueInfo
 from snapshotd.client.aio.verbs import AsyncVerbs
-from snapshotd.client.results_mind import ValueInfo
 from snapshotd.client.values import _key
 from snapshotd.terms import DEFAULT_TENANT
 
@@ -27,26 +28,21 @@ class AsyncValues(AsyncVerbs):
     ) -> ValueInfo:
         """A new version, gone after `ttl_s` seconds. With `expected_version` (0: there is none) a Conflict if another
         version is there. UsageError: malformed names; LimitExceeded."""
-        body = {"value": value, "ttl_s": ttl_s, "expected_version": expected_version}
-        return ValueInfo.of(
-            await self._transport.request("PUT", "/store/value", body=body, query=_key(tenant, namespace, key))
-        )
+        body = PutValueRequest(value, ttl_s, expected_version)
+        return await self._transport.call(operations.PUT_VALUE, body=body, query=_key(tenant, namespace, key))
 
     async def get_value(
         self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, version: int | None = None
     ) -> ValueInfo:
         """The newest version, or an older one. NotFound: it is not there, was deleted, or has expired."""
-        return ValueInfo.of(
-            await self._transport.request("GET", "/store/value", query=_key(tenant, namespace, key, version=version))
-        )
+        return await self._transport.call(operations.GET_VALUE, query=_key(tenant, namespace, key, version=version))
 
     async def delete_value(
         self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, expected_version: int | None = None
     ) -> None:
         """Recorded as a version. NotFound; Conflict."""
-        await self._transport.request(
-            "DELETE", "/store/value", query=_key(tenant, namespace, key, expected_version=expected_version)
-        )
+        query = _key(tenant, namespace, key, expected_version=expected_version)
+        await self._transport.call(operations.DELETE_VALUE, query=query)
 
     async def search_values(
         self,
@@ -60,17 +56,9 @@ class AsyncValues(AsyncVerbs):
     ) -> list[ValueInfo]:
         """The newest versions in the order of their keys, of a namespace and those below it: keys that begin with
         `prefix` and come behind `after`, and whose fields (dotted paths) equal those of `where`."""
-        body = {
-            "tenant": tenant,
-            "namespace": namespace,
-            "prefix": prefix,
-            "where": dict(where or {}),
-            "limit": limit,
-            "after": after,
-        }
-        return [ValueInfo.of(item) for item in await self._transport.request("POST", "/store/search", body=body)]
+        body = SearchRequest(namespace, tenant, prefix, dict(where or {}), limit, after)
+        return await self._transport.call(operations.SEARCH_VALUES, body=body)
 
     async def value_history(self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT) -> list[ValueInfo]:
         """All versions that are kept, newest first; empty if there are none."""
-        answer = await self._transport.request("GET", "/store/history", query=_key(tenant, namespace, key))
-        return [ValueInfo.of(item) for item in answer]
+        return await self._transport.call(operations.VALUE_HISTORY, query=_key(tenant, namespace, key))

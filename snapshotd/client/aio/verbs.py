@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Any
 
+from snapshotd.api import operations
+from snapshotd.api.operations import Operation
+from snapshotd.api.record import Request
+from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.client.aio.transport import AsyncTransport
-from snapshotd.client.results import SnapshotInfo
-from snapshotd.client.verbs import Progress, Wait, check_wait, ref_segment
+from snapshotd.client.verbs import Progress, Wait, check_wait
 from snapshotd.errors import DaemonUnavailable
 
 
@@ -18,10 +21,10 @@ class AsyncVerbs:
 
     async def flush(self, trajectory: str | None = None) -> None:
         """Return when every snapshot so far (of one trajectory, or all) survives power loss."""
-        await self._transport.request("POST", "/flush", query={"trajectory": trajectory})
+        await self._transport.call(operations.FLUSH, query={"trajectory": trajectory})
 
     async def snapshot(self, ref: str) -> SnapshotInfo:
-        return SnapshotInfo.of(await self._transport.request("GET", f"/snapshots/{ref_segment(ref)}"))
+        return await self._transport.call(operations.SNAPSHOT, ref)
 
     async def _settled(self, taken: SnapshotInfo, wait: Wait) -> SnapshotInfo:
         """The snapshot as it is after the wait."""
@@ -30,12 +33,12 @@ class AsyncVerbs:
         await self.flush(taken.trajectory)
         return await self.snapshot(taken.id)
 
-    async def _step(self, path: str, body: Any, wait: Wait) -> SnapshotInfo:
-        """A request that is answered with the snapshot of one step."""
+    async def _step(
+        self, operation: Operation[SnapshotInfo], ref: str, body: Request | None, wait: Wait
+    ) -> SnapshotInfo:
+        """An operation that is answered with the snapshot of one step."""
         check_wait(wait)
-        return await self._settled(
-            SnapshotInfo.of(await self._transport.request("POST", path, body=body, once=True)), wait
-        )
+        return await self._settled(await self._transport.call(operation, ref, body=body), wait)
 
 
 async def result_of(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from snapshotd.api.wire import QUEUE_MAX
 from snapshotd.client.branching.toml_checks import (
     COUNT,
     FLAG,
@@ -22,7 +23,6 @@ from snapshotd.client.branching.toml_checks import (
     one_of,
 )
 from snapshotd.client.branching.variant_tables import VARIANT
-from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import UsageError
 from snapshotd.terms import NAME_PATTERN, number_of
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from snapshotd.api.record import ApiRecord
 from snapshotd.client.branching.experiment_file import Experiment, parse_experiment
 from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo, ranked
-from snapshotd.client.results import ApiRecord
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.terms import BRANCHES
 from snapshotd.terms import EXPERIMENTS_TENANT as TENANT

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from snapshotd.api.wire import QUEUE_MAX
 from snapshotd.client.branching.scoring import at_once
 from snapshotd.client.branching.variants import Variants, check_variants
 from snapshotd.client.local.sizes import size_given
 from snapshotd.client.results import TrajectoryInfo
 from snapshotd.client.verbs import ForkPlace
-from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.terms import number_of
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from snapshotd.api.wire import QUEUE_MAX
 from snapshotd.client.branching.toml_places import nearest, place
 from snapshotd.client.local.sizes import size_bytes
-from snapshotd.daemon.http.wire import QUEUE_MAX
 from snapshotd.errors import UsageError
 
 Check = tuple[Callable[[Any], bool], str]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from snapshotd.api.wire import FORK_MAX
 from snapshotd.client.branching.toml_places import nearest
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.mind import edit_fields
-from snapshotd.daemon.http.wire import FORK_MAX
 from snapshotd.errors import UsageError
 from snapshotd.terms import number_of
 

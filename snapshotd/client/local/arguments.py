@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snapshotd.daemon.http.wire import TIMEOUT_MAX_S
+from snapshotd.api.wire import TIMEOUT_MAX_S
 from snapshotd.errors import UsageError
 
 _SHOWN_CHARS = 80

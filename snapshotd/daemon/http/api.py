@@ -22,13 +22,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 import snapshotd
+from snapshotd.api.wire import API_PREFIX, API_VERSION
+from snapshotd.daemon.http.describing import describe
 from snapshotd.daemon.http.failures import failure_of
 from snapshotd.daemon.http.gate import VersionGate
-from snapshotd.daemon.http.routes import approvals, commands, files, images, mind, runs, snapshots, storage, values
-from snapshotd.daemon.http.routes import service as service_routes
-from snapshotd.daemon.http.routes.shared import Service
+from snapshotd.daemon.http.routes import approvals, commands, files, images, mind, runs, snapshots, storage, values  # noqa: F401 - they register their handlers
+from snapshotd.daemon.http.routes import service as service_routes  # noqa: F401 - as these
+from snapshotd.daemon.http.routes.shared import ROUTER, Service
 from snapshotd.daemon.http.streams import error_response
-from snapshotd.daemon.http.wire import API_PREFIX, API_VERSION
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
 HANDLER_THREADS = 288
@@ -48,8 +49,9 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for module in (runs, commands, mind, approvals, files, snapshots, values, images, storage, service_routes):
-        app.router.routes.extend(module.router.routes)
+    app.router.routes.extend(ROUTER.routes)
+    plain = app.openapi
+    app.openapi = lambda: describe(plain())  # type: ignore[method-assign]
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_middleware(VersionGate, pid=service.pid)

@@ -9,14 +9,16 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
 
-from snapshotd.daemon.http.models import TerminalSize
-from snapshotd.daemon.http.wire import BODY_MAX_BYTES, STDIN_WINDOW_BYTES
+from snapshotd.api.commands import TerminalSize
+from snapshotd.api.wire import BODY_MAX_BYTES, STDIN_WINDOW_BYTES
 from snapshotd.engine.base import Caller
 from snapshotd.errors import LimitExceeded, UsageError
 
 log = logging.getLogger("snapshotd.daemon")
+_SIZE = TypeAdapter(TerminalSize)
 
 
 class Lines:
@@ -78,7 +80,7 @@ def _pass_on(event: dict[str, Any], caller: Caller) -> None:
         case "stdin_end":
             caller.end_input()
         case "resize":
-            size = TerminalSize.model_validate({"rows": event["rows"], "columns": event["columns"]})
+            size = _SIZE.validate_python({"rows": event["rows"], "columns": event["columns"]})
             caller.resize(size.rows, size.columns)
         case "unread" if event["stream"] in ("stdout", "stderr"):
             caller.close_output(event["stream"])

@@ -21,9 +21,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from snapshotd.api.wire import FRAME_DATA, FRAME_HEADER, FRAMES, PORT_CONNECTIONS_MAX
 from snapshotd.daemon.http.peer import PEER_TRANSPORT
 from snapshotd.daemon.http.streams import event_frame
-from snapshotd.daemon.http.wire import FRAME_DATA, FRAME_HEADER, FRAMES, PORT_CONNECTIONS_MAX
 from snapshotd.engine.base import Connection
 from snapshotd.errors import LimitExceeded
 

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import time
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import snapshotd
+from snapshotd.api.operations import OPERATIONS
+from snapshotd.api.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
 from snapshotd.daemon.http.failures import error_json
-from snapshotd.daemon.http.wire import (
-    API_PREFIX,
-    API_VERSION,
-    ATTENDED,
-    BODY_MAX_BYTES,
-    FILE_UPLOADS,
-    FILES_PATH,
-    PORTS,
-    UPLOAD_PATH,
-    VERSION_HEADER,
-)
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
 log = logging.getLogger("snapshotd.request")
 _HEADER = VERSION_HEADER.lower().encode()
+_UPLOADS = re.compile(
+    "|".join(API_PREFIX + re.sub(r"\{\w+\}", "[^/]+", row.path) for row in OPERATIONS.values() if row.is_upload)
+)
+"""The paths of operations whose body may have any size: it is read piece by piece, and its reader sets the bounds."""
 
 
 class _BodyTooLarge(Exception):  # noqa: N818 - never leaves this module
@@ -115,12 +111,7 @@ class VersionGate:
 
 
 def _is_upload(scope: Scope) -> bool:
-    path: str = scope["path"]
-    is_file = path.startswith(f"{API_PREFIX}{FILES_PATH}/") and path.endswith(FILE_UPLOADS)
-    is_port = path.startswith(f"{API_PREFIX}/trajectories/") and path.rpartition(PORTS)[2].isdigit()
-    return scope["method"] == "POST" and (
-        path == API_PREFIX + UPLOAD_PATH or path.endswith(ATTENDED) or is_file or is_port
-    )
+    return scope["method"] == "POST" and _UPLOADS.fullmatch(scope["path"]) is not None
 
 
 def _too_large() -> SnapshotdError:

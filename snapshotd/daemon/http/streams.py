@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import json
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from typing import Any
 
-from pydantic import BaseModel
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from snapshotd.api.wire import BYTES, FRAME_DATA, FRAME_EVENT, FRAME_HEADER, FRAME_MAX_BYTES, FRAMES, LINES
+from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.failures import error_json, failure_of
-from snapshotd.daemon.http.wire import FRAME_DATA, FRAME_EVENT, FRAME_HEADER, FRAME_MAX_BYTES, FRAMES
 from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.kernel import turns
 
@@ -33,15 +32,6 @@ STREAMS_MAX = 1024
 IDLE_MAX = 16
 """Threads that wait for the next stream."""
 JSON = "application/json"
-NDJSON = "application/x-ndjson"
-BYTES = "application/octet-stream"
-
-
-def json_bytes(value: Any) -> bytes:
-    """JSON in ASCII; models may stand in `value`. Everything that the API says in JSON goes through here. Text that
-    programs in sandboxes left may hold lone surrogates, for which UTF-8 has no bytes: pydantic refuses them, here an
-    escape stands for each."""
-    return json.dumps(value, separators=(",", ":"), default=BaseModel.model_dump).encode()
 
 
 class ClientGone(Exception):  # noqa: N818 - not a failure: nobody is left to be told
@@ -173,8 +163,8 @@ class StreamLimit:
             body = bodies.get()
 
 
-Emit = Callable[[dict[str, Any]], bool]
-"""Sends one JSON object; False when the client is gone."""
+Emit = Callable[[Any], bool]
+"""Sends one JSON object, given as such or as a value that has a record; False when the client is gone."""
 
 
 Write = Callable[[bytes], None]
@@ -196,7 +186,7 @@ async def ndjson(
     """
     channel = Channel()
 
-    def emit(event: dict[str, Any]) -> bool:
+    def emit(event: Any) -> bool:
         return channel.send(_line(event))
 
     beside = None if attend is None else asyncio.ensure_future(_until_gone(attend, channel))
@@ -209,7 +199,7 @@ async def ndjson(
         _end(beside)
         return error_response(failure)
     answer = _Uploading if uploading or attend is not None else StreamingResponse
-    return answer(_with_error_event(channel, _line, beside), media_type=NDJSON)
+    return answer(_with_error_event(channel, _line, beside), media_type=LINES)
 
 
 async def _until_gone(attend: Coroutine[None, None, None], channel: Channel) -> None:
@@ -227,7 +217,7 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
     error answer; later, an `error` event."""
     channel = Channel()
 
-    def emit(event: dict[str, Any]) -> bool:
+    def emit(event: Any) -> bool:
         return channel.send(event_frame(event))
 
     def write(data: bytes) -> None:
@@ -242,7 +232,7 @@ async def frames(limit: StreamLimit, produce: Callable[[Emit, Write], None]) -> 
     return StreamingResponse(_with_error_event(channel, event_frame), media_type=FRAMES)
 
 
-def listed(items: Iterable[BaseModel]) -> Response:
+def listed(items: Iterable[object]) -> Response:
     """Answer with a JSON list that may be long: item by item, since all of them at once as values of Python take five
     times the text."""
     found = []
@@ -324,18 +314,18 @@ class _Uploading(StreamingResponse):
         await self.stream_response(send)
 
 
-def _line(event: dict[str, Any]) -> bytes:
+def _line(event: Any) -> bytes:
     return json_bytes(event) + b"\n"
 
 
-def event_frame(event: dict[str, Any]) -> bytes:
+def event_frame(event: Any) -> bytes:
     """An event as one of `wire.FRAMES`."""
     content = json_bytes(event)
     return FRAME_HEADER.pack(FRAME_EVENT, len(content)) + content
 
 
 async def _with_error_event(
-    channel: Channel, encode: Callable[[dict[str, Any]], bytes], beside: asyncio.Future[None] | None = None
+    channel: Channel, encode: Callable[[Any], bytes], beside: asyncio.Future[None] | None = None
 ) -> AsyncIterator[bytes]:
     try:
         async for data in channel.pieces():
@@ -378,10 +368,21 @@ def require(sent: bool) -> None:
         raise ClientGone
 
 
-def each(emit: Emit, items: Iterator[dict[str, Any]]) -> None:
+def each(emit: Emit, items: Iterable[Any]) -> None:
     """Send every item; stop when the client is gone."""
     for item in items:
         require(emit(item))
+
+
+def listing(emit: Emit, items: Iterable[Any]) -> None:
+    """The same for a list whose end is told."""
+    each(emit, items)
+    emit({"event": "end"})
+
+
+def result(emit: Emit, name: str, value: object) -> None:
+    """Send the last event of long work."""
+    emit({"event": "result", name: value})
 
 
 def progress_lines(emit: Emit) -> Callable[[str], None]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from snapshotd.api.commands import CommandFields
 from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.answers import result_of, with_result
@@ -163,17 +164,14 @@ class Effects:
 
     def _make_up(self, sandbox: Sandbox, entry: JournalEntry, argv: tuple[str, ...], arguments: dict[str, Any]) -> None:
         reveal = self._context.secrecy.of(sandbox.trajectory).reveal
-        environment = (("SNAPSHOTD_CALL", self._describe(entry, reveal)),)
+        environment = {"SNAPSHOTD_CALL": self._describe(entry, reveal)}
         compensations = self._catalog.compensations
         compensations.begin(Compensation(entry.id, sandbox.trajectory.id, None, time.time_ns()))
         hit("engine.compensate.begun")
         try:
             done = self._sessions.exec(
                 sandbox,
-                tuple(reveal(list(argv))),
-                cwd=None,
-                env=environment,
-                user=None,
+                CommandFields(tuple(reveal(list(argv))), env=environment),
                 sink=lambda *_: None,
                 record=False,
                 save=True,

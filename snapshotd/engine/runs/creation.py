@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from snapshotd.api.commands import CommandFields
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
@@ -123,10 +124,7 @@ class Creation:
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
             result = self._sessions.exec(
                 sandbox,
-                ("/bin/sh", "-c", script),
-                cwd="/",
-                env=tuple(env.items()),
-                user=None,
+                CommandFields(("/bin/sh", "-c", script), cwd="/", env=env),
                 sink=lambda _, data: errors.append(data[-2000:]),
                 record=False,
             )

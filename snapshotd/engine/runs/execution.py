@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from typing import Any
 
+from snapshotd.api.commands import CommandFields
 from snapshotd.engine import requests
 from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink, Stream
 from snapshotd.engine.caller import Caller
@@ -39,26 +40,22 @@ class Execution:
         self,
         sandbox: Sandbox,
         command: ClientCommand,
-        argv: tuple[str, ...],
+        request: CommandFields,
         *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
         sink: OutputSink,
         record: bool,
         save: bool,
         caller: Caller | None,
-        timeout_s: float | None,
     ) -> ExecResult:
         """See `Sessions.exec`."""
-        spec = self.spec(sandbox, argv, cwd or self.workdir(sandbox.trajectory), env, user)
+        spec, timeout_s = self.requested(sandbox, request), request.timeout_s
         if caller is not None and caller.gives_input:
             spec = replace(spec, stdin=True)
         if caller is not None and caller.terminal is not None:
-            kind = dict(env).get("TERM", "xterm")
+            kind = request.env.get("TERM", "xterm")
             spec = replace(spec, terminal=caller.terminal, env={**spec.env, "TERM": kind})
         funnel = self._context.secrecy.of(sandbox.trajectory)
-        call = marker("exec", funnel.conceal({"argv": list(argv), "cwd": spec.cwd}))
+        call = marker("exec", funnel.conceal({"argv": list(request.argv), "cwd": spec.cwd}))
         command.mark = call.id
         spec = replace(spec, env={**spec.env, MARK: call.id})
         show = self.logging(sandbox, lambda stream, data, _: sink(stream, data))
@@ -144,6 +141,11 @@ class Execution:
 
     def workdir(self, trajectory: Trajectory) -> str:
         return trajectory.agent.cwd if trajectory.agent is not None else "/workspace"
+
+    def requested(self, sandbox: Sandbox, request: CommandFields) -> ExecSpec:
+        """The command that a client asks for."""
+        cwd = request.cwd or self.workdir(sandbox.trajectory)
+        return self.spec(sandbox, request.argv, cwd, tuple(request.env.items()), request.user)
 
     def spec(
         self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None

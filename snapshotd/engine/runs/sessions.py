@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from snapshotd.api.commands import BackgroundRequest, CommandFields
 from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
@@ -249,28 +250,35 @@ class Sessions:
         with self._lock:
             return self._starting.setdefault(trajectory, threading.Lock())
 
-    def running(self, trajectory: Trajectory) -> Sandbox:
-        """The trajectory's sandbox, started from its head if it is not up (any more). UsageError: it is a folder."""
+    def running(self, trajectory: Trajectory, idle_timeout_s: float | None = None) -> Sandbox:
+        """The trajectory's sandbox, started from its head if it is not up (any more). `idle_timeout_s`: how long it may be
+        idle from now on, if not None. UsageError: it is a folder."""
         if trajectory.spec.runtime == FOLDER:
             raise UsageError(
                 f"{trajectory.name or short(trajectory.id)} is a folder of this machine, in which no sandbox runs: fork a snapshot of it"
             )
         with self.starting(trajectory.id):
             sandbox = self.find(trajectory.id)
-            if sandbox is not None and alive(sandbox):
-                return sandbox
-            if sandbox is not None:
+            if sandbox is not None and not alive(sandbox):
                 self.discard(sandbox)
-            current = self._context.catalog.get_trajectory(trajectory.id)
-            sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
-            try:
-                self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
-                sandbox.use.end_when_idle(self._context.config.idle_timeout_s)
-                self.adopt(sandbox, calls)
-            except BaseException:
-                self.discard(sandbox)  # the disk may be full
-                raise
+                sandbox = None
+            if sandbox is None:
+                sandbox = self._start_from_head(trajectory)
+            if idle_timeout_s is not None:
+                sandbox.use.end_when_idle(idle_timeout_s)
             return sandbox
+
+    def _start_from_head(self, trajectory: Trajectory) -> Sandbox:
+        current = self._context.catalog.get_trajectory(trajectory.id)
+        sandbox, calls = self.launch(current, self._context.catalog.get_snapshot(current.head))
+        try:
+            self._context.catalog.set_status(trajectory.id, TrajectoryStatus.RUNNING)
+            sandbox.use.end_when_idle(self._context.config.idle_timeout_s)
+            self.adopt(sandbox, calls)
+        except BaseException:
+            self.discard(sandbox)  # the disk may be full
+            raise
+        return sandbox
 
     @contextlib.contextmanager
     def started_for_change(self, trajectory: Trajectory) -> Iterator[Sandbox]:
@@ -348,57 +356,31 @@ class Sessions:
     def exec(
         self,
         sandbox: Sandbox,
-        argv: tuple[str, ...],
+        request: CommandFields,
         *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
         sink: OutputSink,
         record: bool,
         save: bool = False,
         expected_head: SnapshotID | None = None,
         caller: Caller | None = None,
-        timeout_s: float | None = None,
     ) -> ExecResult:
         """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
         gone; without, it ends with its caller. With `save` its output is kept all the same, for a
-        step of the caller's. `expected_head`, `timeout_s`: see `RunService.exec`."""
-        if not argv:
+        step of the caller's. `expected_head`: see `if_head`."""
+        if not request.argv:
             raise UsageError("there is no command to run: the list of its words is empty")
         if record:
             self.check_place(sandbox)
         with sandbox.use.command() as command, sandbox.writer.claim(sandbox.lock, sandbox.trajectory.id, expected_head):
-            return self._execution.run(
-                sandbox,
-                command,
-                argv,
-                cwd=cwd,
-                env=env,
-                user=user,
-                sink=sink,
-                record=record,
-                save=save,
-                caller=caller,
-                timeout_s=timeout_s,
-            )
+            return self._execution.run(sandbox, command, request, sink=sink, record=record, save=save, caller=caller)
 
-    def exec_in_background(
-        self,
-        sandbox: Sandbox,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        stdin: bool,
-        timeout_s: float | None,
-    ) -> CommandInfo:
+    def exec_in_background(self, sandbox: Sandbox, request: BackgroundRequest) -> CommandInfo:
         """See `RunService.exec_in_background`."""
-        if not argv:
+        if not request.argv:
             raise UsageError("there is no command to run: the list of its words is empty")
         self.check_place(sandbox)
-        spec = self._execution.spec(sandbox, argv, cwd or self._execution.workdir(sandbox.trajectory), env, user)
-        return self.commands.begin(sandbox, replace(spec, stdin=stdin), timeout_s=timeout_s)
+        spec = self._execution.requested(sandbox, request)
+        return self.commands.begin(sandbox, replace(spec, stdin=request.stdin), timeout_s=request.timeout_s)
 
     def _start_in_background(self, sandbox: Sandbox, spec: ExecSpec, command: ClientCommand, key: str) -> Process:
         return self._execution.start(sandbox, spec, command=command, keep=key)[0]

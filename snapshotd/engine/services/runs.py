@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Literal
 
+from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
 from snapshotd.engine.base import (
     CommandInfo,
     Connection,
@@ -114,57 +115,22 @@ class RunService:
                 "status": trajectory.status,
             }
 
-    def exec(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: OutputSink,
-        expected_head: str | None = None,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> ExecResult:
+    def exec(self, ref: str, request: ExecRequest, *, sink: OutputSink, caller: Caller | None = None) -> ExecResult:
         """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
         snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
         (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
-        `expected_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
+        `if_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
         writers saw one head, one wins. The command goes on when the `caller` is gone. After `timeout_s` seconds the
         command is ended with everything that it started, and recorded as timed-out with exit code 124.
         `idle_timeout_s`: as in `SandboxRequest`, for the sandbox from now on; None: as it is, or the daemon's default
         if it was started again."""
         trajectory = self._catalog.resolve_trajectory(ref)
-        head = None if expected_head is None else self._catalog.resolve_snapshot(expected_head).id
-        sandbox = self._sessions.running(trajectory)
-        if idle_timeout_s is not None:
-            sandbox.use.end_when_idle(idle_timeout_s)
-        return self._sessions.exec(
-            sandbox,
-            argv,
-            cwd=cwd,
-            env=env,
-            user=user,
-            sink=sink,
-            record=True,
-            expected_head=head,
-            caller=caller,
-            timeout_s=timeout_s,
-        )
+        head = None if request.if_head is None else self._catalog.resolve_snapshot(request.if_head).id
+        sandbox = self._sessions.running(trajectory, request.idle_timeout_s)
+        return self._sessions.exec(sandbox, request, sink=sink, record=True, expected_head=head, caller=caller)
 
     def exec_snapshot(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: OutputSink,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
+        self, ref: str, request: CommandFields, *, sink: OutputSink, caller: Caller | None = None
     ) -> ExecResult:
         """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
         gone, or after `timeout_s` seconds, as in `exec`."""
@@ -173,40 +139,15 @@ class RunService:
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             with self._sessions.throw_away(trajectory, source) as sandbox:
-                return self._sessions.exec(
-                    sandbox,
-                    argv,
-                    cwd=cwd,
-                    env=env,
-                    user=user,
-                    sink=sink,
-                    record=False,
-                    caller=caller,
-                    timeout_s=timeout_s,
-                )
+                return self._sessions.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
-    def exec_in_background(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        stdin: bool = False,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> CommandInfo:
+    def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
         """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
         ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
         end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
         `write_command` writes, otherwise empty."""
-        sandbox = self._sessions.running(self._trajectory(ref))
-        if idle_timeout_s is not None:
-            sandbox.use.end_when_idle(idle_timeout_s)
-        return self._sessions.exec_in_background(
-            sandbox, argv, cwd=cwd, env=env, user=user, stdin=stdin, timeout_s=timeout_s
-        )
+        sandbox = self._sessions.running(self._trajectory(ref), request.idle_timeout_s)
+        return self._sessions.exec_in_background(sandbox, request)
 
     def commands(self, ref: str) -> list[CommandInfo]:
         """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.api.wire import lock_path_of
 from snapshotd.cli.main import main
 from snapshotd.client.client import Snapshotd
-from snapshotd.daemon.http.wire import lock_path_of
 from snapshotd.daemon.lock import lock_holder
 from tests.unit.cli.conftest import Cli, Ran
 from tests.unit.daemon.process import start, start_fakes

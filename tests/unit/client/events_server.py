@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from snapshotd.daemon.http.wire import API_VERSION, VERSION_HEADER
+from snapshotd.api.wire import API_VERSION, VERSION_HEADER
 
 TRAJECTORY = "a" * 32
 

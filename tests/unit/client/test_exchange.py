@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from snapshotd.api.wire import FRAME_DATA, FRAME_EVENT, FRAME_HEADER, FRAME_MAX_BYTES
 from snapshotd.client.exchange import (
     DaemonAway,
     FrameSplitter,
@@ -17,7 +18,6 @@ from snapshotd.client.exchange import (
     chunk_bytes,
     request_bytes,
 )
-from snapshotd.daemon.http.wire import FRAME_DATA, FRAME_EVENT, FRAME_HEADER, FRAME_MAX_BYTES
 from snapshotd.errors import InternalError, LimitExceeded, NotFound
 
 BODY = b"one\r\n0\r\n\r\ntwo" * 7

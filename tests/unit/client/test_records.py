@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.client import records
+from snapshotd.api import record as records
 
 
 @records.record(frozen=True)

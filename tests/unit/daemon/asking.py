@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from snapshotd.daemon.http.wire import API_VERSION, VERSION_HEADER
+from snapshotd.api.wire import API_VERSION, VERSION_HEADER
 from tests.unit.daemon.process import Daemon
 
 JSON = {"Content-Type": "application/json"}

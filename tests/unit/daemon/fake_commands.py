@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from snapshotd import types as t
+from snapshotd.api.commands import BackgroundRequest
 from snapshotd.engine import base
 from snapshotd.errors import Conflict, NotFound, UsageError
 from tests.unit.daemon.fake_mind import NOW_NS
@@ -26,21 +27,16 @@ class FakeCommands:
     _call: Callable[..., t.ToolCall]
     _execute: Callable[[tuple[str, ...], base.OutputSink], int]
 
-    def exec_in_background(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        stdin: bool = False,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
-    ) -> base.CommandInfo:
-        line = self.trajectory(ref)
+    def exec_in_background(self, ref: str, request: BackgroundRequest) -> base.CommandInfo:
+        line, argv = self.trajectory(ref), request.argv
         info = base.CommandInfo(
-            t.CallID(t.new_id()), line.id, argv, cwd or "/workspace", NOW_NS, stdin=stdin, timeout_s=timeout_s
+            t.CallID(t.new_id()),
+            line.id,
+            argv,
+            request.cwd or "/workspace",
+            NOW_NS,
+            stdin=request.stdin,
+            timeout_s=request.timeout_s,
         )
         events: list[base.Event] = [{"event": "started", "command": info.id, "began_at_ns": NOW_NS}]
         if argv[0] in ("cat", "forever"):

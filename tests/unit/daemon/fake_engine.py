@@ -40,6 +40,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from snapshotd import types as t
+from snapshotd.api.commands import CommandFields, ExecRequest
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.requests import Asking, T
@@ -255,20 +256,9 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
                 return
 
     def exec(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: base.OutputSink,
-        expected_head: str | None = None,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
-        idle_timeout_s: float | None = None,
+        self, ref: str, request: ExecRequest, *, sink: base.OutputSink, caller: Caller | None = None
     ) -> base.ExecResult:
-        line = self.trajectory(ref)
+        line, argv, expected_head = self.trajectory(ref), request.argv, request.if_head
         if expected_head is not None and self.get(expected_head).id != line.head:
             raise Conflict(
                 f"the head is {t.short(line.head)}: go on from there, or `snapshotd fork {expected_head[:12]}`"
@@ -277,26 +267,20 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             self.mind_word(line, argv)
             argv = ("true", *argv)
         code = self._execute(argv, sink)
-        limits = {"timeout_s": timeout_s, "idle_timeout_s": idle_timeout_s}
+        limits = {"timeout_s": request.timeout_s, "idle_timeout_s": request.idle_timeout_s}
         limit = {key: value for key, value in limits.items() if value is not None}
-        call = self._call("exec", {"argv": list(argv), "cwd": cwd, "env": dict(env), "user": user, **limit}, code)
+        call = self._call(
+            "exec", {"argv": list(argv), "cwd": request.cwd, "env": request.env, "user": request.user, **limit}, code
+        )
         taken = self._take(line, call, {**self.contents[line.head], b"workspace/ran": " ".join(argv).encode()})
         self.bind_entries(line, taken)
         return base.ExecResult(code, taken, call)
 
     def exec_snapshot(
-        self,
-        ref: str,
-        argv: tuple[str, ...],
-        *,
-        cwd: str | None,
-        env: tuple[tuple[str, str], ...],
-        user: str | None,
-        sink: base.OutputSink,
-        caller: Caller | None = None,
-        timeout_s: float | None = None,
+        self, ref: str, request: CommandFields, *, sink: base.OutputSink, caller: Caller | None = None
     ) -> base.ExecResult:
         self.get(ref)
+        argv = request.argv
         code = self._execute(argv, sink)
         return base.ExecResult(code, None, self._call("exec", {"argv": list(argv)}, code))
 

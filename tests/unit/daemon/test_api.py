@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.daemon.http.wire import API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
+from snapshotd.api.wire import API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import JSON, Connection, ask, eventually, lines, memory_of
 from tests.unit.daemon.process import Daemon

@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
+from snapshotd.api.wire import BODY_MAX_BYTES, STDIN_WINDOW_BYTES
 from snapshotd.daemon.http.attending import Lines, attend
-from snapshotd.daemon.http.wire import BODY_MAX_BYTES, STDIN_WINDOW_BYTES
 from snapshotd.engine.base import Caller
 from snapshotd.errors import LimitExceeded, UsageError
 

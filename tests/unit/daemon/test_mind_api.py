@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
-from snapshotd.daemon.http.models_mind import check_json
+from snapshotd.daemon.http.decoding import check_json
 from snapshotd.daemon.http.peer import PEER_PID
 from snapshotd.daemon.http.routes.mind import _opener
 from snapshotd.daemon.http.watching import KEPT_MAX, Watchers

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from snapshotd.api.wire import check_ref, check_socket_path
 from snapshotd.daemon.host import Footing, choose_mode
 from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
-from snapshotd.daemon.http.wire import check_ref, check_socket_path
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
 from snapshotd.daemon.server import bind
 from snapshotd.engine.base import SandboxRequest

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from starlette.requests import Request
 
+from snapshotd.api.wire import BODY_MAX_BYTES, FRAMES
 from snapshotd.daemon.http.peer import PEER_PID
 from snapshotd.daemon.http.routes.storage import _namespace_pid
 from snapshotd.daemon.http.streams import IDLE_MAX
-from snapshotd.daemon.http.wire import BODY_MAX_BYTES, FRAMES
 from snapshotd.errors import Unsupported
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import Connection, ask, eventually, lines, memory_of

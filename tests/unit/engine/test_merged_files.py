@@ -18,12 +18,14 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
+from snapshotd.api.mind import MergeFields
 from snapshotd.client.apply.apply import apply
 from snapshotd.client.apply.host_tree import HostTree
 from snapshotd.client.apply.merging import merge_request
 from snapshotd.client.apply.plan import ApplyPlan
-from snapshotd.daemon.http.models_mind import MergeFields
+from snapshotd.daemon.http import decoding
 from snapshotd.engine.base import MergeRequest
 from snapshotd.engine.past.merging import write
 from snapshotd.errors import UsageError
@@ -65,7 +67,7 @@ class Trees:
         with HostTree(self.mine / "workspace") as tree:
             plan = ApplyPlan(source, tree, in_sandbox=True)
         sent = merge_request(lambda path: b"workspace/" + path, plan, NONE, NONE, NONE)
-        return plan, self.write(MergeFields.model_validate(sent).request())
+        return plan, self.write(decoding.merge_request(TypeAdapter(MergeFields).validate_python(sent)))
 
     def write(self, request: MergeRequest) -> Path:
         store = LayerStore(self.place / "store", "plain")

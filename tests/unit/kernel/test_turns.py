@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from snapshotd.api.snapshots import TaggedInfo
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.daemon.http.models import Tagged
 from snapshotd.daemon.http.streams import Channel, listed
 from snapshotd.engine.storing.look import _pieces
 from snapshotd.formats.ingest import ingest_folder, ingest_tar
@@ -205,7 +205,7 @@ def pack_a_large_file(tmp_path: Path) -> None:
 
 
 def answer_with_a_list(_: Path) -> None:
-    listed([Tagged(snapshot="0" * 32, name=str(number)) for number in range(COUNT)])
+    listed([TaggedInfo("0" * 32, str(number)) for number in range(COUNT)])
 
 
 def read_pages(_: Path) -> None:

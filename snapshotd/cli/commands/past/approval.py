@@ -11,7 +11,7 @@ from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.documents import as_page
 from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import complete_approval
-from snapshotd.client.results_mind import ApprovalInfo, ApprovalView
+from snapshotd.client.results import ApprovalInfo, ApprovalView
 from snapshotd.terms import short
 
 

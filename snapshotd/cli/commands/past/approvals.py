@@ -13,7 +13,7 @@ from snapshotd.cli.documents import in_short
 from snapshotd.cli.follow import INTERRUPTED, note
 from snapshotd.cli.text import ago, print_json, printable, shown_id, status, table
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.results_mind import ApprovalInfo
+from snapshotd.client.results import ApprovalInfo
 from snapshotd.errors import DaemonUnavailable
 from snapshotd.terms import number_of, short
 

@@ -12,7 +12,7 @@ from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.documents import in_short
 from snapshotd.cli.text import print_json, printable, shown_id, status, table
 from snapshotd.cli.values import complete_trajectory
-from snapshotd.client.results_mind import EffectInfo
+from snapshotd.client.results import EffectInfo
 
 
 @declare(

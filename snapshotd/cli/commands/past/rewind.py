@@ -17,7 +17,7 @@ from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
 from snapshotd.client.mind import Mode
-from snapshotd.client.results_mind import EffectInfo, RewindPreview
+from snapshotd.client.results import EffectInfo, RewindPreview
 from snapshotd.terms import short
 
 _EXAMPLES = [

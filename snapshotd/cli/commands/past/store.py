@@ -11,7 +11,7 @@ from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, 
 from snapshotd.cli.documents import as_page, file_bytes, in_short, json_value
 from snapshotd.cli.text import print_json, printable, table
 from snapshotd.cli.values import Count, Duration, Pair
-from snapshotd.client.results_mind import ValueInfo
+from snapshotd.client.results import ValueInfo
 from snapshotd.terms import DEFAULT_TENANT
 
 _TENANT = click.option("--tenant", metavar="T", default=DEFAULT_TENANT, show_default=True, help="Whose values.")

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from snapshotd.api.wire import hook_socket_of, lock_path_of, log_path_of
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, printable
 from snapshotd.client.client import Snapshotd
 from snapshotd.config import Config, read
-from snapshotd.daemon.http.wire import hook_socket_of, lock_path_of, log_path_of
 from snapshotd.errors import DaemonUnavailable, NotPermitted, SnapshotdError
 from snapshotd.terms import number_of
 

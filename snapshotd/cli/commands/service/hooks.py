@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
+from snapshotd.api.wire import hook_socket_of
 from snapshotd.cli.command import CONTEXT_SETTINGS, CliGroup, connect, declare, json_option
 from snapshotd.cli.text import print_json, table
 from snapshotd.client.autostart import answers
 from snapshotd.client.local import hook_settings
 from snapshotd.client.local.hook_settings import HookSettings
-from snapshotd.daemon.http.wire import hook_socket_of
 
 _folder = click.argument("folder", required=False, type=click.Path(file_okay=False, path_type=Path))
 _agent = click.argument("agent", type=click.Choice(list(hook_settings.AGENTS)))

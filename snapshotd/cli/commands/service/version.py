@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 
 import snapshotd
+from snapshotd.api.wire import API_VERSION
 from snapshotd.cli.command import connect, declare, json_option
 from snapshotd.cli.text import print_json
-from snapshotd.daemon.http.wire import API_VERSION
 from snapshotd.errors import SnapshotdError
 
 

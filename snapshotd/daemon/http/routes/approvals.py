@@ -10,80 +10,77 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd import types as t
-from snapshotd.daemon.http import models, streams
-from snapshotd.daemon.http import models_mind as mind
-from snapshotd.daemon.http.models_mind import check_json
-from snapshotd.daemon.http.routes.shared import ServiceDep, new_router, user_of
-from snapshotd.daemon.http.wire import LIST_MAX, PREVIEW_FILES, check_ref
+from snapshotd.api import operations
+from snapshotd.api.approvals import ApprovalView, ApproveRequest, AskRequest, DenyRequest
+from snapshotd.api.wire import LIST_MAX, PREVIEW_FILES, check_ref
+from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.decoding import check_json, given_json
+from snapshotd.daemon.http.encoding import approval_view, run_event
+from snapshotd.daemon.http.routes.shared import ServiceDep, handles, user_of
 
-router = new_router(tags=["approvals"])
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
-_WATCH_DOC = {
-    200: {
-        "content": {streams.NDJSON: {}},
-        "description": 'Lines: `{"event":"watching"}` at once; then `approval` (a person is asked, or has decided) and `finished` (a run '
-        'ended), each with `trajectory`; `{"event":"alive"}` every few seconds in which nothing happens; `{"event":"lost","count"}` where '
-        "a slow client has missed some.",
-    }
-}
 
 
-@router.get("/approvals")
-def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[mind.Approval]:
+@handles(operations.APPROVALS)
+def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[t.Approval]:
     """Oldest first; without `status` all."""
-    return [mind.Approval.of(item) for item in service.engine.approvals.list(status)]
+    return service.engine.approvals.list(status)
 
 
-@router.post("/approvals")
-def ask(body: mind.AskRequest, service: ServiceDep) -> mind.Approval | None:
+@handles(operations.ASK)
+def ask(body: AskRequest, service: ServiceDep) -> t.Approval | None:
     """Ask a person about a call of a program outside of the sandbox; with the same `call` again: what has been decided.
     null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call has the name."""
-    asked = service.engine.approvals.ask(
+    return service.engine.approvals.ask(
         check_ref(body.trajectory, "trajectory"),
         body.call,
         body.tool,
         check_json(body.arguments, "the arguments"),
-        side_effect=body.side_effect,
+        side_effect=t.SideEffect(body.side_effect),
         question=body.question,
         expires_s=body.expires_s,
     )
-    return None if asked is None else mind.Approval.of(asked)
 
 
-@router.get("/approvals/{approval}")
+@handles(operations.APPROVAL)
 def approval(
     approval: _Approval, service: ServiceDep, max_files: Annotated[int, Query(ge=0, le=LIST_MAX)] = PREVIEW_FILES
-) -> mind.ApprovalView:
+) -> ApprovalView:
     """One, with the files that changed since the trajectory's last approval."""
-    return mind.ApprovalView.of(
+    return approval_view(
         service.engine.approvals.view(check_ref(approval, "approval"), max_files=max_files + 1), max_files
     )
 
 
-@router.post("/approvals/{approval}/approve")
-def approve(request: Request, approval: _Approval, body: mind.ApproveRequest, service: ServiceDep) -> mind.Approval:
+@handles(operations.APPROVE_CALL)
+def approve(request: Request, approval: _Approval, body: ApproveRequest, service: ServiceDep) -> t.Approval:
     """Let the call run, with other arguments if they are given. Conflict: decided already, or the files are others by
     now."""
-    by = body.by or user_of(request)
-    decided = service.engine.approvals.approve(
-        check_ref(approval, "approval"), by=by, reason=body.reason, arguments=body.edited()
+    arguments = given_json(body.arguments, "the arguments")
+    return service.engine.approvals.approve(
+        check_ref(approval, "approval"), by=body.by or user_of(request), reason=body.reason, arguments=arguments
     )
-    return mind.Approval.of(decided)
 
 
-@router.post("/approvals/{approval}/deny")
-def deny(request: Request, approval: _Approval, body: mind.DenyRequest, service: ServiceDep) -> mind.Approval:
+@handles(operations.DENY_CALL)
+def deny(request: Request, approval: _Approval, body: DenyRequest, service: ServiceDep) -> t.Approval:
     """Refuse it; the agent is told why."""
-    by = body.by or user_of(request)
-    return mind.Approval.of(service.engine.approvals.deny(check_ref(approval, "approval"), by=by, reason=body.reason))
+    return service.engine.approvals.deny(
+        check_ref(approval, "approval"), by=body.by or user_of(request), reason=body.reason
+    )
 
 
-@router.get("/watch", response_class=Response, responses=_WATCH_DOC)  # type: ignore[arg-type]
+@handles(
+    operations.WATCH,
+    says='Lines: `{"event":"watching"}` at once; then `approval` (a person is asked, or has decided) and `finished` (a run '
+    'ended), each with `trajectory`; `{"event":"alive"}` every few seconds in which nothing happens; `{"event":"lost","count"}` where '
+    "a slow client has missed some.",
+)
 async def watch(service: ServiceDep) -> Response:
     """Events for outside tools, of all trajectories, from now on."""
 
     def produce(emit: streams.Emit) -> None:
         with contextlib.closing(service.watchers.watch(service.engine)) as events:
-            streams.each(emit, map(models.event_json, events))
+            streams.each(emit, map(run_event, events))
 
     return await streams.ndjson(service.streams, produce)

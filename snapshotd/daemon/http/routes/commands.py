@@ -2,61 +2,38 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import signal
 from typing import Annotated
 
-from fastapi import Depends, Query, Request
 from fastapi import Path as PathParameter
+from fastapi import Query, Request
 from starlette.responses import Response
 
-from snapshotd.daemon.http import models, models_commands, streams
-from snapshotd.daemon.http.routes.shared import (
-    NamedDep,
-    Ref,
-    ServiceDep,
-    checked_ref,
-    new_router,
-    once_unless_abandoned,
-)
+from snapshotd.api import operations
+from snapshotd.api.commands import BackgroundRequest, InputInfo, InputRequest, SignalRequest
+from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.decoding import check_argv, data_bytes, environment
+from snapshotd.daemon.http.encoding import command_event
+from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once_unless_abandoned
 from snapshotd.engine.base import CommandInfo
-from snapshotd.errors import Conflict, SandboxFailed, UsageError
+from snapshotd.errors import Conflict, SandboxFailed
 from snapshotd.types import CallStatus, short
 
-router = new_router(dependencies=[Depends(checked_ref)], tags=["runs"])
 CommandRef = Annotated[str, PathParameter(description="Unique prefix of the command's id.")]
-_EVENTS_DOC = {
-    200: {
-        "content": {streams.NDJSON: {}},
-        "description": "Lines: events `started`, `output`, `warning`, and last `finished` with the command's `status`, `exit_code`, "
-        "`snapshot` and `error` (or `error`: the stream failed).",
-    }
-}
 
 
-@router.post("/trajectories/{ref}/commands", status_code=201)
+@handles(operations.START_COMMAND)
 async def start_command(
-    request: Request, ref: Ref, body: models_commands.BackgroundRequest, service: ServiceDep, named: NamedDep
-) -> models_commands.Command:
+    request: Request, ref: Ref, body: BackgroundRequest, service: ServiceDep, named: NamedDep
+) -> CommandInfo:
     """Run a command in the background, as a tool call whose snapshot is taken when it ends. It is killed when the client
     is gone before it has the answer."""
     engine = service.engine
-    argv = tuple(body.argv)
-    models.check_argv(argv)
-    env = models.environment(body.env)
+    check_argv(body.argv)
+    environment(body.env)
 
     def start() -> CommandInfo:
-        return engine.runs.exec_in_background(
-            ref,
-            argv,
-            cwd=body.cwd,
-            env=env,
-            user=body.user,
-            stdin=body.stdin,
-            timeout_s=body.timeout_s,
-            idle_timeout_s=body.idle_timeout_s,
-        )
+        return engine.runs.exec_in_background(ref, body)
 
     def undo(info: CommandInfo) -> None:
         try:
@@ -73,22 +50,25 @@ async def start_command(
             )
         return info
 
-    started = await once_unless_abandoned(request, service, named, body, start, recalled, undo)
-    return models_commands.Command.of(started)
+    return await once_unless_abandoned(request, service, named, body, start, recalled, undo)
 
 
-@router.get("/trajectories/{ref}/commands")
-def commands(ref: Ref, service: ServiceDep) -> list[models_commands.Command]:
+@handles(operations.COMMANDS)
+def commands(ref: Ref, service: ServiceDep) -> list[CommandInfo]:
     """Its background commands: those that run, and the newest of those that have ended, oldest first."""
-    return [models_commands.Command.of(info) for info in service.engine.runs.commands(ref)]
+    return service.engine.runs.commands(ref)
 
 
-@router.get("/trajectories/{ref}/commands/{command}")
-def command(ref: Ref, command: CommandRef, service: ServiceDep) -> models_commands.Command:
-    return models_commands.Command.of(service.engine.runs.command(ref, command))
+@handles(operations.COMMAND)
+def command(ref: Ref, command: CommandRef, service: ServiceDep) -> CommandInfo:
+    return service.engine.runs.command(ref, command)
 
 
-@router.get("/trajectories/{ref}/commands/{command}/events", response_class=Response, responses=_EVENTS_DOC)  # type: ignore[arg-type]
+@handles(
+    operations.COMMAND_EVENTS,
+    says="Lines: events `started`, `output`, `warning`, and last `finished` with the command's `status`, `exit_code`, "
+    "`snapshot` and `error` (or `error`: the stream failed).",
+)
 async def command_events(
     ref: Ref, command: CommandRef, service: ServiceDep, follow: Annotated[bool, Query()] = True
 ) -> Response:
@@ -96,27 +76,18 @@ async def command_events(
     engine = service.engine
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.each(
-            emit, map(models_commands.event_json, engine.runs.command_events(ref, command, follow=follow))
-        ),
+        lambda emit: streams.each(emit, map(command_event, engine.runs.command_events(ref, command, follow=follow))),
     )
 
 
-@router.post("/trajectories/{ref}/commands/{command}/signal")
-def signal_command(
-    ref: Ref, command: CommandRef, body: models_commands.SignalRequest, service: ServiceDep
-) -> models_commands.Command:
+@handles(operations.SIGNAL_COMMAND)
+def signal_command(ref: Ref, command: CommandRef, body: SignalRequest, service: ServiceDep) -> CommandInfo:
     """Send a signal to a command's process group; the one that kills, to all that it started."""
-    return models_commands.Command.of(service.engine.runs.signal_command(ref, command, body.signal))
+    return service.engine.runs.signal_command(ref, command, body.signal)
 
 
-@router.post("/trajectories/{ref}/commands/{command}/stdin")
-def write_command(
-    ref: Ref, command: CommandRef, body: models_commands.WriteRequest, service: ServiceDep
-) -> models_commands.WriteAnswer:
+@handles(operations.WRITE_COMMAND)
+def write_command(ref: Ref, command: CommandRef, body: InputRequest, service: ServiceDep) -> InputInfo:
     """Write to a command's standard input. The answer may take some seconds if the command does not read."""
-    try:
-        data = base64.b64decode(body.data_b64, validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise UsageError(f"the data is not base64 ({exc}); encode its bytes") from exc
-    return models_commands.WriteAnswer(bytes=service.engine.runs.write_command(ref, command, data, end=body.end))
+    data = data_bytes(body.data_b64, "the data", "encode its bytes")
+    return InputInfo(service.engine.runs.write_command(ref, command, data, end=body.end))

@@ -6,63 +6,55 @@ from collections.abc import Callable
 
 from starlette.responses import Response
 
-from snapshotd import types as t
-from snapshotd.daemon.http import models, streams
-from snapshotd.daemon.http.routes.shared import ServiceDep, new_router
+from snapshotd.api import operations
+from snapshotd.api.storage import EnsureImageRequest, ImageRequest
+from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
 from snapshotd.engine.base import ProgressSink
 from snapshotd.errors import UsageError
+from snapshotd.types import Image
 
-router = new_router(tags=["images"])
-_DOC = {
-    200: {
-        "content": {streams.NDJSON: {}},
-        "description": 'Lines: `{"event":"progress","message"}`, at last `{"event":"result","image"}` or `{"event":"error","error"}`.',
-    }
-}
+_SAYS = 'Lines: `{"event":"progress","message"}`, at last `{"event":"result","image"}` or `{"event":"error","error"}`.'
 
 
-@router.get("/images")
-def images(service: ServiceDep) -> list[models.Image]:
-    return [models.Image.of(item) for item in service.engine.images.list()]
+@handles(operations.IMAGES)
+def images(service: ServiceDep) -> list[Image]:
+    return service.engine.images.list()
 
 
-@router.post("/images/ensure", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
-async def ensure(body: models.ImageName, service: ServiceDep) -> Response:
+@handles(operations.ENSURE_IMAGE, says=_SAYS)
+async def ensure(body: EnsureImageRequest, service: ServiceDep) -> Response:
     """The image that a sandbox of this name would start from. One that is not there is built or imported."""
-
-    def produce(emit: streams.Emit) -> None:
-        image = service.engine.images.ensure(body.image, streams.progress_lines(emit))
-        emit({"event": "result", "image": models.Image.of(image)})
-
-    return await streams.ndjson(service.streams, produce)
+    return await _answer(service, lambda progress: service.engine.images.ensure(body.image, progress))
 
 
-@router.post("/images/build", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
-async def build(body: models.ImageRequest, service: ServiceDep) -> Response:
+@handles(operations.BUILD_IMAGE, says=_SAYS)
+async def build(body: ImageRequest, service: ServiceDep) -> Response:
     """Build from a recipe folder, or from one that comes with snapshotd (`default`, `minimal`)."""
-    return await _make(service.engine.images.build, body, service)
+    source = _checked(body.source)
+    return await _answer(service, lambda progress: service.engine.images.build(source, body.name, progress))
 
 
-@router.post("/images/import", response_class=Response, responses=_DOC)  # type: ignore[arg-type]
-async def import_(body: models.ImageRequest, service: ServiceDep) -> Response:
+@handles(operations.IMPORT_IMAGE, says=_SAYS)
+async def import_(body: ImageRequest, service: ServiceDep) -> Response:
     """Import a folder, a root file system tar, a `docker save` or OCI archive, or a Docker image by name."""
-    return await _make(service.engine.images.import_, body, service)
+    source = _checked(body.source)
+    return await _answer(service, lambda progress: service.engine.images.import_(source, body.name, progress))
 
 
-@router.delete("/images/{ref:path}", status_code=204)
+@handles(operations.REMOVE_IMAGE)
 def remove(ref: str, service: ServiceDep) -> None:
     """Remove an image that no trajectory uses. `ref` may contain slashes, as Docker's names do."""
     service.engine.images.remove(ref)
 
 
-async def _make(
-    method: Callable[[str, str | None, ProgressSink], t.Image], body: models.ImageRequest, service: ServiceDep
-) -> Response:
-    if "\0" in body.source:
-        raise UsageError(f"{body.source[:40]!r} contains a zero byte, so it cannot be the source of an image")
+def _checked(source: str) -> str:
+    if "\0" in source:
+        raise UsageError(f"{source[:40]!r} contains a zero byte, so it cannot be the source of an image")
+    return source
 
-    def produce(emit: streams.Emit) -> None:
-        image = method(body.source, body.name, streams.progress_lines(emit))
-        emit({"event": "result", "image": models.Image.of(image)})
 
-    return await streams.ndjson(service.streams, produce)
+async def _answer(service: Service, make: Callable[[ProgressSink], Image]) -> Response:
+    return await streams.ndjson(
+        service.streams, lambda emit: streams.result(emit, "image", make(streams.progress_lines(emit)))
+    )

@@ -2,101 +2,64 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Query, Request
 from fastapi import Path as PathParameter
+from fastapi import Query, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from starlette.responses import Response
 
-from snapshotd.daemon.http import carrying, models, models_forks, streams
+from snapshotd.api import operations
+from snapshotd.api.commands import ExecRequest
+from snapshotd.api.snapshots import SnapshotRequest
+from snapshotd.api.trajectories import CreatedInfo, CreateRequest, ForkRequest, RunAgentRequest
+from snapshotd.api.wire import LOG_MAX, STDIN_WINDOW_BYTES, check_ref
+from snapshotd.daemon.http import carrying, encoding, streams
 from snapshotd.daemon.http.attending import Lines, attend
+from snapshotd.daemon.http.decoding import check_argv, environment, run_request, sandbox_request, variant
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import (
     Named,
     NamedDep,
     Ref,
     ServiceDep,
-    checked_ref,
-    new_router,
+    handles,
     once,
     once_unless_abandoned,
     step_once,
 )
-from snapshotd.daemon.http.wire import ATTENDED, FRAMES, LOG_MAX, PORTS, STDIN_WINDOW_BYTES, check_ref
-from snapshotd.engine.base import Caller, ExecResult, Forked, OutputSink, Stream, output_event
+from snapshotd.engine.base import Caller, ExecResult, Forked, ForkPart, OutputSink, SandboxInfo, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
-from snapshotd.types import Snapshot, Trajectory
+from snapshotd.types import ExperimentID, Snapshot, Trajectory
 
-router = new_router(dependencies=[Depends(checked_ref)])
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
-_EXEC_DOC = {
-    200: {
-        "content": {streams.NDJSON: {}},
-        "description": 'Lines: `{"event":"output","stream","data_b64"}` as it comes, at last '
-        '`{"event":"result","exit_code","snapshot","call"}` or `{"event":"error","error":{"code","message"}}`.',
-    }
-}
-_ATTENDED: dict[str, Any] = {
-    "response_class": Response,
-    "responses": {
-        200: {
-            "content": {streams.NDJSON: {}},
-            "description": 'As without `/attended`, and `{"event":"taken","bytes"}`: so much more of the input has gone to the command.',
-        }
-    },
-    "openapi_extra": {
-        "requestBody": {
-            "required": True,
-            "content": {streams.NDJSON: {}},
-            "description": "One JSON object per line, in chunks. The first is the body of the request without `/attended`. The others, in "
-            'any order while the command runs: `{"event":"stdin","data_b64"}` '
-            f"(at most {STDIN_WINDOW_BYTES} bytes that are not `taken`), "
-            '`{"event":"stdin_end"}`, `{"event":"resize","rows","columns"}` (of its terminal), '
-            '`{"event":"unread","stream"}` (nobody reads that stream any more: the command meets a broken pipe).',
-        }
-    },
-}
-_PORT_DOC: dict[str, Any] = {
-    "response_class": Response,
-    "responses": {
-        200: {
-            "content": {FRAMES: {}},
-            "description": "Bytes of the server, as they come, in frames. Frames with events: "
-            '`{"event":"end"}` (the server sends no more), and last `{"event":"result"}` (both sides have ended). '
-            "Without the last one the connection was cut: the server reset it, or the sandbox ended.",
-        }
-    },
-    "openapi_extra": {
-        "requestBody": {
-            "required": True,
-            "content": {streams.BYTES: {}},
-            "description": "Bytes for the server, in chunks, as they come. Their end is the end for the server, too; the answer goes on.",
-        }
-    },
-}
+_EXEC_SAYS = (
+    'Lines: `{"event":"output","stream","data_b64"}` as it comes, at last '
+    '`{"event":"result","exit_code","snapshot","call"}` or `{"event":"error","error":{"code","message"}}`.'
+)
+_ATTENDED_SAYS = (
+    'As without `/attended`, and `{"event":"taken","bytes"}`: so much more of the input has gone to the command.'
+)
+_ATTENDED_TAKES = (
+    "One JSON object per line, in chunks. The first is the body of the request without `/attended`. The others, in "
+    'any order while the command runs: `{"event":"stdin","data_b64"}` '
+    f"(at most {STDIN_WINDOW_BYTES} bytes that are not `taken`), "
+    '`{"event":"stdin_end"}`, `{"event":"resize","rows","columns"}` (of its terminal), '
+    '`{"event":"unread","stream"}` (nobody reads that stream any more: the command meets a broken pipe).'
+)
+_EXEC_REQUEST = TypeAdapter(ExecRequest)
 PortNumber = Annotated[int, PathParameter(ge=1, le=65535, description="TCP port in the sandbox.")]
 Stdin = Annotated[bool, Query(description="The command reads what the client sends; else its standard input is empty.")]
-_EVENTS_DOC = {
-    200: {
-        "content": {streams.NDJSON: {}},
-        "description": "Lines: events `started`, `output`, `snapshot`, `warning`, `replayed` (a call was answered from the journal), "
-        "`live` (a resumed program has reached the end of what is recorded), `approval` (a person is asked, or has decided), and last "
-        "`finished` (or `error`: the stream failed).",
-    }
-}
 
 
-@router.post("/sandboxes", status_code=201, tags=["runs"])
-async def create(request: Request, body: models.CreateRequest, service: ServiceDep, named: NamedDep) -> models.Created:
+@handles(operations.CREATE)
+async def create(request: Request, body: CreateRequest, service: ServiceDep, named: NamedDep) -> CreatedInfo:
     """Create a sandbox without an agent. It is stopped again when the client is gone before it has the answer."""
     engine = service.engine
-    sandbox = replace(body.sandbox(), namespace_pid=client_pid(request))
+    sandbox = sandbox_request(body, client_pid(request))
 
     def recalled(made: tuple[str, ...]) -> tuple[Trajectory, Snapshot]:
         return engine.snapshots.trajectory(made[0]), engine.snapshots.log(made[0])[0]
@@ -110,30 +73,27 @@ async def create(request: Request, body: models.CreateRequest, service: ServiceD
         recalled,
         lambda made: _stop(engine, made[0]),
     )
-    return models.Created(trajectory=models.Trajectory.of(trajectory), snapshot=models.Snapshot.of(snapshot))
+    return CreatedInfo(encoding.trajectory(trajectory), encoding.snapshot(snapshot))
 
 
-@router.get("/sandboxes", tags=["runs"])
-def sandboxes(service: ServiceDep) -> list[models.Sandbox]:
+@handles(operations.SANDBOXES)
+def sandboxes(service: ServiceDep) -> list[SandboxInfo]:
     """The live sandboxes."""
-    return [models.Sandbox.of(info) for info in service.engine.runs.sandboxes()]
+    return service.engine.runs.sandboxes()
 
 
-@router.post("/runs", status_code=201, tags=["runs"])
-async def run(
-    request: Request, body: models.RunAgentRequest, service: ServiceDep, named: NamedDep
-) -> models.Trajectory:
+@handles(operations.RUN_AGENT)
+async def run(request: Request, body: RunAgentRequest, service: ServiceDep, named: NamedDep) -> Trajectory:
     """Start an agent; its events follow under /trajectories/{ref}/events. Stopped again when the client is gone before
     it has the answer, unless `detach`."""
     engine = service.engine
-    asked = body.run()
-    asked = replace(asked, sandbox=replace(asked.sandbox, namespace_pid=client_pid(request)))
+    asked = run_request(body, client_pid(request))
 
     def undo(trajectory: Trajectory) -> None:
         if not body.detach:
             _stop(engine, trajectory)
 
-    started = await once_unless_abandoned(
+    return await once_unless_abandoned(
         request,
         service,
         named,
@@ -142,39 +102,38 @@ async def run(
         lambda made: engine.snapshots.trajectory(made[0]),
         undo,
     )
-    return models.Trajectory.of(started)
 
 
-@router.get("/trajectories", tags=["trajectories"])
-def trajectories(service: ServiceDep) -> list[models.Trajectory]:
-    return [models.Trajectory.of(item) for item in service.engine.snapshots.trajectories()]
+@handles(operations.TRAJECTORIES)
+def trajectories(service: ServiceDep) -> list[Trajectory]:
+    return service.engine.snapshots.trajectories()
 
 
-@router.get("/trajectories/{ref}", tags=["trajectories"])
-def trajectory(ref: Ref, service: ServiceDep) -> models.Trajectory:
-    return models.Trajectory.of(service.engine.snapshots.trajectory(ref))
+@handles(operations.TRAJECTORY)
+def trajectory(ref: Ref, service: ServiceDep) -> Trajectory:
+    return service.engine.snapshots.trajectory(ref)
 
 
-@router.delete("/trajectories/{ref}", status_code=204, tags=["trajectories"])
+@handles(operations.REMOVE)
 def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
     """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all."""
     service.engine.runs.remove(ref, force=force)
 
 
-@router.get("/trajectories/{ref}/log", response_model=list[models.Snapshot], tags=["trajectories"])
+@handles(operations.LOG)
 def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> Response:
     """Its snapshots, oldest first; with `last`, only this number of the newest."""
-    return streams.listed(models.Snapshot.of(item) for item in service.engine.snapshots.log(ref, last))
+    return streams.listed(service.engine.snapshots.log(ref, last))
 
 
-@router.post("/trajectories/{ref}/stop", tags=["runs"])
-def stop(ref: Ref, service: ServiceDep, discard: bool = False) -> models.Trajectory:
+@handles(operations.STOP)
+def stop(ref: Ref, service: ServiceDep, discard: bool = False) -> Trajectory:
     """Take a last snapshot if anything changed and end the sandbox. `discard`: without one."""
-    return models.Trajectory.of(service.engine.runs.stop(ref, discard=discard))
+    return service.engine.runs.stop(ref, discard=discard)
 
 
-@router.post("/trajectories/{ref}/snapshot", tags=["runs"])
-def take_snapshot(ref: Ref, body: models.SnapshotRequest, service: ServiceDep, named: NamedDep) -> models.Snapshot:
+@handles(operations.TAKE_SNAPSHOT)
+def take_snapshot(ref: Ref, body: SnapshotRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
     """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
     program is being replayed, or the name is taken."""
     return step_once(
@@ -182,24 +141,29 @@ def take_snapshot(ref: Ref, body: models.SnapshotRequest, service: ServiceDep, n
     )
 
 
-@router.get("/trajectories/{ref}/events", response_class=Response, responses=_EVENTS_DOC, tags=["runs"])  # type: ignore[arg-type]
+@handles(
+    operations.EVENTS,
+    says="Lines: events `started`, `output`, `snapshot`, `warning`, `replayed` (a call was answered from the journal), "
+    "`live` (a resumed program has reached the end of what is recorded), `approval` (a person is asked, or has decided), and last "
+    "`finished` (or `error`: the stream failed).",
+)
 async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()] = True) -> Response:
     """The events of its run from the beginning; with `follow`, until it has finished."""
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.each(emit, map(models.event_json, service.engine.runs.events(ref, follow=follow))),
+        lambda emit: streams.each(emit, map(encoding.run_event, service.engine.runs.events(ref, follow=follow))),
     )
 
 
-@router.post("/trajectories/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
+@handles(operations.EXEC, says=_EXEC_SAYS)
 async def exec_in_trajectory(
-    request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep, named: NamedDep
+    request: Request, ref: Ref, body: ExecRequest, service: ServiceDep, named: NamedDep
 ) -> Response:
     """Run a command as a tool call. It goes on, and its snapshot is taken, when the client goes away."""
     return await _exec(request, _in_trajectory(service.engine, body), ref, body, service, named)
 
 
-@router.post("/trajectories/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
+@handles(operations.EXEC_ATTENDED, says=_ATTENDED_SAYS, takes=_ATTENDED_TAKES)
 async def attended_exec_in_trajectory(
     request: Request, ref: Ref, service: ServiceDep, named: NamedDep, stdin: Stdin = False
 ) -> Response:
@@ -209,13 +173,13 @@ async def attended_exec_in_trajectory(
     return await _exec(request, _in_trajectory(service.engine, body), ref, body, service, named, stdin, lines)
 
 
-@router.post("/snapshots/{ref}/exec", response_class=Response, responses=_EXEC_DOC, tags=["runs"])  # type: ignore[arg-type]
-async def exec_in_snapshot(request: Request, ref: Ref, body: models.ExecRequest, service: ServiceDep) -> Response:
+@handles(operations.EXEC_SNAPSHOT, says=_EXEC_SAYS)
+async def exec_in_snapshot(request: Request, ref: Ref, body: ExecRequest, service: ServiceDep) -> Response:
     """Run a command in a throw-away fork of a snapshot. It ends when the client goes away."""
     return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, None)
 
 
-@router.post("/snapshots/{ref}/exec" + ATTENDED, tags=["runs"], **_ATTENDED)
+@handles(operations.EXEC_SNAPSHOT_ATTENDED, says=_ATTENDED_SAYS, takes=_ATTENDED_TAKES)
 async def attended_exec_in_snapshot(request: Request, ref: Ref, service: ServiceDep, stdin: Stdin = False) -> Response:
     """The same for a client that goes on to speak while the command runs."""
     lines = Lines(request)
@@ -223,7 +187,13 @@ async def attended_exec_in_snapshot(request: Request, ref: Ref, service: Service
     return await _exec(request, _in_snapshot(service.engine, body), ref, body, service, None, stdin, lines)
 
 
-@router.post("/trajectories/{ref}" + PORTS + "{port}", tags=["runs"], **_PORT_DOC)
+@handles(
+    operations.CONNECT,
+    says="Bytes of the server, as they come, in frames. Frames with events: "
+    '`{"event":"end"}` (the server sends no more), and last `{"event":"result"}` (both sides have ended). '
+    "Without the last one the connection was cut: the server reset it, or the sandbox ended.",
+    takes="Bytes for the server, in chunks, as they come. Their end is the end for the server, too; the answer goes on.",
+)
 async def connect(request: Request, ref: Ref, port: PortNumber, service: ServiceDep) -> Response:
     """A connection to a server on the loopback of a running sandbox. It is cut when the client goes away."""
     return await carrying.carried(
@@ -231,22 +201,19 @@ async def connect(request: Request, ref: Ref, port: PortNumber, service: Service
     )
 
 
-@router.post("/snapshots/{ref}/fork", status_code=201, tags=["runs"])
-async def fork(
-    request: Request, ref: Ref, body: models_forks.ForkRequest, service: ServiceDep, named: NamedDep
-) -> models.ForkAnswer:
+@handles(operations.FORK)
+async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDep, named: NamedDep) -> Forked:
     """Start `n` new trajectories from one snapshot, all or none."""
-    engine = service.engine
-    args = None if body.args is None else tuple(body.args)
-    models.check_argv(args or ())
-    variants = tuple(item.variant() for item in body.variants)
+    engine, part = service.engine, body.part
+    check_argv(body.args or ())
+    variants = tuple(map(variant, body.variants))
 
     def recalled(made: tuple[str, ...]) -> Forked:
         forks = tuple(map(engine.snapshots.trajectory, made))
         assert forks[0].experiment is not None
         return Forked(forks[0].experiment, forks)
 
-    forked = await once_unless_abandoned(
+    return await once_unless_abandoned(
         request,
         service,
         named,
@@ -254,32 +221,32 @@ async def fork(
         lambda: engine.branching.fork(
             ref,
             body.count,
-            args=args,
+            args=body.args,
             name=body.name,
             resume=body.resume,
             variants=variants,
             idle_timeout_s=body.idle_timeout_s,
-            part=None if body.part is None else body.part.part(),
+            part=None if part is None else ForkPart(ExperimentID(part.experiment), part.first, part.count),
         ),
         recalled,
         lambda made: _stop(engine, *made.trajectories),
     )
-    return models.ForkAnswer.of(forked)
 
 
-def _body(line: bytes) -> models.ExecRequest:
+def _body(line: bytes) -> ExecRequest:
     try:
-        return models.ExecRequest.model_validate_json(line)
+        return _EXEC_REQUEST.validate_json(line)
     except ValidationError as exc:
         raise RequestValidationError(exc.errors()) from exc
 
 
-def _in_trajectory(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
-    head = None if body.if_head is None else check_ref(body.if_head)
-    return functools.partial(engine.runs.exec, expected_head=head, idle_timeout_s=body.idle_timeout_s)
+def _in_trajectory(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]:
+    if body.if_head is not None:
+        check_ref(body.if_head)
+    return engine.runs.exec
 
 
-def _in_snapshot(engine: Engine, body: models.ExecRequest) -> Callable[..., ExecResult]:
+def _in_snapshot(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]:
     if body.if_head is not None:
         raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
     if body.idle_timeout_s is not None:
@@ -291,16 +258,15 @@ async def _exec(
     request: Request,
     method: Callable[..., ExecResult],
     ref: str,
-    body: models.ExecRequest,
+    body: ExecRequest,
     service: ServiceDep,
     named: Named | None,
     stdin: bool = False,
     lines: Lines | None = None,
 ) -> Response:
     """`named`: None for one that makes nothing."""
-    argv = tuple(body.argv)
-    models.check_argv(argv)
-    env = models.environment(body.env)
+    check_argv(body.argv)
+    environment(body.env)
     if body.terminal is not None and lines is None and not (named is not None and named.recall):
         raise UsageError("a terminal needs a client that attends to it; use the path that ends with `/attended`")
     size = None if body.terminal is None else (body.terminal.rows, body.terminal.columns)
@@ -313,17 +279,13 @@ async def _exec(
         caller.on_taken(lambda count: emit({"event": "taken", "bytes": count}))
 
         def execute() -> ExecResult:
-            return method(
-                ref, argv, cwd=body.cwd, env=env, user=body.user, sink=sink, caller=caller, timeout_s=body.timeout_s
-            )
+            return method(ref, body, sink=sink, caller=caller)
 
         def recalled(made: tuple[str, ...]) -> ExecResult:
             return _recorded(service.engine, made[0], sink)
 
         done = execute() if named is None else once(service, named, body, execute, recalled)
-        snapshot = None if done.snapshot is None else models.Snapshot.of(done.snapshot)
-        call = models.Tool.of(done.call)
-        emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
+        emit(encoding.event("result", done))
 
     return await streams.ndjson(service.streams, produce, attend=attend(request, caller, lines))
 

@@ -8,21 +8,18 @@ from fastapi import Query
 
 import snapshotd
 from snapshotd import types as t
-from snapshotd.daemon.http import models
-from snapshotd.daemon.http.routes.shared import ServiceDep, new_router
-from snapshotd.daemon.http.wire import API_VERSION, check_ref
-
-router = new_router(tags=["service"])
-
-
-@router.get("/version")
-def version(service: ServiceDep) -> models.Version:
-    return models.Version(
-        version=snapshotd.__version__, api_version=API_VERSION, pid=service.pid, state_dir=str(service.state_dir)
-    )
+from snapshotd.api import operations
+from snapshotd.api.service import VersionInfo
+from snapshotd.api.wire import API_VERSION, check_ref
+from snapshotd.daemon.http.routes.shared import ServiceDep, handles
 
 
-@router.get("/status")
+@handles(operations.VERSION)
+def version(service: ServiceDep) -> VersionInfo:
+    return VersionInfo(snapshotd.__version__, API_VERSION, service.pid, str(service.state_dir))
+
+
+@handles(operations.STATUS)
 def status(service: ServiceDep) -> dict[str, Any]:
     """Facts about the engine: versions, state directory, layer file system, runtimes, counts."""
     return {
@@ -34,7 +31,7 @@ def status(service: ServiceDep) -> dict[str, Any]:
     }
 
 
-@router.post("/flush", status_code=204)
+@handles(operations.FLUSH)
 def flush(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> None:
     """Return when every snapshot so far is stored and its files are counted."""
     chosen = (
@@ -43,7 +40,7 @@ def flush(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None
     service.engine.storage.flush(chosen)
 
 
-@router.post("/shutdown", status_code=202)
+@handles(operations.SHUTDOWN)
 def shutdown(service: ServiceDep) -> dict[str, int]:
     """Stop the daemon as SIGTERM does: no new requests, a last snapshot of every sandbox, then exit."""
     service.request_stop()

@@ -1,15 +1,13 @@
-"""The parts that the route modules share: the service, refs from the URL, and paths of a sandbox."""
+"""The parts that the route modules share: how a handler is registered, the service, refs from the URL, and requests
+that are made once."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import functools
 import hashlib
 import inspect
 import json
-import os
 import pathlib
 import pwd
 import threading
@@ -22,15 +20,17 @@ import anyio.to_thread
 from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi import Path as PathParameter
 from fastapi.routing import APIRoute
-from pydantic import BaseModel
 from starlette.responses import Response
 
-from snapshotd.daemon.http import models
+from snapshotd.api.operations import Operation
+from snapshotd.api.record import encode_masked
+from snapshotd.api.service import ErrorAnswer
+from snapshotd.api.wire import API_PREFIX, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.daemon.http.carrying import ConnectionLimit
+from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.peer import PEER_UID
-from snapshotd.daemon.http.streams import JSON, StreamLimit, json_bytes
+from snapshotd.daemon.http.streams import JSON, StreamLimit
 from snapshotd.daemon.http.watching import Watchers
-from snapshotd.daemon.http.wire import API_PREFIX, ATTENDED, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import UsageError
 from snapshotd.kernel import turns
@@ -53,8 +53,7 @@ class Service:
 
 
 class JsonRoute(APIRoute):
-    """A route whose answers `streams.json_bytes` encodes, and not FastAPI, which refuses some text that a program may
-    record."""
+    """A route whose answers `json_bytes` encodes, and not FastAPI, which refuses some text that a program may record."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         status = options.get("status_code") or 200
@@ -80,15 +79,40 @@ class JsonRoute(APIRoute):
         super().__init__(path, answering, **options)
 
 
-def new_router(prefix: str = "", **options: Any) -> APIRouter:
-    """A router below the API's prefix. Its routes go into an app as they are: those of a router that FastAPI includes
-    are built again, by each daemon's first request."""
-    return APIRouter(
-        route_class=JsonRoute,
-        prefix=API_PREFIX + prefix,
-        responses={"default": {"model": models.ErrorAnswer, "description": "An error, as one sentence."}},
-        **options,
-    )
+ROUTER = APIRouter(
+    route_class=JsonRoute,
+    prefix=API_PREFIX,
+    responses={"default": {"model": ErrorAnswer, "description": "An error, as one sentence."}},
+)
+"""All routes. They go into an app as they are: those of a router that FastAPI includes are built again, by each daemon's
+first request."""
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+def handles(operation: Operation[Any], says: str | None = None, takes: str | None = None) -> Callable[[H], H]:
+    """Registers the handler of an operation. It returns values of the engine, or records (`encoding.py`), or the Response
+    that streams the answer. `says`, `takes`: description of a streamed answer, and of a streamed body."""
+    options: dict[str, Any] = {"response_model": operation.answer}
+    if isinstance(operation.answer, str):
+        described: dict[str, Any] = {"content": {operation.answer: {}}, "description": says or "Raw bytes."}
+        options = {"response_class": Response, "responses": {200: described}}
+    if operation.is_upload:
+        described = {"required": True, "content": {operation.body: {}}, "description": takes}
+        options["openapi_extra"] = {"requestBody": described}
+
+    def register(handler: H) -> H:
+        ROUTER.add_api_route(
+            operation.path,
+            handler,
+            methods=[operation.method],
+            status_code=operation.status,
+            tags=[operation.subject],
+            dependencies=[Depends(_check_ref)] if "{ref}" in operation.path else None,
+            **options,
+        )
+        return handler
+
+    return register
 
 
 async def _service(request: Request) -> Service:  # async, or FastAPI has a thread call it
@@ -106,11 +130,9 @@ Ref = Annotated[
 PathB64 = Annotated[str, Query(description="Path in the sandbox, relative to its root, as base64 of its bytes.")]
 
 
-async def checked_ref(request: Request) -> None:
+async def _check_ref(request: Request) -> None:
     """NotFound for a ref in the URL that nothing can have."""
-    ref = request.path_params.get("ref")
-    if ref is not None:
-        check_ref(ref)
+    check_ref(request.path_params["ref"])
 
 
 def user_of(request: Request) -> str:
@@ -120,20 +142,6 @@ def user_of(request: Request) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
-
-
-def sandbox_path(path_b64: str) -> bytes:
-    """The bytes of a path, without leading slashes. UsageError for a text that cannot be a path."""
-    try:
-        path = base64.b64decode(path_b64, altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError) as exc:
-        raise UsageError(f"the path is not base64 ({exc}); encode the path's bytes") from exc
-    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
-    if b"\0" in path or b".." in parts:
-        raise UsageError(
-            f"{os.fsdecode(path)!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
-        )
-    return b"/".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,21 +154,16 @@ class Named:
     """Its method and path, the same for a command that the client attends to."""
 
     def request(self, *body: object) -> RequestKey | None:
-        """Its key, bound to its target and `body`. None: it has none. UsageError: it asks to be recalled, and has
-        none."""
+        """Its key, bound to its target and `body`, but not to secrets: no digest of one is recorded. None: it has none.
+        UsageError: it asks to be recalled, and has none."""
         if self.key is None:
             if self.recall:
                 raise UsageError(
                     f"a request can be recalled only under its {KEY_HEADER}; send the one that it was sent with"
                 )
             return None
-        said = json.dumps([self.target, *body], sort_keys=True, default=_shown)
+        said = json.dumps([self.target, *body], sort_keys=True, default=encode_masked)
         return RequestKey(self.key, hashlib.blake2b(said.encode(), digest_size=16).hexdigest(), time.time_ns())
-
-
-def _shown(model: BaseModel) -> Any:
-    """A body without its secrets: no digest of one is recorded."""
-    return model.model_dump(mode="json")
 
 
 async def _named(
@@ -185,7 +188,7 @@ async def _named(
         ),
     ] = False,
 ) -> Named:
-    return Named(key, recall, f"{request.method} {request.url.path.removesuffix(ATTENDED)}")
+    return Named(key, recall, f"{request.method} {request.url.path.removesuffix('/attended')}")
 
 
 NamedDep = Annotated[Named, Depends(_named)]
@@ -198,9 +201,9 @@ def once(service: Service, named: Named, body: object, make: Callable[[], T], re
         return asking.once(make, recall, recall_only=named.recall)
 
 
-def step_once(service: Service, named: Named, body: object, make: Callable[[], Snapshot]) -> models.Snapshot:
+def step_once(service: Service, named: Named, body: object, make: Callable[[], Snapshot]) -> Snapshot:
     """The same for what is answered with the snapshot of a step."""
-    return models.Snapshot.of(once(service, named, body, make, lambda made: service.engine.snapshots.get(made[0])))
+    return once(service, named, body, make, lambda made: service.engine.snapshots.get(made[0]))
 
 
 async def once_unless_abandoned(

@@ -3,109 +3,93 @@ folders."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import Depends, Query, Request
+from fastapi import Query, Request
 from starlette.responses import Response
 
-from snapshotd import types as t
-from snapshotd.daemon.http import models, streams
-from snapshotd.daemon.http import models_storage as storage
+from snapshotd.api import operations
+from snapshotd.api.storage import CheckRequest, MountRequest, Policy, PruneRequest
+from snapshotd.api.wire import check_ref
+from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.decoding import absolute, check_name, retention_policy
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import Ref, ServiceDep, checked_ref, new_router
-from snapshotd.daemon.http.wire import FRAMES, UPLOAD_PATH, check_ref
-from snapshotd.engine.base import ExportForm
-from snapshotd.errors import Unsupported, UsageError
+from snapshotd.daemon.http.routes.shared import Ref, ServiceDep, handles
+from snapshotd.engine.base import ExportForm, RetentionPolicy, Usage
+from snapshotd.errors import Unsupported
 
-router = new_router(tags=["storage"], dependencies=[Depends(checked_ref)])
 _Line = Annotated[str | None, Query(description="A trajectory, for its own policy; else the global one.")]
+_SAYS = 'Lines: `{"event":"progress","message"}`, at last `{"event":"result",%s}` or `{"event":"error","error"}`.'
+_REPORT = _SAYS % '"report"'
 
 
-def _lines_doc(result: str) -> dict[int | str, dict[str, Any]]:
-    text = f'Lines: `{{"event":"progress","message"}}`, at last `{{"event":"result",{result}}}` or `{{"event":"error","error"}}`.'
-    return {200: {"content": {streams.NDJSON: {}}, "description": text}}
-
-
-_EXPORT_DOC: dict[int | str, dict[str, Any]] = {
-    200: {
-        "content": {FRAMES: {}},
-        "description": "Frames: a byte that is 0 for raw bytes of the file and 1 for an event, the length of the content (32 bits, big "
-        'endian), the content. Events: `{"event":"progress","message"}`, at last `{"event":"result","warnings"}` or '
-        '`{"event":"error","error"}`.',
-    }
-}
-_IMPORT_DOC = {
-    "requestBody": {"required": True, "content": {streams.BYTES: {}}, "description": "A bundle, of any size."}
-}
-
-
-@router.get("/usage")
-def usage(service: ServiceDep) -> storage.Usage:
+@handles(operations.USAGE)
+def usage(service: ServiceDep) -> Usage:
     """Disk use."""
-    return storage.Usage.of(service.engine.storage.usage())
+    return service.engine.storage.usage()
 
 
-@router.get("/policy")
-def policy(service: ServiceDep, trajectory: _Line = None) -> storage.Policy:
+@handles(operations.POLICY)
+def policy(service: ServiceDep, trajectory: _Line = None) -> RetentionPolicy:
     """The retention policy: the global one, or the one that holds for a trajectory."""
-    return storage.Policy.of(service.engine.storage.policy(_checked(trajectory)))
+    return service.engine.storage.policy(_checked(trajectory))
 
 
-@router.put("/policy")
-def set_policy(body: storage.Policy, service: ServiceDep, trajectory: _Line = None) -> storage.Policy:
+@handles(operations.SET_POLICY)
+def set_policy(body: Policy, service: ServiceDep, trajectory: _Line = None) -> RetentionPolicy:
     """Set it. Nothing is removed before the next prune."""
-    service.engine.storage.set_policy(_checked(trajectory), body.policy())
-    return storage.Policy.of(service.engine.storage.policy(trajectory))
+    service.engine.storage.set_policy(_checked(trajectory), retention_policy(body))
+    return service.engine.storage.policy(trajectory)
 
 
-@router.delete("/policy", status_code=204)
+@handles(operations.CLEAR_POLICY)
 def clear_policy(service: ServiceDep, trajectory: _Line = None) -> None:
     """Remove it."""
     service.engine.storage.set_policy(_checked(trajectory), None)
 
 
-@router.post("/prune", response_class=Response, responses=_lines_doc('"report"'))
-async def prune(body: storage.PruneRequest, service: ServiceDep) -> Response:
+@handles(operations.PRUNE, says=_REPORT)
+async def prune(body: PruneRequest, service: ServiceDep) -> Response:
     """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. It goes on when
     the client goes away."""
-    chosen = None if body.policy is None else body.policy.policy()
+    chosen = None if body.policy is None else retention_policy(body.policy)
 
     def produce(emit: streams.Emit) -> None:
-        report = service.engine.storage.prune(
-            chosen, dry_run=body.dry_run, grace_s=body.grace_s, progress=streams.progress_lines(emit)
-        )
-        emit({"event": "result", "report": storage.PruneAnswer.of(report)})
+        progress = streams.progress_lines(emit)
+        report = service.engine.storage.prune(chosen, dry_run=body.dry_run, grace_s=body.grace_s, progress=progress)
+        streams.result(emit, "report", report)
 
     return await streams.ndjson(service.streams, produce)
 
 
-@router.post("/check", response_class=Response, responses=_lines_doc('"report"'))
-async def check(body: storage.CheckRequest, service: ServiceDep) -> Response:
+@handles(operations.CHECK, says=_REPORT)
+async def check(body: CheckRequest, service: ServiceDep) -> Response:
     """Verify the repository; damage is in the report and no error. It ends when the client goes away."""
 
     def produce(emit: streams.Emit) -> None:
         def progress(message: str) -> None:
             streams.require(emit({"event": "progress", "message": message}))
 
-        report = service.engine.storage.check(read_data=body.read_data, progress=progress)
-        emit({"event": "result", "report": storage.check_json(report)})
+        streams.result(emit, "report", service.engine.storage.check(read_data=body.read_data, progress=progress))
 
     return await streams.ndjson(service.streams, produce)
 
 
-@router.post("/repair", response_class=Response, responses=_lines_doc('"report"'))
+@handles(operations.REPAIR, says=_REPORT)
 async def repair(service: ServiceDep) -> Response:
     """Rebuild damaged parts from intact ones. It goes on when the client goes away."""
-
-    def produce(emit: streams.Emit) -> None:
-        report = service.engine.storage.repair(streams.progress_lines(emit))
-        emit({"event": "result", "report": storage.RepairAnswer.of(report)})
-
-    return await streams.ndjson(service.streams, produce)
+    return await streams.ndjson(
+        service.streams,
+        lambda emit: streams.result(emit, "report", service.engine.storage.repair(streams.progress_lines(emit))),
+    )
 
 
-@router.get("/snapshots/{ref}/export", response_class=Response, responses=_EXPORT_DOC)
+@handles(
+    operations.EXPORT,
+    says="Frames: a byte that is 0 for raw bytes of the file and 1 for an event, the length of the content (32 bits, big "
+    'endian), the content. Events: `{"event":"progress","message"}`, at last `{"event":"result","warnings"}` or '
+    '`{"event":"error","error"}`.',
+)
 async def export(
     ref: Ref,
     service: ServiceDep,
@@ -124,52 +108,43 @@ async def export(
         warnings = service.engine.storage.export(
             ref, form=form, whole=whole, since=since, forks=forks, write=write, progress=progress
         )
-        emit({"event": "result", "warnings": list(warnings)})
+        streams.result(emit, "warnings", warnings)
 
     return await streams.frames(service.streams, produce)
 
 
-@router.post(UPLOAD_PATH, response_class=Response, responses=_lines_doc('"imported"'), openapi_extra=_IMPORT_DOC)
+@handles(operations.IMPORT_BUNDLE, says=_SAYS % '"imported"', takes="A bundle, of any size.")
 async def import_(
     request: Request,
     service: ServiceDep,
     name: Annotated[str | None, Query(description="Name of the trajectory.")] = None,
 ) -> Response:
     """Take a bundle in, all or nothing."""
-    if name is not None and not t.NAME_PATTERN.fullmatch(name):
-        raise UsageError(
-            f"{name!r} cannot be a name: use up to 64 letters, digits and ._- , starting with a letter or digit"
-        )
+    check_name(name, "a name")
     upload = streams.Upload(request)
 
     def produce(emit: streams.Emit) -> None:
         imported = service.engine.storage.import_bundle(upload.read, name, streams.progress_lines(emit))
-        emit({"event": "result", "imported": storage.ImportAnswer.of(imported)})
+        streams.result(emit, "imported", imported)
 
     return await streams.ndjson(service.streams, produce, uploading=True)
 
 
-@router.post("/mount", status_code=204)
-def mount(request: Request, body: storage.MountRequest, service: ServiceDep) -> None:
+@handles(operations.MOUNT)
+def mount(request: Request, body: MountRequest, service: ServiceDep) -> None:
     """Show every stored snapshot below a directory, read-only, to the process that asks and all that share its
     mounts."""
-    service.engine.storage.mount(_directory(body), _namespace_pid(request))
+    service.engine.storage.mount(absolute(body.directory, "directory"), _namespace_pid(request))
 
 
-@router.post("/umount", status_code=204)
-def unmount(request: Request, body: storage.MountRequest, service: ServiceDep) -> None:
+@handles(operations.UNMOUNT)
+def unmount(request: Request, body: MountRequest, service: ServiceDep) -> None:
     """End it."""
-    service.engine.storage.unmount(_directory(body), _namespace_pid(request))
+    service.engine.storage.unmount(absolute(body.directory, "directory"), _namespace_pid(request))
 
 
 def _checked(trajectory: str | None) -> str | None:
     return None if trajectory is None else check_ref(trajectory, "trajectory")
-
-
-def _directory(body: storage.MountRequest) -> Path:
-    path = models.absolute(body.directory, "directory")
-    assert path is not None
-    return path
 
 
 def _namespace_pid(request: Request) -> int:

@@ -6,38 +6,38 @@ from typing import Annotated
 
 from fastapi import Query
 
-from snapshotd.daemon.http import models_mind as mind
-from snapshotd.daemon.http.routes.shared import ServiceDep, new_router
-from snapshotd.types import DEFAULT_TENANT
+from snapshotd.api import operations
+from snapshotd.api.values import PutValueRequest, SearchRequest
+from snapshotd.daemon.http.decoding import check_json
+from snapshotd.daemon.http.routes.shared import ServiceDep, handles
+from snapshotd.types import DEFAULT_TENANT, StoredValue
 
-router = new_router(prefix="/store", tags=["store"])
 Namespace = Annotated[str, Query(max_length=8192, description="Parts separated by slashes: `team/project`.")]
 Key = Annotated[str, Query(max_length=1024)]
 Tenant = Annotated[str, Query(max_length=1024)]
 Version = Annotated[int | None, Query(ge=0, le=1 << 53)]
 
 
-@router.get("/value")
+@handles(operations.GET_VALUE)
 def get(
     namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT, version: Version = None
-) -> mind.StoredValue:
+) -> StoredValue:
     """The newest value of a key, or an older version of it."""
-    return mind.StoredValue.of(service.engine.values.get(tenant, namespace, key, version))
+    return service.engine.values.get(tenant, namespace, key, version)
 
 
-@router.put("/value")
+@handles(operations.PUT_VALUE)
 def put(
-    namespace: Namespace, key: Key, body: mind.PutValueRequest, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT
-) -> mind.StoredValue:
+    namespace: Namespace, key: Key, body: PutValueRequest, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT
+) -> StoredValue:
     """A new version. Conflict: another version is there than the one expected."""
-    value = mind.check_json(body.value, f"the value of {key!r}")
-    stored = service.engine.values.put(
+    value = check_json(body.value, f"the value of {key!r}")
+    return service.engine.values.put(
         tenant, namespace, key, value, ttl_s=body.ttl_s, expected_version=body.expected_version
     )
-    return mind.StoredValue.of(stored)
 
 
-@router.delete("/value", status_code=204)
+@handles(operations.DELETE_VALUE)
 def delete(
     namespace: Namespace,
     key: Key,
@@ -49,23 +49,20 @@ def delete(
     service.engine.values.delete(tenant, namespace, key, expected_version=expected_version)
 
 
-@router.get("/history")
-def history(
-    namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT
-) -> list[mind.StoredValue]:
+@handles(operations.VALUE_HISTORY)
+def history(namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT) -> list[StoredValue]:
     """All versions that are kept, newest first."""
-    return [mind.StoredValue.of(item) for item in service.engine.values.history(tenant, namespace, key)]
+    return service.engine.values.history(tenant, namespace, key)
 
 
-@router.post("/search")
-def search(body: mind.SearchRequest, service: ServiceDep) -> list[mind.StoredValue]:
+@handles(operations.SEARCH_VALUES)
+def search(body: SearchRequest, service: ServiceDep) -> list[StoredValue]:
     """The newest versions in the order of their keys."""
-    found = service.engine.values.search(
+    return service.engine.values.search(
         body.tenant,
         body.namespace,
         prefix=body.prefix,
-        where=mind.check_json(dict(body.where), "the search") or None,
+        where=check_json(dict(body.where), "the search") or None,
         limit=body.limit,
         after=body.after,
     )
-    return [mind.StoredValue.of(item) for item in found]

@@ -22,7 +22,7 @@ from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple, PendingWr
 from langgraph.types import Interrupt, interrupt
 
 from snapshotd.client import Snapshotd
-from snapshotd.client.results_mind import ApprovalInfo
+from snapshotd.client.results import ApprovalInfo
 from snapshotd.errors import Conflict, Denied, NotFound, UsageError
 
 INTERRUPT, RESUME, _ERROR = "__interrupt__", "__resume__", "__error__"

@@ -28,28 +28,19 @@ SOCKET_PATH_MAX_BYTES = 107
 BODY_MAX_BYTES = 8 << 20
 """Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow
 fourfold."""
-UPLOAD_PATH = "/import"
-"""A request whose body may have any size: it is read piece by piece, and its reader sets the bounds."""
-FILES_PATH = "/files"
-FILE_UPLOADS = ("/content", "/archive")
-"""How the paths of two more such requests end, below /files/REF: one file, and a tar."""
-ATTENDED = "/attended"
-"""Ends the path of a request that goes on while it is answered: one JSON object per line, from the client while its
-command runs. Each line is bounded, their number is not."""
 STDIN_WINDOW_BYTES = 256 << 10
 """Bytes of a command's standard input that may be on their way; the daemon reports further bytes that the command has
 taken."""
 TIMEOUT_MAX_S = 366 * 86400.0
 """The longest timeout of a command."""
-PORTS = "/ports/"
-"""Stands between a trajectory and the number of a port in it, in the path of a request that is a connection to that
-port: the body has any size, and goes on while it is answered."""
 PORT_CONNECTIONS_MAX = 256
 """Most connections to ports in sandboxes, of all clients together."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
 QUEUE_MAX = 10_000
 """Most children of a fork that is made piece by piece."""
+TTL_MAX_S = 100 * 366 * 86400
+"""The longest life of a value, and of a question to a person."""
 LOG_MAX = 1 << 31
 """Most snapshots a log can be asked for by number; without a number it gives all."""
 
@@ -64,6 +55,9 @@ PREVIEW_FILES = 1000
 LIST_MAX = 1_000_000
 """The most they list."""
 
+LINES = "application/x-ndjson"
+"""Media type of what is one JSON object per line."""
+BYTES = "application/octet-stream"
 FRAMES = "application/vnd.snapshotd.frames"
 """Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte for its kind, the
 length of its content (32 bits, big endian), the content. The last frame is an event, `result` or `error`; without one

@@ -1,0 +1,108 @@
+"""Commands in sandboxes: those that a client waits for, and those in the background."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import field
+from typing import Annotated
+
+from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, record
+from snapshotd.api.snapshots import SnapshotInfo, Tool
+from snapshotd.api.trajectories import Idle
+from snapshotd.api.wire import STDIN_WINDOW_BYTES, TIMEOUT_MAX_S
+
+
+@record(frozen=True)
+class TerminalSize(Request):
+    rows: Annotated[int, Bounds(ge=1, le=0xFFFF)]
+    columns: Annotated[int, Bounds(ge=1, le=0xFFFF)]
+
+
+@record(frozen=True)
+class CommandFields(Request):
+    """A command, and the user that runs it."""
+
+    argv: Annotated[tuple[str, ...], Bounds(min_length=1)]
+    cwd: str | None = None
+    """Absolute path in the sandbox; its working directory if null."""
+    env: dict[str, str] = field(default_factory=dict)
+    user: str | None = None
+    """Name or number, optionally with `:group`; looked up in the sandbox's own files."""
+    timeout_s: Annotated[float, Bounds(gt=0, le=TIMEOUT_MAX_S, allow_inf_nan=False)] | None = None
+    """After so many seconds the command is ended with everything that it started: status `timed-out`, exit code 124."""
+    idle_timeout_s: Idle | None = None
+    """The sandbox ends, with a last snapshot, after so many seconds without a command; 0: never. Null: as it is; the
+    daemon's default if it was stopped."""
+
+
+@record(frozen=True)
+class ExecRequest(CommandFields):
+    if_head: str | None = None
+    """Only while this snapshot is the trajectory's head; else a Conflict that names the head."""
+    terminal: TerminalSize | None = None
+    """Give the command a terminal of this size in place of pipes; all that it prints is `stdout`. Only for an attended
+    command, which then ends when its client goes away."""
+
+
+@record(frozen=True)
+class ExecInfo(ApiRecord):
+    """The result of a command. `snapshot` is None for one in a throw-away fork."""
+
+    exit_code: int
+    snapshot: SnapshotInfo | None
+    call: Tool
+
+    @property
+    def timed_out(self) -> bool:
+        """True if its `timeout` ended it. An exit code of 124 alone may be the command's own."""
+        return self.call.status == "timed-out"
+
+
+@record(frozen=True)
+class BackgroundRequest(CommandFields):
+    stdin: bool = False
+    """Its standard input is what is written to it; else it is empty."""
+
+
+@record(frozen=True)
+class SignalRequest(Request):
+    signal: Annotated[int, Bounds(ge=1, le=64)] = int(signal.SIGTERM)
+    """Number of the signal."""
+
+
+@record(frozen=True)
+class InputRequest(Request):
+    """Standard input for a command in the background."""
+
+    data_b64: Annotated[str, Bounds(max_length=STDIN_WINDOW_BYTES * 4 // 3 + 4)] = ""
+    end: bool = False
+    """Close the input behind the data."""
+
+
+@record(frozen=True)
+class InputInfo(ApiRecord):
+    bytes: int
+    """Bytes that the command has taken. Fewer than were sent: it does not read just now; send the rest again."""
+
+
+@record(frozen=True)
+class CommandInfo(ApiRecord):
+    """A command in the background, or one that a client runs in the foreground."""
+
+    id: str
+    trajectory: str
+    argv: tuple[str, ...]
+    cwd: str
+    stdin: bool
+    timeout_s: float | None
+    started_at: str
+    status: Annotated[str, OneOf("running", "done", "failed", "interrupted", "timed-out", "unknown")]
+    """`running`, or how its call ended."""
+    exit_code: int | None
+    ended_at: str | None
+    snapshot: str | None
+    """Taken when it ended; null while it runs, and if none could be taken."""
+    error: str | None
+    """Why it ended, where its exit code does not say it."""
+    background: bool = True
+    """False: a client runs it, which may have gone away. It is listed while it runs."""

@@ -1,0 +1,66 @@
+"""A sandbox's files."""
+
+from __future__ import annotations
+
+from snapshotd.api.record import ApiRecord, Base64Text, FullPath, Request, record
+from snapshotd.api.snapshots import SnapshotInfo
+
+
+@record(frozen=True)
+class FileInfo(ApiRecord):
+    """Something in a tree. `kind` is file, directory, symlink, fifo, socket, char-device or block-device; `target` is
+    where a link leads that was listed."""
+
+    path: FullPath
+    """From the root, without a leading slash; U+FFFD for what is not UTF-8."""
+    kind: str
+    mode: str
+    """Octal text."""
+    uid: int
+    gid: int
+    size: int
+    modified_at: str
+    target: Base64Text | None
+    """Where a symbolic link leads, in bytes; null for all else."""
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2] or "/"
+
+    @property
+    def is_dir(self) -> bool:
+        return self.kind == "directory"
+
+
+@record(frozen=True)
+class WriteInfo(ApiRecord):
+    """The effect of a write, and the snapshot after it. `warnings` names what was left out."""
+
+    snapshot: SnapshotInfo
+    file_count: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...]
+
+
+@record(frozen=True)
+class MakeDirRequest(Request):
+    path_b64: str
+    """Path in the sandbox, from its root, as base64 of its bytes."""
+    user: str | None = None
+    """Its owner, by name or number; else root."""
+
+
+@record(frozen=True)
+class RemoveFileRequest(Request):
+    path_b64: str
+    """Path in the sandbox, from its root, as base64 of its bytes."""
+
+
+@record(frozen=True)
+class RenameFileRequest(Request):
+    path_b64: str
+    """Path in the sandbox, from its root, as base64 of its bytes."""
+    to_b64: str
+    """The new one, in the same form."""

@@ -1,0 +1,212 @@
+"""The agent's mind: journal, tasks, rewinds, edits, effects."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from snapshotd.api.record import ApiRecord, Bounds, Json, Request, record, unset
+from snapshotd.api.snapshots import CallStatus, ChangeInfo, MessageInfo
+
+ITEMS_MAX = 10_000
+MERGED_MAX = 200_000
+NAME_MAX = 1024
+RewindMode = Literal["files", "conversation", "both"]
+"""The part that a rewind takes back: the files, the agent's mind (conversation, journal and state), or both."""
+SnapshotId = Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
+
+
+@record(frozen=True)
+class JournalInfo(ApiRecord):
+    """One entry of a journal. `kind` is tool, model, question, task or checkpoint; `side_effect` local, idempotent or
+    irreversible; `status` done, failed, unknown (cut off), or None: no end is recorded. `snapshot` binds it; None while
+    none does."""
+
+    id: str
+    kind: str
+    name: str
+    arguments: Any
+    side_effect: str
+    key: str | None
+    status: str | None
+    started_at: str
+    ended_at: str | None
+    result: Any
+    error: str | None
+    facts: tuple[Any, ...]
+    details: Json
+    parent: str
+    snapshot: str | None
+
+
+@record(frozen=True)
+class TaskInfo(ApiRecord):
+    """A subtask of an agent."""
+
+    name: str
+    status: str
+    """pending, in-progress, completed, failed or skipped."""
+    depends: tuple[str, ...]
+    note: str | None
+    started_in: str | None
+    """The snapshot before its first call."""
+    ended_in: str | None
+    """The snapshot of its end."""
+
+
+@record(frozen=True)
+class EffectInfo(ApiRecord):
+    """An irreversible call that was left behind: it cannot be taken back, at most compensated."""
+
+    trajectory: str
+    call: str
+    name: str
+    arguments: Any
+    status: CallStatus | None
+    """Null: it was cut off."""
+    started_at: str
+    result: Any
+    compensation: tuple[str, ...] | None
+    """The command that undoes it, if there is one."""
+    compensated: CallStatus | None
+    """How the compensation ended. Null: it was not run; unknown: its end is not recorded."""
+
+
+@record(frozen=True)
+class RewindPreview(ApiRecord):
+    """The effect that a rewind would have."""
+
+    head: str
+    target: str
+    rewinds: RewindMode
+    changes: tuple[ChangeInfo, ...]
+    """Changes as in /diff, from the head to what would be there; at most as many as were asked for."""
+    change_count: int
+    """Number of all changes."""
+    messages: tuple[MessageInfo, ...]
+    """The messages that would go."""
+    effects: tuple[EffectInfo, ...]
+    """Irreversible calls that would be left behind, newest first."""
+    untouched: tuple[str, ...] = ()
+    """In a user's own folder: a sentence for each path that stays though an agent has changed it since."""
+
+
+@record(frozen=True)
+class DecisionFields(Request):
+    call: Annotated[str, Bounds(min_length=4, max_length=32)]
+    """Its id, or a unique prefix."""
+    action: Literal["retry", "skip", "result"]
+    """Run it again; go on as if it had returned null; this is its result."""
+    result: Any = unset()
+    """With `result`: any JSON value."""
+
+
+@record(frozen=True)
+class ResumeRequest(Request):
+    decisions: Annotated[tuple[DecisionFields, ...], Bounds(max_length=ITEMS_MAX)] = ()
+
+
+@record(frozen=True)
+class RewindRequest(Request):
+    to: str
+    """The snapshot to go back to: tag, name or id prefix."""
+    mode: RewindMode = "both"
+    """The part that goes back: the files, the agent's mind, or both."""
+    compensate: bool = False
+    """Run the compensations of the irreversible calls that are left behind, newest first."""
+    session: Annotated[str, Bounds(min_length=1, max_length=256)] | None = None
+    """In a user's own folder: take back the changes of this session of the agent alone, or of `all`. Null: there may be
+    one only."""
+
+
+@record(frozen=True)
+class PromoteRequest(Request):
+    into: str | None = None
+    """The trajectory that takes it over; null: the one it was forked from."""
+    leave_behind: bool = False
+    """Also if that one has taken steps since the fork."""
+    compensate: bool = False
+    """The same, and run the compensations of the irreversible calls among them first."""
+
+
+@record(frozen=True)
+class RetryRequest(Request):
+    task: Annotated[str, Bounds(min_length=1, max_length=NAME_MAX)]
+    compensate: bool = True
+    """Compensate what the task did."""
+    resume: bool = True
+    """Let the program go on."""
+
+
+@record(frozen=True)
+class CompensateRequest(Request):
+    calls: Annotated[tuple[str, ...], Bounds(max_length=ITEMS_MAX)] = ()
+    """Ids or unique prefixes; none: all that were left behind."""
+
+
+@record(frozen=True)
+class MessageFields(Request):
+    role: Annotated[str, Bounds(min_length=1, max_length=64)]
+    content: Any
+
+
+@record(frozen=True)
+class FileFields(Request):
+    path_b64: str
+    """Path in the sandbox, relative to its root, as base64 of its bytes."""
+    content_b64: str | None
+    """Its new content; null removes it."""
+    mode: Annotated[int, Bounds(ge=0, le=0o7777)] | None = None
+    """Null: that of the file that is there, or 0644."""
+
+
+@record(frozen=True)
+class ModeFields(Request):
+    path_b64: str
+    mode: Annotated[int, Bounds(ge=0, le=0o7777)]
+
+
+@record(frozen=True)
+class MergeFields(Request):
+    """Paths are relative to the sandbox's root, as base64 of their bytes."""
+
+    source: str
+    """The snapshot that files are taken from."""
+    base: SnapshotId
+    """The snapshot that both were compared with."""
+    head: SnapshotId
+    """The head that was compared; any other is a conflict."""
+    take_b64: Annotated[tuple[str, ...], Bounds(max_length=MERGED_MAX)] = ()
+    """To be as they are in `source`."""
+    delete_b64: Annotated[tuple[str, ...], Bounds(max_length=MERGED_MAX)] = ()
+    """To go, with all in them."""
+    edits: Annotated[tuple[FileFields, ...], Bounds(max_length=ITEMS_MAX)] = ()
+    """Files and their contents."""
+    modes: Annotated[tuple[ModeFields, ...], Bounds(max_length=MERGED_MAX)] = ()
+    """Permissions to set."""
+
+
+@record(frozen=True)
+class EditFields(Request):
+    """The differences between the new snapshot and its source."""
+
+    files: Annotated[tuple[FileFields, ...], Bounds(max_length=ITEMS_MAX)] = ()
+    messages: tuple[MessageFields, ...] | None = None
+    """A whole conversation in place of the old one."""
+    drop_messages: Annotated[int, Bounds(ge=0, le=1 << 53)] = 0
+    """How many messages to leave out at the end."""
+    add_messages: tuple[MessageFields, ...] = ()
+    """Messages to append."""
+    result: Any = unset()
+    """Another result of the snapshot's tool call, also null; leave it out to keep the recorded one."""
+    state: Json = field(default_factory=dict)
+    """Keys of the state to set; null removes one."""
+
+
+@record(frozen=True)
+class EditRequest(EditFields):
+    env: dict[str, str] = field(default_factory=dict)
+    name: str | None = None
+    """Name of the new trajectory."""
+    resume: bool = False
+    """Let the program go on from there."""

@@ -1,0 +1,289 @@
+"""The base of the API's records. Both sides of the socket use them, so this is standard library only, and cheap to
+import: a record becomes a dataclass when it is first used, and knows its JSON by the types of its fields.
+
+`dataclass` writes and compiles the methods of a class, 0.3 ms for each; a command uses three or four of a hundred
+records. The docstring of a field is its description in docs/openapi.json.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable
+from functools import cache
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+__all__ = [
+    "UNSET",
+    "ApiRecord",
+    "Base64Bytes",
+    "Base64Text",
+    "Bounds",
+    "FullPath",
+    "Json",
+    "OneOf",
+    "Request",
+    "SandboxPath",
+    "Secret",
+    "decode",
+    "encode",
+    "encode_masked",
+    "record",
+    "unset",
+]
+
+Json = dict[str, Any]
+A = TypeVar("A")
+_Make = Callable[[Any], Any]
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as record
+else:
+
+    def record(*, frozen: bool):
+        """As `dataclasses.dataclass`."""
+
+        def later(cls: type) -> type:
+            cls._made, cls.__new__, cls.__dataclass_fields__ = False, _new, _Fields(frozen)
+            return cls
+
+        return later
+
+
+_MAKING = threading.RLock()
+
+
+def _new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """The `__new__` of a record: there is no instance, and no look for `__init__`, before the class is complete."""
+    if not cls._made:
+        dataclasses.fields(cls)
+        with _MAKING:  # another thread may be at it
+            pass
+    return object.__new__(cls)
+
+
+class _Fields:
+    """Stands in for a record's `__dataclass_fields__`: the first look at it makes the class a dataclass."""
+
+    def __init__(self, frozen: bool) -> None:
+        self._frozen = frozen
+
+    def __get__(self, instance: object, cls: type) -> Any:
+        with _MAKING:
+            if vars(cls).get("__dataclass_fields__") is self:  # another thread may have been first
+                dataclasses.dataclass(frozen=self._frozen)(cls)
+                cls._made = True  # type: ignore[attr-defined]
+        return cls.__dataclass_fields__  # type: ignore[attr-defined]
+
+
+class _Unset:
+    def __repr__(self) -> str:
+        return "UNSET"
+
+
+UNSET: Any = _Unset()
+"""Stands for a field that is left out, where None is a value."""
+
+
+def unset() -> Any:
+    """The default of such a field."""
+    return dataclasses.field(default_factory=lambda: UNSET)
+
+
+class Bounds:
+    """Bounds of a field: `ge`, `gt`, `le`, `lt`, `min_length`, `max_length`, `pattern`, `allow_inf_nan`. The daemon
+    validates requests by them, with pydantic."""
+
+    def __init__(self, **bounds: Any) -> None:
+        self._bounds = bounds
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Json]) -> Json:
+        return {**handler(source), **self._bounds}
+
+
+class OneOf:
+    """A text that is one of these."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = list(texts)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Json]) -> Json:
+        return {"type": "literal", "expected": self.texts}
+
+
+class _Hidden:
+    """Marks text that is recorded nowhere in plain."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: Callable[[Any], Json]) -> Json:
+        return {**handler(schema), "format": "password", "writeOnly": True}
+
+
+Secret = Annotated[str, _Hidden()]
+
+
+class _Path:
+    """A sandbox path, from its root, as every method takes it. A byte that is not UTF-8 is a lone surrogate, as in
+    Python's own paths; `os.fsencode` gives all bytes back. In JSON, `path` is its text without the first slash and with
+    U+FFFD for such bytes, and `path_b64` (base64) is there exactly when that lost something."""
+
+    def __init__(self, *, always: bool = False) -> None:
+        """`always`: `path_b64` is there in any case, null if nothing was lost."""
+        self._always = always
+
+    def encode(self, _: str, path: str | None) -> Json:
+        if path is None:
+            return {"path": None}
+        raw = path.encode(errors="surrogateescape")[1:]
+        text = raw.decode(errors="replace")
+        lossy = text.encode() != raw
+        encoded = base64.b64encode(raw).decode() if lossy else None
+        return {"path": text, **({"path_b64": encoded} if lossy or self._always else {})}
+
+    def decode(self, _: str, data: Json) -> str | None:
+        if data["path"] is None:
+            return None
+        raw = base64.b64decode(data["path_b64"]) if data.get("path_b64") is not None else str(data["path"]).encode()
+        return "/" + raw.decode(errors="surrogateescape")
+
+    def describe(self, _: str, schema: Json) -> Json:
+        more = {"path_b64": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Path B64"}}
+        return {"path": schema, **more}
+
+
+class _Base64:
+    """Bytes, in JSON as base64 in the member NAME_b64. `text`: the client has them as text with lone surrogates."""
+
+    def __init__(self, *, text: bool) -> None:
+        self._text = text
+
+    def encode(self, name: str, value: Any) -> Json:
+        raw = value.encode(errors="surrogateescape") if isinstance(value, str) else value
+        return {f"{name}_b64": None if raw is None else base64.b64encode(raw).decode()}
+
+    def decode(self, name: str, data: Json) -> Any:
+        text = data[f"{name}_b64"]
+        raw = None if text is None else base64.b64decode(text)
+        return raw.decode(errors="surrogateescape") if self._text and raw is not None else raw
+
+    def describe(self, name: str, schema: Json) -> Json:
+        return {
+            f"{name}_b64": {**schema, "anyOf": [{"type": "string"}, {"type": "null"}], "title": f"{name.title()} B64"}
+        }
+
+
+SandboxPath = Annotated[str, _Path()]
+FullPath = Annotated[str, _Path(always=True)]
+"""The same with a `path_b64` in any case, which is null if `path` says all."""
+Base64Bytes = Annotated[bytes, _Base64(text=False)]
+Base64Text = Annotated[str, _Base64(text=True)]
+
+
+class ApiRecord:
+    """A dataclass that is made from the API's JSON, and turned into it, by the types of its fields. Members that it does
+    not know are ignored, so that a daemon may say more than its client knows."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Json] = {"json_schema_serialization_defaults_required": True}
+
+    @classmethod
+    def of(cls, data: Json) -> Self:
+        """From the members of `data`."""
+        made = {
+            name: data[name] if make is None else make(data[name])
+            for name, make in _makers(cls).items()  # type: ignore[arg-type]
+            if name in data
+        }
+        return cls(**made, **{name: form.decode(name, data) for name, form in forms_of(cls).items()})  # type: ignore[arg-type]
+
+
+class Request(ApiRecord):
+    """The base of what is sent to the daemon, which refuses members that it does not know."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Json] = {"extra": "forbid"}
+
+
+def encode(value: Any) -> Json:
+    """The JSON of a record, as a dictionary in which other records may stand: `json.dumps` takes this as `default`."""
+    if not isinstance(value, ApiRecord):
+        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+    members = vars(value)
+    forms = forms_of(type(value))  # type: ignore[arg-type]
+    if not forms and UNSET not in members.values():
+        return members
+    encoded: Json = {}
+    for name, member in members.items():
+        if name in forms:
+            encoded |= forms[name].encode(name, member)
+        elif member is not UNSET:
+            encoded[name] = member
+    return encoded
+
+
+def encode_masked(value: Any) -> Json:
+    """The same with stars in place of secrets."""
+    hidden = _hidden(type(value))  # type: ignore[arg-type]
+    return {name: _masked(member) if name in hidden else member for name, member in encode(value).items()}
+
+
+def _masked(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _masked(item) for key, item in value.items()}
+    return "**********" if value else value
+
+
+def decode(kind: Any, data: Any) -> Any:
+    """The value of this type, a record or made of some, from its JSON."""
+    make = _maker_of(kind)
+    return data if make is None else make(data)
+
+
+@cache
+def _maker_of(kind: Any) -> _Make | None:
+    return _maker(kind)
+
+
+@cache
+def _hints(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+@cache
+def _makers(cls: Any) -> dict[str, _Make | None]:
+    forms = forms_of(cls)
+    return {name: _maker(hint) for name, hint in _hints(cls).items() if name not in forms}
+
+
+@cache
+def forms_of(cls: Hashable) -> dict[str, _Path | _Base64]:
+    """The fields that the JSON has in another form."""
+    found = {name: _marker(hint, (_Path, _Base64)) for name, hint in _hints(cls).items()}
+    return {name: form for name, form in found.items() if form is not None}
+
+
+@cache
+def _hidden(cls: Hashable) -> frozenset[str]:
+    return frozenset(name for name, hint in _hints(cls).items() if _marker(hint, (_Hidden,)) is not None)
+
+
+def _marker(hint: Any, kinds: tuple[type, ...]) -> Any:
+    """The marker of one of these kinds in an annotation."""
+    if get_origin(hint) is Annotated:
+        found = next((item for item in hint.__metadata__ if isinstance(item, kinds)), None)
+        return found or _marker(hint.__origin__, kinds)
+    return next((marker for arg in get_args(hint) if (marker := _marker(arg, kinds)) is not None), None)
+
+
+def _maker(hint: Any) -> _Make | None:
+    """Makes a field of this type from its JSON; None: the JSON itself is the field."""
+    made = next(filter(None, map(_maker, get_args(hint))), None)
+    if get_origin(hint) is tuple:
+        return tuple if made is None else lambda values: tuple(map(made, values))
+    if get_origin(hint) is list:
+        return None if made is None else lambda values: list(map(made, values))
+    if get_origin(hint) in (UnionType, Union):
+        return None if made is None else lambda value: None if value is None else made(value)
+    return hint.of if isinstance(hint, type) and issubclass(hint, ApiRecord) else made

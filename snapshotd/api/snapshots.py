@@ -1,0 +1,170 @@
+"""Snapshots: what they are, and what can be made from them outside of sandboxes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from snapshotd.api.record import ApiRecord, Base64Bytes, OneOf, Request, SandboxPath, record
+
+CallStatus = Annotated[str, OneOf("done", "failed", "interrupted", "timed-out", "unknown")]
+OutputName = Annotated[str, OneOf("stdout", "stderr", "output")]
+
+
+@record(frozen=True)
+class FileCounts(ApiRecord):
+    """The differences between a snapshot's files and its parent's."""
+
+    added: int
+    changed: int
+    deleted: int
+    bytes: int
+    """Content size of added and changed regular files."""
+
+
+@record(frozen=True)
+class DamagedOutput(ApiRecord):
+    """An output that was damaged on disk and is gone."""
+
+    output: OutputName
+    bytes: int | None
+    """Its length, if it is known."""
+    hash: str
+    """The hash of its content, under this repository's key."""
+
+
+@record(frozen=True)
+class Tool(ApiRecord):
+    """One recorded tool call."""
+
+    name: str
+    arguments: Any
+    """Any JSON value."""
+    status: CallStatus
+    exit_code: int | None
+    """Null for a function."""
+    duration_ms: float
+    started_at: str
+    error: str | None
+    """The error that a failed call raised."""
+    outputs: tuple[OutputName, ...]
+    """Outputs that were recorded. The client's `Snapshotd.output` returns them."""
+    damaged: tuple[DamagedOutput, ...]
+    """Outputs that were recorded, and that were damaged on disk and are gone."""
+
+
+@record(frozen=True)
+class SnapshotInfo(ApiRecord):
+    """One snapshot."""
+
+    id: str
+    parent: str | None
+    trajectory: str
+    seq: int
+    """Position in its trajectory."""
+    tool: Tool
+    files: FileCounts | None
+    """The differences from the parent; null until the background has counted it."""
+    state: Annotated[str, OneOf("captured", "stored", "lost", "pruned")]
+    """captured: survives a crash of the daemon; stored: survives power loss; lost, pruned: its files are gone."""
+    pause_ms: float
+    """How long the sandbox stood still for it."""
+    created_at: str
+    tags: tuple[str, ...]
+    method: str
+    """How it was captured: pivot, copy, unchanged, build or reused."""
+    messages: int
+    """Length of the conversation up to it."""
+    image: str
+    layers: int
+    """Sealed layers over the image."""
+    follows: str | None
+    """The snapshot whose conversation, journal and state it continues, where that is not its parent: after a rewind or an
+    edit."""
+    warnings: tuple[str, ...]
+    """Parts of the sandbox's files that the stored ones lack, one sentence each."""
+    reused: str | None = None
+    """The snapshot of an earlier run that its call was answered from."""
+
+
+@record(frozen=True)
+class MessageInfo(ApiRecord):
+    """One entry of a conversation."""
+
+    role: str
+    content: Any
+
+
+@record(frozen=True)
+class EntryInfo(ApiRecord):
+    """One side of a change."""
+
+    kind: str
+    mode: str
+    """Permission bits, octal text."""
+    uid: int
+    gid: int
+    size: int
+
+
+@record(frozen=True)
+class ChangeInfo(ApiRecord):
+    """One path that differs."""
+
+    change: Annotated[str, OneOf("added", "changed", "deleted")]
+    path: SandboxPath
+    before: EntryInfo | None
+    after: EntryInfo | None
+
+
+@record(frozen=True)
+class FileStatus(ApiRecord):
+    """The entry at a path."""
+
+    kind: str
+    mode: str
+    """Permission bits, octal text."""
+    uid: int
+    gid: int
+    size: int
+    target: Base64Bytes | None
+    """Where a symbolic link leads, base64; null for anything else."""
+
+
+@record(frozen=True)
+class RestoreRequest(Request):
+    to: str
+    """Absolute path on the daemon's machine; must not exist or be empty."""
+    path: str = ""
+    """Only what lies below this path."""
+
+
+@record(frozen=True)
+class RestoreInfo(ApiRecord):
+    """The result of a restore."""
+
+    file_count: int
+    directories: int
+    bytes: int
+    warnings: tuple[str, ...]
+    """Everything the target could not hold, one sentence each."""
+
+
+@record(frozen=True)
+class SnapshotRequest(Request):
+    name: str | None = None
+    """The new snapshot's tag; not together with `if_changed`."""
+    if_changed: bool = False
+    """Answer with the head if no file was written since."""
+
+
+@record(frozen=True)
+class TagRequest(Request):
+    ref: str
+    move: bool = False
+    """Take the tag away from the snapshot that has it."""
+
+
+@record(frozen=True)
+class TaggedInfo(ApiRecord):
+    snapshot: str
+    name: str

@@ -1,0 +1,147 @@
+"""Durable storage and images: policies, usage, prune, check, repair, imports."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from snapshotd.api.record import ApiRecord, Bounds, Request, SandboxPath, record
+from snapshotd.api.trajectories import TrajectoryInfo
+from snapshotd.terms import PRUNE_GRACE_S, SECONDS_MOST
+
+COUNT_MAX = 1 << 53
+"""Largest integer that every reader of JSON keeps exactly."""
+
+
+@record(frozen=True)
+class Policy(Request):
+    """The rules that decide which snapshots keep their files: a snapshot keeps them if any rule keeps it. Without
+    rules, all of them do."""
+
+    keep_last: Annotated[int, Bounds(ge=0, le=COUNT_MAX)] | None = None
+    """The newest of each trajectory."""
+    keep_within_s: Annotated[float, Bounds(gt=0, le=SECONDS_MOST, allow_inf_nan=False)] | None = None
+    """Snapshots younger than this, in seconds."""
+    keep_every: Annotated[int, Bounds(ge=1, le=COUNT_MAX)] | None = None
+    """Milestones: those whose seq it divides."""
+    keep_failed: Annotated[int, Bounds(ge=1, le=COUNT_MAX)] | None = None
+    """The newest whose tool call failed."""
+    max_bytes: Annotated[int, Bounds(ge=1, le=COUNT_MAX)] | None = None
+    """The oldest of the snapshots that the rules keep go until the repository fits."""
+
+
+@record(frozen=True)
+class UsageInfo(ApiRecord):
+    """Disk use in bytes, and the number of snapshots in each state."""
+
+    layer_bytes: int
+    layer_budget_bytes: int
+    repository_bytes: int
+    spool_bytes: int
+    states: dict[str, int]
+    unarchived: int
+    """Captured snapshots that are not stored yet."""
+
+
+@record(frozen=True)
+class PruneRequest(Request):
+    policy: Policy | None = None
+    """Instead of the policies that are set."""
+    dry_run: bool = False
+    """Only say what would go."""
+    grace_s: Annotated[float, Bounds(ge=0, le=SECONDS_MOST, allow_inf_nan=False)] = PRUNE_GRACE_S
+    """Packs younger than this stay as they are."""
+
+
+@record(frozen=True)
+class PrunedInfo(ApiRecord):
+    """A snapshot that loses, or lost, its files, and why."""
+
+    snapshot: str
+    trajectory: str
+    seq: int
+    created_at: str
+    reason: str
+
+
+@record(frozen=True)
+class PruneInfo(ApiRecord):
+    """The result of a prune, or with `dry_run` its plan."""
+
+    dry_run: bool
+    pruned: tuple[PrunedInfo, ...]
+    kept: int
+    freed_bytes: int
+    evicted_layer_bytes: int
+    repository_bytes: int
+
+
+@record(frozen=True)
+class CheckRequest(Request):
+    read_data: bool = False
+    """Also decode every object and compare it with its id."""
+
+
+@record(frozen=True)
+class DamageInfo(ApiRecord):
+    """One thing that is wrong. `snapshot` and `path` name the first that needs it."""
+
+    pack: str | None
+    object: str | None
+    what: str
+    snapshot: str | None
+    path: SandboxPath | None
+
+
+@record(frozen=True)
+class CheckInfo(ApiRecord):
+    """The result of a check. `unreadable` are the snapshots that cannot be read in full."""
+
+    objects: int
+    packs: int
+    bytes_read: int
+    damages: tuple[DamageInfo, ...]
+    unreadable: tuple[str, ...]
+
+
+@record(frozen=True)
+class RepairInfo(ApiRecord):
+    """The result of a repair, and the snapshots that it could not bring back."""
+
+    actions: tuple[str, ...]
+    lost: tuple[str, ...]
+
+
+@record(frozen=True)
+class ImportInfo(ApiRecord):
+    trajectories: tuple[TrajectoryInfo, ...]
+    snapshot_count: int
+    warnings: tuple[str, ...]
+
+
+@record(frozen=True)
+class MountRequest(Request):
+    directory: str
+    """Absolute path of a directory, in the mount namespace of the process that asks."""
+
+
+@record(frozen=True)
+class ImageInfo(ApiRecord):
+    id: str
+    name: str
+    source: str
+    bytes: int
+    file_count: int
+    created_at: str
+
+
+@record(frozen=True)
+class EnsureImageRequest(Request):
+    image: Annotated[str, Bounds(min_length=1, max_length=1024)]
+    """As a sandbox names its image."""
+
+
+@record(frozen=True)
+class ImageRequest(Request):
+    source: Annotated[str, Bounds(min_length=1)]
+    """Recipe folder or shipped recipe; for an import: path or Docker image name."""
+    name: str | None = None

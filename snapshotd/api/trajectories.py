@@ -1,0 +1,215 @@
+"""Trajectories and their sandboxes: create, run, fork."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Annotated, Any, Literal
+
+from snapshotd.api.mind import EditFields
+from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, record, unset
+from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, TIMEOUT_MAX_S
+from snapshotd.terms import DEFAULT_TENANT
+
+Network = Literal["none", "bridge", "host"]
+ProviderKind = Annotated[str, OneOf("openai", "anthropic", "gemini")]
+Idle = Annotated[float, Bounds(ge=0, le=TIMEOUT_MAX_S, allow_inf_nan=False)]
+
+
+@record(frozen=True)
+class LimitsInfo(ApiRecord):
+    memory_bytes: int
+    cpus: float
+    pids: int
+    disk_bytes: int
+    """0: half of the file system that holds the layers."""
+
+
+@record(frozen=True)
+class AgentInfo(ApiRecord):
+    argv: tuple[str, ...]
+    program: int
+    """How many leading items of argv are the program; a fork may replace the rest."""
+    cwd: str
+
+
+@record(frozen=True)
+class TrajectoryInfo(ApiRecord):
+    id: str
+    name: str | None
+    status: Annotated[str, OneOf("running", "stopped", "finished", "failed", "interrupted")]
+    head: str
+    """Its newest snapshot; a fresh fork's is the snapshot it began at."""
+    image: str
+    runtime: str
+    network: Annotated[str, OneOf("none", "bridge", "host")]
+    limits: LimitsInfo
+    agent: AgentInfo | None
+    created_at: str
+    forked_from: str | None
+    experiment: str | None
+    exit_code: int | None
+    """The agent's, when it has ended."""
+
+
+@record(frozen=True)
+class CreatedInfo(ApiRecord):
+    trajectory: TrajectoryInfo
+    snapshot: SnapshotInfo
+
+
+@record(frozen=True)
+class SandboxInfo(ApiRecord):
+    """A live sandbox."""
+
+    trajectory: TrajectoryInfo
+    container: str
+    pid: int
+    """Its init, in the daemon's pid namespace."""
+    started_at: str
+    agent_running: bool
+
+
+@record(frozen=True)
+class ForkInfo(ApiRecord):
+    experiment: str
+    trajectories: tuple[TrajectoryInfo, ...]
+
+
+@record(frozen=True)
+class LimitsRequest(Request):
+    """Limits of a sandbox. One that is left out is the default, or in a variant the source's."""
+
+    memory_bytes: Annotated[int, Bounds(ge=16 << 20, le=1 << 50)] = unset()
+    """Swap included; at least 16 MiB. By default 2 GiB."""
+    cpus: Annotated[float, Bounds(ge=0.01, le=4096, allow_inf_nan=False)] = unset()
+    """By default 2."""
+    pids: Annotated[int, Bounds(ge=8, le=4 << 20)] = unset()
+    """By default 1024."""
+    disk_bytes: Annotated[int, Bounds(ge=16 << 20, le=1 << 50)] | None = unset()
+    """Limit of all its layers above the image together; at least 16 MiB. Else half of the file system that holds them."""
+
+
+@record(frozen=True)
+class Provider(Request):
+    """A model provider for the recording gateway, which forwards requests of one API to it. The key stays in the daemon:
+    it never enters a sandbox."""
+
+    kind: ProviderKind
+    base_url: Annotated[str, Bounds(max_length=4096)] | None = None
+    """Else the provider's own."""
+    api_key: Annotated[Secret, Bounds(max_length=4096)] | None = field(default=None, repr=False)
+    """Stays in the daemon."""
+
+
+@record(frozen=True)
+class SandboxFields(Request):
+    """The request for a new sandbox."""
+
+    image: Annotated[str, Bounds(min_length=1, max_length=1024)] = "default"
+    """Name or id of an image, or a Docker image name."""
+    runtime: Literal["auto", "runc", "docker", "none"] = "auto"
+    """`none`: a plain folder, without isolation (docs/folder-mode.md)."""
+    workspace: str | None = None
+    """Absolute path of a folder on the daemon's machine, copied to /workspace."""
+    env: dict[str, str] = field(default_factory=dict)
+    network: Network | None = None
+    """Null: none; without isolation, the machine's own."""
+    limits: LimitsRequest = field(default_factory=lambda: LimitsRequest())
+    name: str | None = None
+    secrets: dict[str, Secret] = field(default_factory=dict, repr=False)
+    """Environment whose values are recorded nowhere in plain."""
+    providers: Annotated[tuple[Provider, ...], Bounds(max_length=8)] = ()
+    """Model providers that the recording gateway forwards to; none: no gateway."""
+    capture_tokens: bool = False
+    """The gateway asks for token ids and log probabilities, and keeps them with the model calls."""
+    tenant: Annotated[str, Bounds(max_length=64)] = DEFAULT_TENANT
+    """Tenant of the store that its agents, and the agents of its forks, read and write."""
+    requirements: str | None = None
+    """Absolute path of a requirements file on the daemon's machine."""
+    program: str | None = None
+    """Absolute path of a folder with an agent's program, for /opt/agent-program in the sandbox."""
+
+
+@record(frozen=True)
+class CreateRequest(SandboxFields):
+    """A sandbox without an agent."""
+
+    idle_timeout_s: Idle = 0
+    """The sandbox ends, with a last snapshot, after so many seconds without a command; 0: never."""
+
+
+@record(frozen=True)
+class RunAgentRequest(SandboxFields):
+    """Either `agent` (a Python file, with `args`) or `command` (argv inside the sandbox)."""
+
+    agent: str | None = None
+    """Absolute path of a Python file on the daemon's machine."""
+    args: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    user: str | None = None
+    """The user that runs it in the sandbox, as USER[:GROUP]; else root."""
+    detach: bool = False
+    """Keep the run when the client goes away before it has the answer."""
+    reuse: bool = False
+    """Answer its tool calls from earlier runs that began in the same way, as long as it does the same."""
+    reuse_replies: bool = False
+    """With `reuse`: answer its model requests from them, too."""
+
+
+@record(frozen=True)
+class VariantFields(Request):
+    """One child of a fork. `{index}` and `{variant}` in its name, its arguments and the values of its environment
+    become its number from 0 and its label."""
+
+    label: str
+    name: str | None = None
+    """Its name, in place of the fork's."""
+    args: tuple[str, ...] | None = None
+    """Its program's arguments, in place of the fork's."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Added to the environment of the source."""
+    secrets: dict[str, Secret] = field(default_factory=dict, repr=False)
+    """Environment whose values are recorded nowhere in plain."""
+    edit: EditFields | None = None
+    """Changes of files and mind: its first snapshot."""
+    model: Annotated[str, Bounds(min_length=1, max_length=256)] | None = None
+    """Every model request through its gateway asks for this model."""
+    network: Network | None = None
+    """Null: the source's."""
+    limits: LimitsRequest | None = None
+    """The fields that are given go before the source's limits."""
+
+
+@record(frozen=True)
+class ForkPlace(Request):
+    """The place of a fork in a larger one that is made piece by piece."""
+
+    experiment: Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
+    """The same for all parts."""
+    first: Annotated[int, Bounds(ge=0, lt=QUEUE_MAX)]
+    """The number of the first child of this part."""
+    count: Annotated[int, Bounds(ge=1, le=QUEUE_MAX)]
+    """The number of children of all parts."""
+
+
+@record(frozen=True)
+class ForkRequest(Request):
+    n: Annotated[int, Bounds(ge=1, le=FORK_MAX)] = unset()
+    """By default 1, or the number of variants."""
+    args: tuple[str, ...] | None = None
+    """Start the program in each with these; `{index}` is the fork's number from 0."""
+    name: str | None = None
+    resume: bool = False
+    """Replay the program up to the snapshot; it goes on from there."""
+    idle_timeout_s: Idle | None = None
+    """A fork ends, with a last snapshot, after so many seconds without a command; 0: never; null: the daemon's default."""
+    variants: Annotated[tuple[VariantFields, ...], Bounds(max_length=FORK_MAX)] = ()
+    """One fork for each; `n` may be left out then."""
+    part: ForkPlace | None = None
+    """The place of these forks in a larger fork that is made piece by piece."""
+
+    @property
+    def count(self) -> Any:
+        """The number of forks."""
+        return len(self.variants) or 1 if not isinstance(self.n, int) else self.n

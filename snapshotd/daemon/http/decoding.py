@@ -1,0 +1,310 @@
+"""Requests of the API as values of the engine. The records have been validated by their types and bounds; what else
+makes a request malformed is a UsageError here, which names the part."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from snapshotd import types as t
+from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeFields, MessageFields
+from snapshotd.api.record import UNSET
+from snapshotd.api.storage import Policy
+from snapshotd.api.trajectories import (
+    CreateRequest,
+    LimitsRequest,
+    Provider,
+    RunAgentRequest,
+    SandboxFields,
+    VariantFields,
+)
+from snapshotd.api.wire import PROVIDER_URLS
+from snapshotd.engine import base
+from snapshotd.errors import LimitExceeded, UsageError
+
+_URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
+_DEPTH_MAX = 64
+_VALUES_MAX = 200_000
+"""The bounds of an agent's records (docs/agent-protocol.md), so that a person cannot make a record that no agent could
+read."""
+
+
+# -- sandboxes and runs ------------------------------------------------------------------------------------------------
+
+
+def sandbox_request(body: SandboxFields, namespace_pid: int) -> base.SandboxRequest:
+    """`namespace_pid`: the process in whose view of the files host paths are meant."""
+    check_name(body.name, "a name")
+    check_variables(body.env, body.secrets, "given as a variable and as a secret")
+    kinds = [item.kind for item in body.providers]
+    if len(set(kinds)) < len(kinds):
+        raise UsageError(
+            "two providers of one kind were given, but a sandbox has at most one of each; leave one of them out"
+        )
+    return base.SandboxRequest(
+        image=body.image,
+        runtime=body.runtime,
+        workspace=_given_path(body.workspace, "workspace"),
+        namespace_pid=namespace_pid,
+        env=environment(body.env),
+        network=None if body.network is None else t.Network(body.network),
+        name=body.name,
+        secrets=environment(body.secrets),
+        providers=tuple(map(provider, body.providers)),
+        capture_tokens=body.capture_tokens,
+        tenant=body.tenant,
+        limits=t.Limits(**given) if (given := given_limits(body.limits)) else None,
+        requirements=_given_path(body.requirements, "requirements file"),
+        program=_given_path(body.program, "folder of the program"),
+        idle_timeout_s=body.idle_timeout_s if isinstance(body, CreateRequest) else 0.0,
+    )
+
+
+def run_request(body: RunAgentRequest, namespace_pid: int) -> base.RunRequest:
+    """As `sandbox_request`."""
+    if (body.agent is None) == (not body.command):
+        raise UsageError("a run needs either an agent file or a command; give exactly one of them")
+    if body.command and body.args:
+        raise UsageError("`args` belong to an agent file; put a command's arguments into `command`")
+    check_argv((*body.args, *body.command))
+    return base.RunRequest(
+        sandbox=sandbox_request(body, namespace_pid),
+        agent=_given_path(body.agent, "agent file"),
+        args=body.args,
+        command=body.command,
+        user=body.user,
+        reuse=body.reuse,
+        reuse_replies=body.reuse_replies,
+    )
+
+
+def provider(item: Provider) -> base.Provider:
+    """UsageError never names the key."""
+    url = item.base_url or PROVIDER_URLS[item.kind]
+    if not _URL.fullmatch(url):
+        raise UsageError(
+            f"the address of the provider {item.kind} is malformed: write http:// or https://, a host and a path, without a password"
+        )
+    return base.Provider(cast(base.ProviderKind, item.kind), url, item.api_key)
+
+
+def given_limits(limits: LimitsRequest) -> dict[str, Any]:
+    """The limits that are given."""
+    given = {key: value for key, value in vars(limits).items() if value is not UNSET}
+    return given | ({"disk_bytes": given["disk_bytes"] or 0} if "disk_bytes" in given else {})
+
+
+def variant(item: VariantFields) -> base.Variant:
+    check_name(item.label, "a variant")
+    check_argv(item.args or ())
+    check_variables(item.env, item.secrets, f"a variable and a secret of the variant {item.label}")
+    if item.model is not None and not item.model.isprintable():
+        raise UsageError(f"the model of the variant {item.label} has characters that no model's name has")
+    return base.Variant(
+        item.label,
+        item.name,
+        item.args,
+        environment(item.env),
+        environment(item.secrets),
+        None if item.edit is None else edit_request(item.edit),
+        item.model,
+        None if item.network is None else t.Network(item.network),
+        () if item.limits is None else tuple(sorted(given_limits(item.limits).items())),
+    )
+
+
+def check_name(name: str | None, what: str) -> None:
+    """UsageError for a text that cannot be the name of a thing, which is called `what`."""
+    if name is not None and not t.NAME_PATTERN.fullmatch(name):
+        raise UsageError(
+            f"{name!r} cannot be {what}: use up to 64 letters, digits and ._- , starting with a letter or digit"
+        )
+
+
+def check_variables(env: dict[str, str], secrets: dict[str, str], what: str) -> None:
+    """UsageError: one is both."""
+    twice = next((key for key in secrets if key in env), None)
+    if twice is not None:
+        raise UsageError(f"{twice} is {what}, so its value would be recorded; leave one of them out")
+
+
+def absolute(path: str, what: str) -> Path:
+    """UsageError for a relative path: the daemon's working directory is not the client's."""
+    if "\0" in path or not path.startswith("/"):
+        raise UsageError(
+            f"the {what} {path!r} is not an absolute path; the daemon does not know the client's working directory"
+        )
+    return Path(path)
+
+
+def _given_path(path: str | None, what: str) -> Path | None:
+    return None if path is None else absolute(path, what)
+
+
+def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    """UsageError names a variable that no process can have."""
+    for key, value in env.items():
+        if not key or "=" in key or "\0" in key + value:
+            raise UsageError(
+                f"{key!r} cannot be an environment variable: names have no `=` and neither part a zero byte"
+            )
+    return tuple(env.items())
+
+
+def check_argv(argv: Sequence[str]) -> None:
+    """UsageError for an argument that no process can get."""
+    for item in argv:
+        if "\0" in item:
+            raise UsageError(f"the argument {item[:40]!r} contains a zero byte, which no command can receive")
+
+
+# -- paths and files ---------------------------------------------------------------------------------------------------
+
+
+def sandbox_path(path_b64: str) -> bytes:
+    """The bytes of a path, without leading slashes. UsageError for a text that cannot be a path."""
+    try:
+        path = base64.b64decode(path_b64, altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise UsageError(f"the path is not base64 ({exc}); encode the path's bytes") from exc
+    parts = [part for part in path.split(b"/") if part not in (b"", b".")]
+    if b"\0" in path or b".." in parts:
+        raise UsageError(
+            f"{os.fsdecode(path)!r} cannot be a path in a snapshot: it has a zero byte or `..`; write it from the sandbox's root"
+        )
+    return b"/".join(parts)
+
+
+def data_bytes(text: str, what: str, then: str) -> bytes:
+    """The bytes that a base64 text stands for. UsageError calls it `what` and ends with `then`."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as exc:
+        raise UsageError(f"{what} is not base64 ({exc}); {then}") from exc
+
+
+def file_edit(item: FileFields) -> base.FileEdit:
+    path = sandbox_path(item.path_b64)
+    if not path:
+        raise UsageError("the root itself cannot be edited; name a file")
+    if item.content_b64 is None:
+        return base.FileEdit(path, None)
+    content = data_bytes(item.content_b64, f"the content of {path!r}", "encode the file's bytes")
+    return base.FileEdit(path, content, item.mode)
+
+
+def merge_request(body: MergeFields) -> base.MergeRequest:
+    return base.MergeRequest(
+        t.SnapshotID(body.head),
+        t.SnapshotID(body.base),
+        tuple(map(_below_root, body.take_b64)),
+        tuple(map(_below_root, body.delete_b64)),
+        tuple(map(file_edit, body.edits)),
+        tuple((_below_root(item.path_b64), item.mode) for item in body.modes),
+    )
+
+
+def _below_root(path_b64: str) -> bytes:
+    path = sandbox_path(path_b64)
+    if not path or any(part in (b"", b".", b"..") for part in path.split(b"/")):
+        raise UsageError(f"{path[:200]!r} cannot be merged: it is no path below the root")
+    return path
+
+
+# -- the mind ----------------------------------------------------------------------------------------------------------
+
+
+def edit_request(body: EditFields, env: dict[str, str] | None = None) -> base.EditRequest:
+    if body.messages is not None and body.drop_messages:
+        raise UsageError(
+            "a whole conversation was given, so there is nothing to drop; give `messages` or `drop_messages`"
+        )
+    edit = base.EditRequest(
+        files=tuple(map(file_edit, body.files)),
+        messages=None if body.messages is None else tuple(map(message, body.messages)),
+        drop_messages=body.drop_messages,
+        add_messages=tuple(map(message, body.add_messages)),
+        result=given_json(body.result, "the result"),
+        state=tuple(check_json(body.state, "the state").items()),
+        env=environment(env or {}),
+    )
+    paths = [item.path for item in edit.files]
+    if len(set(paths)) < len(paths):
+        raise UsageError("the same path is edited twice; say one thing about each path")
+    return edit
+
+
+def message(item: MessageFields) -> t.Message:
+    if not item.role.isprintable():
+        raise UsageError(f"{item.role!r} cannot be the role of a message: use printable characters")
+    return t.Message(item.role, check_json(item.content, f"the content of a message of {item.role}"))
+
+
+def decisions(items: Sequence[DecisionFields]) -> tuple[base.Decision, ...]:
+    calls = [item.call for item in items]
+    twice = next((call for call in calls if calls.count(call) > 1), None) if len(set(calls)) < len(calls) else None
+    if twice is not None:
+        raise UsageError(f"call {twice} is decided twice; say one thing about each call")
+    return tuple(map(_decision, items))
+
+
+def _decision(item: DecisionFields) -> base.Decision:
+    given = given_json(item.result, f"the result of call {item.call}")
+    if item.action != "result" and given is not None:
+        raise UsageError(
+            f"a result was given for call {item.call}, which is to {item.action}; a result belongs to the action `result`"
+        )
+    return base.Decision(item.call, item.action, None if given is None else given[0])
+
+
+def given_json(value: Any, what: str) -> tuple[Any] | None:
+    """A field that may be left out, as a tuple of one; None: it was. Errors as `check_json`."""
+    return None if value is UNSET else (check_json(value, what),)
+
+
+def check_json(value: Any, what: str) -> Any:
+    """`value`, if every reader of JSON can keep it: finite numbers, text without lone surrogates, bounded depth and
+    count. UsageError and LimitExceeded call it `what`."""
+    level, count = [value], 0
+    for _ in range(_DEPTH_MAX + 1):
+        below: list[Any] = []
+        for item in level:
+            count += 1
+            if isinstance(item, dict):
+                below += item.values()
+                _check_text("".join(item), what)
+            elif isinstance(item, list):
+                below += item
+            elif isinstance(item, str):
+                _check_text(item, what)
+            elif isinstance(item, float) and not math.isfinite(item):
+                raise UsageError(f"{what} has a number that JSON does not know ({item}); use null or text")
+        if count + len(below) > _VALUES_MAX:
+            raise LimitExceeded(f"{what} has more than {_VALUES_MAX} values; put large data into a file")
+        if not below:
+            return value
+        level = below
+    raise LimitExceeded(f"{what} is nested deeper than {_DEPTH_MAX} levels; make it flatter")
+
+
+def _check_text(text: str, what: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as exc:
+            raise UsageError(
+                f"{what} has text that is not Unicode ({exc.reason} at character {exc.start}); leave that out"
+            ) from exc
+
+
+# -- storage -----------------------------------------------------------------------------------------------------------
+
+
+def retention_policy(body: Policy) -> base.RetentionPolicy:
+    return base.RetentionPolicy(**vars(body))

@@ -1,0 +1,68 @@
+"""The descriptions of records in docs/openapi.json: the docstrings of their classes and fields."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from functools import cache
+from typing import Any
+
+from snapshotd.api.record import ApiRecord, forms_of
+
+
+def describe(openapi: dict[str, Any]) -> dict[str, Any]:
+    """The description with the docstrings of the records, and with the members that they have in JSON only."""
+    records = _records(ApiRecord)
+    for name, schema in openapi["components"]["schemas"].items():
+        if (record := records.get(name.removesuffix("-Input").removesuffix("-Output"))) is not None:
+            _describe(record, schema)
+    return openapi
+
+
+def _records(base: type[ApiRecord]) -> dict[str, type[ApiRecord]]:
+    found = {cls.__name__: cls for cls in base.__subclasses__()}
+    return found | {name: cls for direct in base.__subclasses__() for name, cls in _records(direct).items()}
+
+
+def _describe(record: Any, schema: dict[str, Any]) -> None:
+    about, forms = _docstrings(record), forms_of(record)
+    if "" in about:
+        schema["description"] = about[""]
+    properties: dict[str, Any] = {}
+    for name, member in schema["properties"].items():
+        described = {**member, **({"description": about[name]} if name in about else {})}
+        properties |= forms[name].describe(name, described) if name in forms else {name: described}
+    schema["properties"] = properties
+    if "required" in schema:
+        schema["required"] = [name if name in properties else f"{name}_b64" for name in schema["required"]]
+
+
+def _docstrings(record: type[ApiRecord]) -> dict[str, str]:
+    """Name of a field to its docstring, also of the record's bases; the record's own has the name ""."""
+    found: dict[str, str] = {}
+    for cls in reversed(record.__mro__):
+        if issubclass(cls, ApiRecord):
+            found |= _written(cls.__module__).get(cls.__name__, {})
+    if "" in found and "" not in _written(record.__module__)[record.__name__]:
+        del found[""]
+    return {name: " ".join(text.split()) for name, text in found.items()}
+
+
+@cache
+def _written(module: str) -> dict[str, dict[str, str]]:
+    classes = {}
+    for node in ast.parse(inspect.getsource(sys.modules[module])).body:
+        if isinstance(node, ast.ClassDef):
+            docs = {
+                field.target.id: text.value.value
+                for field, text in zip(node.body, node.body[1:], strict=False)
+                if isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+                and isinstance(text.value.value, str)
+            }
+            own = ast.get_docstring(node)
+            classes[node.name] = docs | ({"": own} if own else {})
+    return classes
