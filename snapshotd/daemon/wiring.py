@@ -26,6 +26,8 @@ from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
 from snapshotd.engine.base import Engine
+from snapshotd.engine.branches import Branching
+from snapshotd.engine.branching.branching import LocalBranching
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import EngineParts, LocalEngine
 from snapshotd.engine.events import EventLogs
@@ -205,6 +207,10 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Local
     resumes = Resumes(context, sessions)
     forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
     steps = background.submit
+
+    def branching(engine: Engine) -> Branching:
+        return LocalBranching(engine, context.catalog, context.secrecy)
+
     return LocalEngine(
         EngineParts(
             context=context,
@@ -226,7 +232,8 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Local
             mind=Mind(context, sessions, cold, gate, values, steps, fork=forks.once, forget=disposal.forget),
             browse=Browse(context),
             replies=_replies,
-        )
+        ),
+        branching,
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
@@ -46,6 +46,9 @@ from snapshotd.types import (
     Trajectory,
     TrajectoryID,
 )
+
+if TYPE_CHECKING:
+    from snapshotd.engine.branches import Branching  # it is made of the verbs below
 
 T = TypeVar("T")
 OutputSink = Callable[[Stream, bytes], None]
@@ -493,6 +496,11 @@ class Engine(ABC):
     def asking(self, request: RequestKey | None) -> AbstractContextManager[Asking]:
         """For the time of a request; `request`: its key, if it has one. The verbs that are called in `Asking.once` belong
         to it."""
+
+    @property
+    @abstractmethod
+    def branching(self) -> Branching:
+        """Comparisons, scores, bisections and experiments."""
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 

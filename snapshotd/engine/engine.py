@@ -19,6 +19,7 @@ from snapshotd.engine.base import (
     CheckReport,
     Connection,
     Decision,
+    Engine,
     Event,
     ExecResult,
     ExportForm,
@@ -36,6 +37,7 @@ from snapshotd.engine.base import (
     Usage,
     Variant,
 )
+from snapshotd.engine.branches import Branching
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.command_verbs import LocalCommandVerbs
 from snapshotd.engine.context import Context
@@ -136,12 +138,12 @@ class EngineParts:
 class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
     """The real engine, on this machine's kernel and runtimes. `start` it before the first request."""
 
-    def __init__(self, parts: EngineParts) -> None:
-        self._parts = parts
+    def __init__(self, parts: EngineParts, branching: Callable[[Engine], Branching]) -> None:
+        self._parts, self._branching = parts, branching(self)
         self._context, self._catalog = parts.context, parts.context.catalog
         self._cold, self._archive, self._background = parts.cold, parts.archive, parts.background
         self._sessions, self._forks, self._resumes = parts.sessions, parts.forks, parts.resumes
-        self._upkeep, self._files, self._mind, self._browse = parts.upkeep, parts.files, parts.mind, parts.browse
+        self._upkeep, self._files, self._mind = parts.upkeep, parts.files, parts.mind
         self._watches: tuple[DiskWatch | IdleWatch | FolderExpiry, ...] = ()
         self._closed = threading.Event()
 
@@ -156,6 +158,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
+        self._branching.start()
 
     def _store_what_has_no_layers(self) -> None:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
@@ -170,6 +173,10 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
 
     def asking(self, request: RequestKey | None) -> AbstractContextManager[Asking]:
         return self._parts.requests.asking(request)
+
+    @property
+    def branching(self) -> Branching:
+        return self._branching
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -589,10 +596,10 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
 
     def mount(self, directory: Path, namespace_pid: int) -> None:
         self.flush()
-        self._browse.mount(directory, namespace_pid)
+        self._parts.browse.mount(directory, namespace_pid)
 
     def unmount(self, directory: Path, namespace_pid: int) -> None:
-        self._browse.unmount(directory, namespace_pid)
+        self._parts.browse.unmount(directory, namespace_pid)
 
     # -- images --------------------------------------------------------------------------------------------------------
 
@@ -661,11 +668,12 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         if self._closed.is_set():
             return
         self._closed.set()
+        self._branching.close()
         for watch in self._watches:
             watch.close()
         self._mind.close()
         self._parts.webhooks.close()
-        self._browse.close()
+        self._parts.browse.close()
         self._sessions.close()
         self._parts.launcher.close()
         self._background.close()

@@ -42,6 +42,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
+    ("daemon", "engine"): ("base", "branches"),
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
@@ -51,14 +52,14 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("command_verbs", "engine", "file_verbs", "folder_expiry", "folder_verbs", "mind_verbs", "share"),
+        ("branching", "command_verbs", "engine", "file_verbs", "folder_expiry", "folder_verbs", "mind_verbs", "share"),
         ("past",),
         ("runs", "host", "folders"),
         ("transfer", "mind"),
         ("sandbox",),
         ("storing",),
         ("protocol",),
-        ("base", "caller", "context", "events", "identity", "pins", "requests", "secrecy", "watch"),
+        ("base", "branches", "caller", "context", "events", "identity", "pins", "requests", "secrecy", "watch"),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
     "daemon": (("children", "hook_places", "hooks", "host", "lock", "logs", "server", "wiring"), ("http",)),
@@ -91,7 +92,7 @@ modules of one line may import each other."""
 MOST_MODULES = 20
 """A folder with more is no room where something is found at a glance."""
 
-FOR_ALL = ("types", "terms", "errors", "failpoints", "config")
+FOR_ALL = ("types", "terms", "errors", "failpoints", "config", "junit", "scores")
 """Modules at the top that everybody may import, and that import only each other."""
 
 INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engine")
@@ -135,7 +136,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "fastapi": ("daemon/",),
     "uvicorn": ("daemon/",),
     "starlette": ("daemon/",),  # comes with fastapi
-    "pydantic": ("daemon/", "engine/transfer/trajectories/"),  # comes with fastapi
+    "pydantic": ("daemon/", "engine/transfer/trajectories/", "engine/branching/"),  # comes with fastapi
     "anyio": ("daemon/",),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
 }

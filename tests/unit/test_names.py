@@ -14,14 +14,23 @@ no part of the product."""
 WIRE = "a wire model has the name of the record that it shows"
 CLIENT = "the client's users have the engine's words"
 SHARED = {
+    "AlignedCall": f"{WIRE}; {CLIENT}",
     "Approval": WIRE,
     "ApprovalView": f"{WIRE}; {CLIENT}",
+    "BisectRequest": WIRE,
     "Command": f"{WIRE}; {CLIENT}",
     "CommandInfo": CLIENT,
+    "ComparedBranch": WIRE,
+    "ComparedPair": WIRE,
+    "Comparison": WIRE,
     "DamagedOutput": f"{WIRE}; {CLIENT}",
     "EditRequest": WIRE,
     "Effect": WIRE,
     "ExecResult": CLIENT,
+    "Experiment": f"{WIRE}; {CLIENT}",
+    "ExperimentBranch": WIRE,
+    "ExperimentRequest": WIRE,
+    "Experiments": "each is the part about experiments: of the engine and of its client",
     "FileCounts": "the client's record has the name of the wire model",
     "FileStatus": f"{WIRE}; {CLIENT}",
     "Image": WIRE,
@@ -34,11 +43,13 @@ SHARED = {
     "RewindPreview": f"{WIRE}; {CLIENT}",
     "Sandbox": f"{WIRE}; {CLIENT}",
     "SandboxInfo": CLIENT,
+    "ScoreRequest": WIRE,
     "Snapshot": f"{WIRE}; {CLIENT}",
     "StoredValue": WIRE,
     "Task": WIRE,
     "Tool": f"{WIRE}; {CLIENT}",
     "Trajectory": WIRE,
+    "Tried": CLIENT,
     "Usage": WIRE,
 }
 """Names that several packages share, and why."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from snapshotd.client.branching.scoring import at_once
+from snapshotd.client.branching.at_once import at_once
 from snapshotd.client.branching.variants import Variants, check_variants
 from snapshotd.client.local.sizes import size_given
 from snapshotd.client.results import TrajectoryInfo

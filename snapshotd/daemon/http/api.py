@@ -24,7 +24,18 @@ from starlette.responses import Response
 import snapshotd
 from snapshotd.daemon.http.failures import failure_of
 from snapshotd.daemon.http.gate import VersionGate
-from snapshotd.daemon.http.routes import approvals, commands, files, images, mind, runs, snapshots, storage, values
+from snapshotd.daemon.http.routes import (
+    approvals,
+    branching,
+    commands,
+    files,
+    images,
+    mind,
+    runs,
+    snapshots,
+    storage,
+    values,
+)
 from snapshotd.daemon.http.routes import service as service_routes
 from snapshotd.daemon.http.routes.shared import Service
 from snapshotd.daemon.http.streams import error_response
@@ -48,7 +59,19 @@ def create_app(service: Service) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.service = service
-    for module in (runs, commands, mind, approvals, files, snapshots, values, images, storage, service_routes):
+    for module in (
+        runs,
+        commands,
+        mind,
+        approvals,
+        files,
+        snapshots,
+        branching,
+        values,
+        images,
+        storage,
+        service_routes,
+    ):
         app.router.routes.extend(module.router.routes)
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)

@@ -31,6 +31,7 @@ import dataclasses
 import errno
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -39,9 +40,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd import types as t
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import base
+from snapshotd.engine.branches import Branching
+from snapshotd.engine.branching.branching import LocalBranching
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.runs.forks import children
+from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import (
     Ambiguous,
     CommandNotFound,
@@ -53,6 +58,7 @@ from snapshotd.errors import (
     UsageError,
 )
 from snapshotd.kernel.identity import HostUser
+from snapshotd.secrets.vault import FileVault
 from snapshotd.trees.base import Change, ChangeKind, RestoreReport
 from snapshotd.types import Kind
 from tests.unit.daemon.fake_commands import FakeCommands
@@ -75,6 +81,7 @@ class _Asking(base.Asking):
 class FakeEngine(FakeMind, FakeFiles, FakeCommands):
     def __init__(self) -> None:
         super().__init__()
+        self._made_branching: Branching | None = None
         self.changed = threading.Condition()
         self.lines: dict[str, t.Trajectory] = {}
         self.taken: dict[str, t.Snapshot] = {}
@@ -153,6 +160,14 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
     def asking(self, request: t.RequestKey | None) -> AbstractContextManager[base.Asking]:
         """Keys mean nothing here: `e2e/test_asked_again.py` has them."""
         return contextlib.nullcontext(_Asking())
+
+    @property
+    def branching(self) -> Branching:
+        """The real one, over this engine."""
+        if self._made_branching is None:
+            catalog, kept = SqliteCatalog(":memory:"), Path(tempfile.mkdtemp(prefix="snapshotd-fake-"))
+            self._made_branching = LocalBranching(self, catalog, Secrecy(FileVault(kept), catalog))
+        return self._made_branching
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -365,7 +380,11 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
                 experiment=experiment,
             )
             self.lines[line.id] = line
-            made.append(line)
+            if args is not None and not resume:  # a program that ends at once
+                self._take(line, self._call("run_tests", {"argv": list(one.args or ())}), self.files[origin.id])
+                self.log_of[line.id] = []
+                self._finish(line.id, 0, t.TrajectoryStatus.FINISHED)
+            made.append(self.lines[line.id])
         return base.Forked(experiment, tuple(made))
 
     def stop(self, ref: str, *, discard: bool = False) -> t.Trajectory:
@@ -669,6 +688,8 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
                 self.taken[taken.id] = dataclasses.replace(taken, state=t.SnapshotState.STORED)
 
     def close(self) -> None:
+        if self._made_branching is not None:
+            self._made_branching.close()
         with self.changed:
             self.closed = True
             self.changed.notify_all()

@@ -14,7 +14,7 @@ from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.taken import snapshot_json
 from snapshotd.cli.text import call_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
-from snapshotd.client.branching.comparing import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
+from snapshotd.client.branching.results import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.terms import short
 

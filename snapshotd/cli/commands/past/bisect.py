@@ -12,7 +12,7 @@ from snapshotd.cli.follow import note
 from snapshotd.cli.taken import snapshot_json
 from snapshotd.cli.text import call_text, print_json, printable, status
 from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_trajectory
-from snapshotd.client.branching.bisecting import BisectInfo, Tried
+from snapshotd.client.branching.results import BisectInfo, Tried
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.terms import number_of, short

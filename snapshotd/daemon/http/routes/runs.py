@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from snapshotd.daemon.http import carrying, models, models_forks, streams
-from snapshotd.daemon.http.attending import Lines, attend
+from snapshotd.daemon.http.attending import Lines, attend, until_gone
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import (
     Named,
@@ -310,7 +310,8 @@ async def _exec(
         call = models.Tool.of(done.call)
         emit({"event": "result", "exit_code": done.exit_code, "snapshot": snapshot, "call": call})
 
-    return await streams.ndjson(service.streams, produce, attend=attend(request, caller, lines))
+    attending = until_gone(request, caller) if lines is None else attend(request, caller, lines)
+    return await streams.ndjson(service.streams, produce, attend=attending)
 
 
 def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
