@@ -34,6 +34,8 @@ NAMES: tuple[str, ...] = (
     "engine.fork.recorded",
     "engine.fork.changed",
     "engine.edit.forked",
+    "engine.experiment.forked",
+    "engine.experiment.scored",
     "engine.remove.recorded",
     "engine.archive.tree",
     "engine.archive.record",

@@ -29,11 +29,6 @@ SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
 DEFAULT_TENANT = "default"
 """Tenant of the key-value store if the user names none."""
 
-EXPERIMENTS_TENANT = "snapshotd-experiments"
-"""Tenant of the key-value store under which experiments are kept. No sandbox gets it unless a person names it."""
-BRANCHES = "branches"
-"""The namespace BRANCHES/EXPERIMENT has a value LABEL.RUN for each branch that has begun."""
-
 PRUNE_GRACE_S = 600.0
 """Age from which a prune may touch a pack, by default."""
 

@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NewType
 
-from snapshotd.terms import BRANCHES as BRANCHES
 from snapshotd.terms import DEFAULT_TENANT as DEFAULT_TENANT
-from snapshotd.terms import EXPERIMENTS_TENANT as EXPERIMENTS_TENANT
 from snapshotd.terms import ID_FORM as ID_FORM
 from snapshotd.terms import KNOWN_NAME_PATTERN as KNOWN_NAME_PATTERN
 from snapshotd.terms import NAME_PATTERN as NAME_PATTERN
@@ -450,3 +448,18 @@ class Image:
     workdir: str = "/workspace"
     tree: TreeID | None = None
     """Its files in the repository. None until it is stored, which happens with the first snapshot over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Variants run from `snapshot`, which may be gone by now. `ended` says why no other branch begins; None while some
+    may. `digest` is that of its description. `description` is JSON in the words of its driver; None: it came from an
+    earlier version, and takes the next one that is given."""
+
+    id: ExperimentID
+    name: str
+    snapshot: SnapshotID
+    began_at_ns: int
+    digest: str
+    description: Any
+    ended: str | None = None

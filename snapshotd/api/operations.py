@@ -9,6 +9,14 @@ from urllib.parse import quote
 
 from snapshotd.api.approvals import ApprovalInfo, ApprovalView, ApproveRequest, AskRequest, DenyRequest
 from snapshotd.api.commands import BackgroundRequest, CommandInfo, ExecRequest, InputInfo, InputRequest, SignalRequest
+from snapshotd.api.experiments import (
+    BisectRequest,
+    CompareInfo,
+    CompareRequest,
+    ExperimentRequest,
+    ExperimentState,
+    ScoreRequest,
+)
 from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, RenameFileRequest
 from snapshotd.api.mind import (
     CompensateRequest,
@@ -197,6 +205,18 @@ APPROVE_CALL = Operation(
 )
 DENY_CALL = Operation("POST", "/approvals/{approval}/deny", ApprovalInfo, APPROVE, "approvals", body=DenyRequest)
 WATCH = Operation[Any]("GET", "/watch", LINES, READ, "approvals")
+
+COMPARE = Operation("POST", "/compare", CompareInfo, READ, "branching", body=CompareRequest)
+SCORE = Operation[Any]("POST", "/score", LINES, RUN, "branching", body=ScoreRequest)
+BISECT = Operation[Any]("POST", "/bisect", LINES, RUN, "branching", body=BisectRequest)
+CREATE_EXPERIMENT = Operation(
+    "POST", "/experiments", ExperimentState, RUN, "branching", body=ExperimentRequest, once=True, status=201
+)
+EXPERIMENTS = Operation("GET", "/experiments", list[ExperimentState], READ, "branching")
+EXPERIMENT = Operation("GET", "/experiments/{experiment}", ExperimentState, READ, "branching")
+EXPERIMENT_EVENTS = Operation[Any]("GET", "/experiments/{experiment}/events", LINES, READ, "branching")
+STOP_EXPERIMENT = Operation("POST", "/experiments/{experiment}/stop", ExperimentState, RUN, "branching")
+REMOVE_EXPERIMENT = Operation[None]("DELETE", "/experiments/{experiment}", None, RUN, "branching")
 
 GET_VALUE = Operation("GET", "/store/value", ValueInfo, READ, "store")
 PUT_VALUE = Operation("PUT", "/store/value", ValueInfo, RUN, "store", body=PutValueRequest)

@@ -28,6 +28,12 @@ SOCKET_PATH_MAX_BYTES = 107
 BODY_MAX_BYTES = 8 << 20
 """Largest request body. Linux allows about 2 MiB of arguments to a program; as JSON, escaped, they can grow
 fourfold."""
+WITH_FILES = ("/score", "/experiments")
+"""Paths of the requests whose bodies bring files with them, as base64 ..."""
+WITH_FILES_MAX_BYTES = 32 << 20
+"""... and may be larger."""
+FILES_MAX_BYTES = 16 << 20
+"""Largest folder that a scorer brings, as a tar."""
 STDIN_WINDOW_BYTES = 256 << 10
 """Bytes of a command's standard input that may be on their way; the daemon reports further bytes that the command has
 taken."""

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from snapshotd.scores import ExperimentBranch
 from snapshotd.types import (
     Approval,
     ApprovalID,
@@ -27,6 +28,7 @@ from snapshotd.types import (
     CallStatus,
     Compensation,
     Ended,
+    Experiment,
     ExperimentID,
     FileChanges,
     Image,
@@ -323,6 +325,10 @@ class Catalog(ABC):
     @abstractmethod
     def values(self) -> KeyValues: ...
 
+    @property
+    @abstractmethod
+    def experiments(self) -> ExperimentTable: ...
+
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:
         """By tag, unique id prefix (>= 4 characters), or a trajectory's name or unique id prefix (its head).
@@ -510,3 +516,55 @@ class KeyValues(ABC):
     @abstractmethod
     def sweep(self, *, now_ns: int, keep_versions: int) -> int:
         """Remove expired values, and versions of a key beyond the newest `keep_versions`. Returns their number."""
+
+
+class ExperimentTable(ABC):
+    """Experiments, and one record for each of their branches. They outlive trajectories and snapshots that they name.
+    NotFound: there is no experiment of a name."""
+
+    @abstractmethod
+    def add(
+        self,
+        experiment: Experiment,
+        branches: Sequence[ExperimentBranch],
+        *,
+        files: bytes | None = None,
+        request: RequestKey | None = None,
+    ) -> None:
+        """Record a new one with all its branches, in the order in which they begin, as what `request` has made. Conflict:
+        there is one of this name."""
+
+    @abstractmethod
+    def list(self) -> Sequence[Experiment]:
+        """In the order of their names."""
+
+    @abstractmethod
+    def get(self, name: str) -> Experiment: ...
+
+    @abstractmethod
+    def files(self, name: str) -> bytes | None:
+        """The scorer's files."""
+
+    @abstractmethod
+    def branches(self, name: str) -> Sequence[ExperimentBranch]:
+        """In the order in which they begin."""
+
+    @abstractmethod
+    def describe(self, name: str, digest: str, description: Any, files: bytes | None) -> None:
+        """Give one that came from an earlier version its description."""
+
+    @abstractmethod
+    def set_ended(self, name: str, why: str | None) -> None:
+        """Record why no other branch begins; None: some may again."""
+
+    @abstractmethod
+    def save(self, name: str, branch: ExperimentBranch) -> None:
+        """Record a branch anew. NotFound: the experiment has none of its label and run."""
+
+    @abstractmethod
+    def of_trajectory(self, trajectory_id: TrajectoryID) -> tuple[str, ExperimentBranch] | None:
+        """The name of the experiment that a trajectory is a branch of, and that branch."""
+
+    @abstractmethod
+    def remove(self, name: str) -> None:
+        """Forget it with its branches' records."""

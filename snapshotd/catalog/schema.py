@@ -299,7 +299,32 @@ CREATE TABLE requests (
 CREATE INDEX requests_by_age ON requests (created_at_ns);
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6)
+_V7 = """
+CREATE TABLE experiments (
+    pk            INTEGER PRIMARY KEY,
+    id            TEXT NOT NULL UNIQUE,     -- that of its branches' trajectories
+    name          TEXT NOT NULL UNIQUE,
+    snapshot      TEXT NOT NULL,            -- id; it may be gone
+    began_at_ns   INTEGER NOT NULL,
+    ended         ANY,                      -- why no other branch begins; NULL: some may
+    digest        TEXT NOT NULL,            -- of the description
+    files         BLOB,                     -- the scorer's, as a tar; NULL: it brings none
+    description   TEXT                      -- JSON; NULL: it came from an earlier version
+) STRICT;
+CREATE TABLE experiment_branches (
+    pk            INTEGER PRIMARY KEY,      -- in the order in which they begin
+    experiment    INTEGER NOT NULL REFERENCES experiments,
+    label         TEXT NOT NULL,
+    run           INTEGER NOT NULL,
+    state         TEXT NOT NULL,            -- scores.ExperimentBranch
+    trajectory    TEXT,                     -- id; it may be gone
+    outcome       TEXT NOT NULL,            -- JSON object of its other fields
+    UNIQUE (experiment, label, run)
+) STRICT;
+CREATE INDEX experiment_branches_by_trajectory ON experiment_branches (trajectory) WHERE trajectory IS NOT NULL;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
 CHECKSUMS_FROM = 5
 VERSION = len(MIGRATIONS)
 """The version this program writes, and the newest it reads."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.catalog import entries, lines, rows
-from snapshotd.catalog.base import ApprovalTable, Catalog, Compensations, KeyValues, SnapshotRow
+from snapshotd.catalog.base import ApprovalTable, Catalog, Compensations, ExperimentTable, KeyValues, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import open_database
 from snapshotd.catalog.inserts import add_image, add_tag, set_warnings
@@ -34,6 +34,7 @@ from snapshotd.catalog.removal import check_removable, remove_trajectory
 from snapshotd.catalog.requests import add_request, find_request
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.sqlite_approvals import SqliteApprovals, SqliteCompensations
+from snapshotd.catalog.sqlite_experiments import SqliteExperiments
 from snapshotd.catalog.sqlite_values import SqliteValues
 from snapshotd.errors import Conflict
 from snapshotd.sqlite import Value
@@ -72,6 +73,7 @@ class SqliteCatalog(Catalog):
         self._approvals = SqliteApprovals(self._db)
         self._compensations = SqliteCompensations(self._db)
         self._values = SqliteValues(self._db)
+        self._experiments = SqliteExperiments(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -399,6 +401,10 @@ class SqliteCatalog(Catalog):
     @property
     def values(self) -> KeyValues:
         return self._values
+
+    @property
+    def experiments(self) -> ExperimentTable:
+        return self._experiments
 
     # -- references by people ------------------------------------------------------------------------------------------
 

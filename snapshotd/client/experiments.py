@@ -2,67 +2,94 @@
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from snapshotd.client.branching.parts import client_of
-from snapshotd.client.results import SnapshotInfo
-from snapshotd.client.verbs import Verbs, Wait, on_this_machine
-from snapshotd.errors import Conflict, NotFound
+from snapshotd.api import operations
+from snapshotd.api.mind import PromoteRequest
+from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.client.local.arguments import flag_of
+from snapshotd.client.verbs import Verbs, Wait
+from snapshotd.errors import Conflict, DaemonUnavailable, NotFound
 
 if TYPE_CHECKING:
-    from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.api.experiments import CompareInfo
     from snapshotd.client.branching.experiment_file import Experiment
-    from snapshotd.client.branching.experiment_records import ExperimentBranch, ExperimentInfo
+    from snapshotd.scores import ExperimentInfo
+
+_AGAIN_S = 0.5
 
 
 class Experiments(Verbs):
-    """Part of `Snapshotd`. The daemon keeps what is known of an experiment; its branches are trajectories called
-    EXPERIMENT.VARIANT.RUN."""
+    """Part of `Snapshotd`. The daemon drives experiments, and keeps what is known of them; their branches are trajectories
+    called EXPERIMENT.VARIANT.RUN."""
 
     _reconnect_s: float
 
-    @on_this_machine
+    def create_experiment(self, experiment: str | Path | Experiment) -> ExperimentInfo:
+        """Begin an experiment, described by a TOML file, and return. The daemon runs it until its branches have ended and
+        are scored, or a stop rule holds, also after a restart. With the description of one that was stopped it goes on
+        with that.
+
+        A branch that cannot be forked, goes over its budget, or has no score carries its error, and the rest goes on.
+        UsageError, with the line: the description is wrong. LimitExceeded: its files are too large. Conflict: there is
+        another one of this name."""
+        from snapshotd.client.branching.experiment_file import read_experiment
+
+        plan = read_experiment(experiment) if isinstance(experiment, str | Path) else experiment
+        return _info(self._transport.request(*operations.CREATE_EXPERIMENT.at(), body=plan.request(), once=True))
+
+    def follow_experiment(
+        self, name: str, *, on_change: Callable[[ExperimentInfo], object] = lambda _: None
+    ) -> ExperimentInfo:
+        """Wait until an experiment has ended. `on_change` is told how it stands, first and after each step. When the
+        daemon goes away, the next one is followed; DaemonUnavailable when for SNAPSHOTD_RECONNECT_S seconds none
+        answers. NotFound."""
+        deadline = None
+        info: ExperimentInfo | None = None
+        while True:
+            try:
+                for event in self._transport.lines(*operations.EXPERIMENT_EVENTS.at(name)):
+                    deadline = None
+                    if event["event"] == "alive":
+                        continue
+                    info = _changed(info, event)
+                    on_change(info)
+                    if event["event"] == "ended":
+                        return info
+                lost = DaemonUnavailable(f"the daemon has ended; the next one goes on with the experiment {name}")
+            except DaemonUnavailable as exc:
+                lost = exc
+            deadline = deadline or time.monotonic() + self._reconnect_s
+            if time.monotonic() >= deadline:
+                raise lost
+            time.sleep(_AGAIN_S)
+
     def run_experiment(
         self, experiment: str | Path | Experiment, *, on_change: Callable[[ExperimentInfo], object] = lambda _: None
     ) -> ExperimentInfo:
-        """Run an experiment, described by a TOML file, until its branches have ended and are scored, or a stop rule
-        holds. `on_change` is told of each step, from several threads. When this process or the daemon goes away,
-        branches run on, and the same call goes on with them; of an experiment that has ended it returns the outcome.
+        """As `create_experiment`, and wait until it has ended, as `follow_experiment`. It runs on without this process; the
+        same call follows it again, and of one that has ended it returns the outcome."""
+        return self.follow_experiment(self.create_experiment(experiment).name, on_change=on_change)
 
-        A branch that cannot be forked, goes over its budget, or has no score carries its error, and the rest goes on.
-        UsageError, with the line: the description is wrong. Conflict: there is another one of this name."""
-        from snapshotd.client.branching.experiment_file import read_experiment
-        from snapshotd.client.branching.experiments import run_experiment
-
-        plan = read_experiment(experiment) if isinstance(experiment, str | Path) else experiment
-        return run_experiment(client_of(self), plan, patience_s=self._reconnect_s, on_change=on_change)
-
-    @on_this_machine
     def experiments(self) -> list[ExperimentInfo]:
         """All experiments, in the order of their names."""
-        from snapshotd.client.branching.experiment_records import Records, names
+        return [_info(item) for item in self._transport.request(*operations.EXPERIMENTS.at())]
 
-        return [Records(client_of(self), name).info() for name in names(client_of(self))]
-
-    @on_this_machine
     def experiment(self, name: str) -> ExperimentInfo:
         """An experiment as it is now. NotFound."""
-        from snapshotd.client.branching.experiment_records import Records
+        return _info(self._transport.request(*operations.EXPERIMENT.at(name)))
 
-        return Records(client_of(self), name).info()
-
-    @on_this_machine
     def compare_experiment(self, name: str) -> CompareInfo:
         """The best branch of each variant, call by call, as `compare`; the best of all comes first."""
         info = self.experiment(name)
-        best = [_best(info, variant.label) for variant in info.variants]
-        return client_of(self).compare(
-            *(one.trajectory for one in best if one is not None and one.trajectory is not None)
-        )
+        best = [info.best_of(variant.label) for variant in info.variants]
+        refs = [one.trajectory for one in best if one is not None and one.trajectory is not None]
+        return self._transport.call(operations.COMPARE, body={"refs": refs})
 
-    @on_this_machine
     def promote_experiment(
         self, name: str, branch: str | None = None, *, leave_behind: bool = False, wait: Wait = "captured"
     ) -> SnapshotInfo:
@@ -74,28 +101,35 @@ class Experiments(Verbs):
             if chosen is None or not chosen.passed:
                 raise Conflict(f"no branch of {name} passed; name the one to promote")
         else:
-            chosen = next((one for one in info.branches if f"{one.label}.{one.run}" == branch), None)
+            chosen = next((one for one in info.branches if one.called == branch), None)
         if chosen is None or chosen.trajectory is None:
             raise NotFound(f"there is no branch {branch} of {name} that has begun")
-        return client_of(self).promote(chosen.trajectory, leave_behind=leave_behind, wait=wait)
+        return self._step(operations.PROMOTE, chosen.trajectory, PromoteRequest(leave_behind=leave_behind), wait)
 
-    @on_this_machine
     def stop_experiment(self, name: str) -> ExperimentInfo:
         """End an experiment: branches that run are stopped, and no other begins. Running it again goes on."""
-        from snapshotd.client.branching.experiments import stop_experiment
+        return _info(self._transport.request(*operations.STOP_EXPERIMENT.at(name)))
 
-        return stop_experiment(client_of(self), name)
-
-    @on_this_machine
     def remove_experiment(self, name: str, *, force: bool = False) -> None:
         """Forget an experiment with its branches. Conflict: some run (unless `force`), or others were forked from
         them."""
-        from snapshotd.client.branching.experiments import remove_experiment
+        query = {"force": flag_of("force", force)}
+        self._transport.call(operations.REMOVE_EXPERIMENT, name, query=query)
 
-        remove_experiment(client_of(self), name, force=force)
+
+def _info(data: Any) -> ExperimentInfo:
+    from snapshotd.scores import ExperimentInfo  # only then: they are for few
+
+    return ExperimentInfo.from_json(data)
 
 
-def _best(info: ExperimentInfo, label: str) -> ExperimentBranch | None:
-    """The variant's branch to look at: the one to promote, else the first that has begun."""
-    begun = [one for one in info.of(label) if one.trajectory is not None]
-    return min(begun, key=lambda one: (not one.passed, -(one.score or 0.0), one.calls, one.seconds), default=None)
+def _changed(info: ExperimentInfo | None, event: dict[str, Any]) -> ExperimentInfo:
+    """An experiment after one of its events."""
+    from snapshotd.scores import ExperimentBranch
+
+    if info is None or event["event"] != "branch":
+        return _info(event)
+    branch = ExperimentBranch.from_json(event)
+    at = (branch.label, branch.run)
+    branches = tuple(branch if (one.label, one.run) == at else one for one in info.branches)
+    return dataclasses.replace(info, branches=branches)

@@ -28,6 +28,8 @@ from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_contr
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import Engine, EnginePart, Life
 from snapshotd.engine.events import EventLogs
+from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.host.system_packages import CATATONIT
 from snapshotd.engine.mind.approvals import Gate
@@ -230,19 +232,30 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         context.keeper,
         *context.runtimes.values(),
     )
-    return Engine(
+    verbs = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive),
-        files=FileCalls(context, sessions, steps),
         branching=BranchingService(context, sessions, cold, gate, folders, forks, resumes, steps, disposal.forget),
         mind=MindService(context),
+        watch=context.events.watch.follow,
+    )
+    experiments = ExperimentService(verbs, context.catalog, context.secrecy)
+    return Engine(
+        runs=verbs.runs,
+        snapshots=verbs.snapshots,
+        files=FileCalls(context, sessions, steps),
+        branching=verbs.branching,
+        experiments=experiments,
+        mind=verbs.mind,
         approvals=ApprovalService(context, gate),
         values=values,
         folders=folders,
         storage=StorageService(context, upkeep, archive, background, browse, _replies),
         images=ImageService(context),
         requests=Requests(context.catalog),
-        life=Life(context, sessions, cold, archive, background, disposal, upkeep, str(gate.policy.path), ends),
+        life=Life(
+            context, sessions, cold, archive, background, disposal, upkeep, experiments, str(gate.policy.path), ends
+        ),
     )
 
 

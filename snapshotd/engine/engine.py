@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from snapshotd.engine.base import Event
 from snapshotd.engine.context import Context
+from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.folder_expiry import FolderExpiry
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind.keyvalue import KeyValueStore
@@ -66,13 +67,15 @@ class Life:
         background: Background,
         disposal: Disposal,
         upkeep: Upkeep,
+        experiments: ExperimentService,
         policy_file: str,
         ends: Sequence[EnginePart],
     ) -> None:
         """`ends`: what is closed at the end, in this order; the sessions among it take their last snapshots."""
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._cold, self._archive, self._background = cold, archive, background
-        self._disposal, self._upkeep, self._policy_file, self._ends = disposal, upkeep, policy_file, ends
+        self._disposal, self._upkeep, self._experiments = disposal, upkeep, experiments
+        self._policy_file, self._ends = policy_file, ends
         self._watches: tuple[DiskWatch | IdleWatch | FolderExpiry, ...] = ()
         self._closed = threading.Event()
 
@@ -87,6 +90,7 @@ class Life:
         idle = IdleWatch(self._sessions.live, lambda sandbox: self._sessions.stop(sandbox.trajectory, only=sandbox))
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
+        self._experiments.start()
 
     def _store_what_has_no_layers(self) -> None:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
@@ -149,6 +153,7 @@ class Life:
         if self._closed.is_set():
             return
         self._closed.set()
+        self._experiments.close()
         for watch in self._watches:
             watch.close()
         for part in self._ends:
@@ -171,6 +176,7 @@ class Engine:
     snapshots: SnapshotService
     files: FileCalls
     branching: BranchingService
+    experiments: ExperimentService
     mind: MindService
     approvals: ApprovalService
     values: KeyValueStore

@@ -90,6 +90,12 @@ class Secrecy:
         """The funnel for data that belong to no trajectory; data from `trajectory` are searched for its secrets."""
         return self._redactor.funnel(SHARED) if trajectory is None else self._funnel(trajectory, SHARED)
 
+    def apart(self, owner: TrajectoryID, secrets: Env = ()) -> Funnel:
+        """The funnel for data of something that is no trajectory, and that `forget` forgets: it finds `secrets`. UsageError:
+        one cannot be a secret."""
+        self.environment(owner, (), secrets)
+        return self._redactor.funnel(owner, {_named(name): value for name, value in secrets})
+
     def inside(self, trajectory: Trajectory) -> dict[str, str]:
         """The environment of the trajectory's commands, with secrets revealed."""
         funnel, env = self.of(trajectory), dict(trajectory.env)

@@ -3,9 +3,8 @@ meanwhile), and trajectories for evaluation and training."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Any, Literal
 
 from snapshotd.engine.base import ProgressSink
@@ -14,8 +13,8 @@ from snapshotd.engine.storing.look import open_view
 from snapshotd.engine.transfer import bundle, export
 from snapshotd.engine.transfer.trajectories.documents import export_trajectory
 from snapshotd.engine.transfer.trajectories.turns import Replies, family
-from snapshotd.errors import DataLoss, NotFound, UsageError
-from snapshotd.types import BRANCHES, EXPERIMENTS_TENANT, Image, Snapshot, Trajectory, short
+from snapshotd.errors import DataLoss, UsageError
+from snapshotd.types import Image, Snapshot, Trajectory, short
 
 
 def export_files(context: Context, snapshot: Snapshot, form: str, write: Callable[[bytes], object]) -> tuple[str, ...]:
@@ -76,17 +75,13 @@ def export_trajectories(
 
 
 def _score(context: Context, line: Trajectory) -> dict[str, Any] | None:
-    """The record that an experiment keeps of a branch, which is called EXPERIMENT.VARIANT.RUN."""
-    words = (line.name or "").split(".")
-    for count in range(1, len(words) - 1):
-        name, key = ".".join(words[:count]), ".".join(words[count:])
-        with suppress(NotFound):
-            found = context.catalog.values.get(EXPERIMENTS_TENANT, f"{BRANCHES}/{name}", key, now_ns=time.time_ns())
-            value = found.value
-            if isinstance(value, dict) and value.get("trajectory") == line.id:
-                kept = ("label", "run", "state", "score", "passed")
-                return {"experiment": name, **{field: value.get(field) for field in kept}}
-    return None
+    """The record that an experiment keeps of a branch."""
+    found = context.catalog.experiments.of_trajectory(line.id)
+    if found is None:
+        return None
+    name, branch = found
+    kept = ("label", "run", "state", "score", "passed")
+    return {"experiment": name, **{field: getattr(branch, field) for field in kept}}
 
 
 def _image(context: Context, snapshot: Snapshot) -> Image:

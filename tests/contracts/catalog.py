@@ -9,6 +9,7 @@ from snapshotd.catalog.base import Catalog
 from tests.contracts import (
     catalog_approvals,
     catalog_conversations,
+    catalog_experiments,
     catalog_journals,
     catalog_references,
     catalog_requests,
@@ -26,4 +27,5 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     *catalog_requests.CHECKS,
     *catalog_approvals.CHECKS,
     *catalog_values.CHECKS,
+    *catalog_experiments.CHECKS,
 )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import html
-import itertools
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
 from snapshotd.client import AsyncSnapshotd, Snapshotd
-from snapshotd.client.results import TrajectoryInfo
-from snapshotd.errors import NotFound, UsageError
+from snapshotd.errors import UsageError
 from tests.e2e.support import Snap
 
 T = TypeVar("T")
@@ -172,40 +170,3 @@ def test_times_are_a_sides_own(snap: Snap, plain: Snapshotd) -> None:
         took(plain.trajectory(one).created_at, one) for one in (newer, older)
     ]
     assert [(one.added, one.changed) for one in unrelated.branches] == [(0, 0), (1, 0)], "each against its own first"
-
-
-@pytest.mark.runc
-def test_a_branch_that_is_removed_while_it_is_compared(plain: Snapshotd, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At whichever of the requests that a comparison makes: the error names it, and the other branch is as it was."""
-    base, _ = plain.create(runtime="runc")
-    other, _ = plain.create(runtime="runc")
-    steps(plain, base.id, "echo 1 > f")
-    remover, send = Snapshotd(state_dir=plain.state_dir, autostart=False), plain._transport.request
-    said: list[tuple[str, TrajectoryInfo]] = []
-    for number in itertools.count():
-        gone, _ = remover.create(runtime="runc")
-        steps(remover, gone.id, "echo 2 > f")
-        left = [number]
-
-        def request(*args: Any, gone: str = gone.id, left: list[int] = left, **options: Any) -> Any:
-            left[0] -= 1
-            if left[0] == -1:
-                remover.remove(gone, force=True)
-            return send(*args, **options)
-
-        monkeypatch.setattr(plain._transport, "request", request)
-        try:
-            plain.compare(base.id, gone.id)
-            break  # all that it asks for was here before
-        except NotFound as exc:
-            said.append((exc.message, gone))
-    monkeypatch.undo()
-    assert len(said) > 2
-    assert [sentence for sentence, one in said if one.id[:12] not in sentence] == []
-    assert "was removed while it was compared" in said[-1][0]
-    if left[0] >= 0:
-        remover.remove(gone.id, force=True)
-    assert plain.trajectory(base.id).status == "running"
-    assert len(plain.log(base.id)) == 2
-    for each in (base, other):
-        plain.remove(each.id, force=True)

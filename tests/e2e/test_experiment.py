@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import shlex
 import signal
 import subprocess
@@ -221,6 +223,73 @@ def test_one_that_is_stopped_goes_on_when_it_is_run_again(snap: Snap, described:
     snap("experiment", "rm", name)
 
 
+@pytest.mark.runc
+def test_ctrl_c_stops_it_and_one_that_is_detached_runs_on(snap: Snap, described: Callable[..., Path]) -> None:
+    file = described("", ways=("slow",))
+    name = file.stem
+    command = snap.follow("experiment", "run", file)
+    wait_until(lambda: name in snap("experiment", "ls").stdout, "it has begun")
+    wait_until(lambda: by_label(snap.json("experiment", "status", name))["slow.0"]["status"] == "running", "it runs")
+    command.send_signal(signal.SIGINT)
+    _, err = command.communicate(timeout=60)
+    assert command.returncode == 130, err
+    info = snap.json("experiment", "status", name)
+    assert (info["ended_because"], info["branches"][0]["status"]) == ("it was stopped", "stopped")
+    assert snap("experiment", "run", "--detach", file).stdout == f"{name}\n"
+    wait_until(lambda: by_label(snap.json("experiment", "status", name))["slow.0"]["status"] == "running", "it goes on")
+    assert snap.json("experiment", "status", name)["ended_because"] is None
+    snap("experiment", "rm", "--force", name)
+
+
+POINTS = ("engine.experiment.forked", "engine.experiment.scored")
+
+
+@pytest.mark.runc
+@pytest.mark.parametrize("point", POINTS)
+def test_a_daemon_that_dies_in_the_middle_makes_no_branch_twice(own_snap: Snap, tmp_path: Path, point: str) -> None:
+    """Between fork and record, or between score and record, of the second branch; the next daemon goes on by itself."""
+    snap, file = own_snap, lasting(tmp_path, "times", "plus", "zero")
+    file.write_text(file.read_text().replace("parallel = 2", "parallel = 1").replace(', GATE = "yes"', ""))
+    snap.stop_daemon()
+    Snap(snap.state_dir, {**snap.env, "SNAPSHOTD_FAILPOINT": f"{point}:2"})("ls")
+    died = snap.daemon_pid()
+    command = snap.follow("experiment", "run", "--json", file)
+    out, err = command.communicate(timeout=180)
+    assert command.returncode == 0, err
+    assert f"failpoint {point}" in (snap.state_dir / "daemon.log").read_text()
+    assert snap.daemon_pid() != died
+    branches = by_label(json.loads(out))
+    assert {name: (one["status"], one["score"]) for name, one in branches.items()} == {
+        "times.0": ("scored", 1.0),
+        "plus.0": ("scored", 0.0),
+        "zero.0": ("scored", 0.0),
+    }
+    made = {one["id"]: one["name"] for one in snap.json("ls")}
+    assert sorted(made.values()) == ["lasting.base", "lasting.plus.0", "lasting.times.0", "lasting.zero.0"]
+    assert {one["trajectory"] for one in branches.values()} <= made.keys()
+    snap("experiment", "rm", "lasting")
+
+
+@pytest.mark.runc
+def test_a_secret_of_a_variant_is_nowhere_in_plain(own_snap: Snap, tmp_path: Path) -> None:
+    secret = "a-secret-that-only-the-branch-knows"
+    file = lasting(tmp_path, "times")
+    file.write_text(
+        file.read_text().replace("parallel = 2", 'parallel = 1\nname = "kept"').replace(', GATE = "yes"}', "}")
+        + 'secrets.TOKEN = "OWN_TOKEN"\n'
+    )
+    (tmp_path / "agent.py").write_text(
+        PROGRAM + "\nimport hashlib\nprint(hashlib.sha256(os.environ['TOKEN'].encode()).hexdigest())\n"
+    )
+    snap = Snap(own_snap.state_dir, {**own_snap.env, "OWN_TOKEN": secret})
+    snap("experiment", "run", file)
+    assert hashlib.sha256(secret.encode()).hexdigest() in snap("logs", "kept.times.0").stdout
+    recorded = [*snap.state_dir.glob("*.db*"), *snap.state_dir.rglob("*.ndjson")]
+    assert snap.state_dir / "catalog.db" in recorded
+    assert [path for path in recorded if secret.encode() in path.read_bytes()] == []
+    snap("experiment", "rm", "kept")
+
+
 def lasting(folder: Path, *ways: str) -> Path:
     """An experiment in a new sandbox whose branches end when the file `go` is there."""
     (folder / "agent.py").write_text(PROGRAM)
@@ -237,7 +306,8 @@ def lasting(folder: Path, *ways: str) -> Path:
 
 @pytest.mark.runc
 def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: Snap, tmp_path: Path) -> None:
-    """Both are killed while two branches run and one waits: the same command ends all three, and none ran twice."""
+    """Both are killed while two branches run and one waits. The next daemon goes on by itself, none runs twice, and
+    another process sees it live."""
     snap, file = own_snap, lasting(tmp_path, "times", "plus", "zero")
     command = snap.follow("experiment", "run", file)
     client = Snapshotd(state_dir=snap.state_dir)
@@ -251,14 +321,16 @@ def test_an_experiment_goes_on_after_its_command_and_its_daemon_died(own_snap: S
     command.send_signal(signal.SIGKILL)
     command.communicate()
     snap.kill_daemon()
-    command = snap.follow("experiment", "run", "--json", file)
+    snap("ls")
     wait_until(lambda: sorted(running()) == sorted(first), "the branches go on")
+    command = snap.follow("experiment", "status", "--follow", "--json", "lasting")
     for name in ("lasting.times.0", "lasting.plus.0", "lasting.zero.0"):
         wait_until(lambda name=name: name in running(), f"{name} runs")  # type: ignore[misc]
         client.exec(name, ["touch", "/workspace/go"])
     out, err = command.communicate(timeout=120)
     assert command.returncode == 0, err
     assert '"ended_because": "all branches have ended"' in out
+    assert snap.json("experiment", "run", file) == json.loads(out), "it has ended, so nothing runs again"
     info = snap.json("experiment", "status", "lasting")
     assert {name: one["score"] for name, one in by_label(info).items()} == {"times.0": 1, "plus.0": 0, "zero.0": 0}
     assert {one["name"] for one in snap.json("ls")} == {"lasting.base", *(f"lasting.{name}" for name in by_label(info))}
@@ -277,8 +349,7 @@ def test_branches_that_died_with_the_machine_are_resumed(own_snap: Snap, tmp_pat
     command.send_signal(signal.SIGKILL)
     command.communicate()
     snap.crash()
-    assert client.trajectory(name).status == "interrupted"
-    command = snap.follow("experiment", "run", file)
+    command = snap.follow("experiment", "status", "--follow", "lasting")
     wait_until(lambda: client.trajectory(name).status == "running", "it is resumed")
     wait_until(
         lambda: snap("exec", name, "--", "touch", "/workspace/go", code=None).returncode == 0, "it is live again"
@@ -344,10 +415,14 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(
 
 
 @pytest.mark.runc
-def test_another_description_of_the_same_name_is_refused(snap: Snap, described: Callable[..., Path]) -> None:
+def test_another_description_of_the_same_name_is_refused(
+    snap: Snap, described: Callable[..., Path], tmp_path: Path
+) -> None:
     file = described("")
     snap("experiment", "run", file)
-    file.write_text(file.read_text() + "# changed\n")
+    file.write_text(file.read_text() + "# a comment is no part of it\n")
+    snap("experiment", "run", file)
+    (tmp_path / "hidden" / "more.py").write_text("")
     assert "another description" in snap("experiment", "run", file, code=Conflict.exit_code).stderr
     snap("experiment", "rm", file.stem)
     snap("experiment", "run", file)

@@ -21,7 +21,7 @@ from tests.records import committed, make_entry
 HERE = Path(__file__).parent
 
 
-@pytest.fixture(params=[1, 2, 3, 4, 5])
+@pytest.fixture(params=[1, 2, 3, 4, 5, 6])
 def version(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
@@ -57,7 +57,7 @@ def test_there_is_one_for_every_older_version() -> None:
 
 def test_everything_is_read_after_the_migration(catalog: SqliteCatalog, version: int) -> None:
     content = make_catalog.expected(version)
-    assert len(content["snapshots"]) == {1: 6, 2: 24, 3: 24, 4: 24, 5: 24}[version]  # the test sees something
+    assert len(content["snapshots"]) == {1: 6, 2: 24, 3: 24, 4: 24, 5: 24, 6: 24}[version]  # the test sees something
     assert {one["state"] for one in content["snapshots"]} == {
         "captured",
         "lost",
@@ -116,7 +116,7 @@ def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog, version: int) -> Non
     assert [line.id for line in catalog.trajectories()] == list(
         dict.fromkeys(one.trajectory for one in catalog.all_snapshots())
     )
-    assert len(catalog.trajectories()) == {1: 0, 2: 0, 3: 3, 4: 3, 5: 3}[version]
+    assert len(catalog.trajectories()) == {1: 0, 2: 0, 3: 3, 4: 3, 5: 3, 6: 3}[version]
     assert version > 2 or list(catalog.all_snapshots()) == []
 
 
@@ -133,6 +133,6 @@ def test_a_migrated_catalog_looks_like_a_new_one(catalog: SqliteCatalog, path: P
 
 def test_tags_are_kept(catalog: SqliteCatalog, version: int) -> None:
     tagged = {tag: SnapshotID(one["id"]) for one in make_catalog.expected(version)["snapshots"] for tag in one["tags"]}
-    assert len(tagged) == {1: 3, 2: 5, 3: 4, 4: 4, 5: 4}[version]
+    assert len(tagged) == {1: 3, 2: 5, 3: 4, 4: 4, 5: 4, 6: 4}[version]
     assert {tag: catalog.resolve_snapshot(tag).id for tag in tagged} == tagged
     assert catalog.tags() == tagged

@@ -43,7 +43,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
-    ("daemon", "engine"): ("base", "engine"),  # its words, and its services
+    ("daemon", "engine"): ("base", "engine", "experiments.base"),  # its words, and its services
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
@@ -54,6 +54,7 @@ the engine."""
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
         ("engine",),
+        ("experiments",),
         ("services", "folder_expiry"),
         ("share",),
         ("past",),
@@ -95,7 +96,7 @@ modules of one line may import each other."""
 MOST_MODULES = 20
 """A folder with more is no room where something is found at a glance."""
 
-FOR_ALL = ("types", "terms", "errors", "failpoints", "config")
+FOR_ALL = ("types", "terms", "errors", "failpoints", "config", "junit", "scores")
 """Modules at the top that everybody may import, and that import only each other."""
 
 INTERFACES = ("store", "repo", "catalog", "runtime", "images", "gateway", "engine")
@@ -139,7 +140,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "fastapi": ("daemon/",),
     "uvicorn": ("daemon/",),
     "starlette": ("daemon/",),  # comes with fastapi
-    "pydantic": ("daemon/", "engine/transfer/trajectories/"),  # comes with fastapi
+    "pydantic": ("daemon/", "engine/transfer/trajectories/", "engine/experiments/"),  # comes with fastapi
     "anyio": ("daemon/",),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
 }

@@ -143,6 +143,7 @@ def command_lines(text: str) -> Iterator[str]:
 
 EXECUTED = {
     "agents/*.md": "test_agents_doc.py",
+    "branching-http.md": "test_branching_http_doc.py",
     "commands.md": "test_commands_doc.py",
     "ci.md": "test_ci.py",
     "install.md": "test_install_doc.py",

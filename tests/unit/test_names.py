@@ -14,11 +14,19 @@ no part of the product."""
 API = "the API says a value of the engine in its own forms: times as text, sizes and paths for JSON"
 CLIENT = "the client's users have the engine's words"
 SHARED = {
+    "AlignedCall": API,
+    "BisectRequest": API,
+    "Bisection": API,
+    "ExperimentRequest": API,
+    "ScoreRequest": API,
+    "Tried": API,
     "ApprovalView": API,
     "CommandInfo": API,
     "DamagedOutput": API,
     "EditRequest": API,
     "ExecResult": CLIENT,
+    "Experiment": CLIENT,
+    "Experiments": CLIENT,
     "Provider": API,
     "RewindPreview": API,
     "Sandbox": CLIENT,

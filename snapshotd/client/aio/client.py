@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from snapshotd.api import operations
 from snapshotd.api.commands import ExecInfo, ExecRequest, TerminalSize
 from snapshotd.api.operations import Operation
-from snapshotd.api.record import UNSET, Request
+from snapshotd.api.record import UNSET, Json, Request
 from snapshotd.api.service import VersionInfo
 from snapshotd.api.snapshots import (
     ChangeInfo,
@@ -62,7 +62,7 @@ from snapshotd.client.aio.transport import AsyncTransport
 from snapshotd.client.aio.values import AsyncValues
 from snapshotd.client.aio.verbs import result_of
 from snapshotd.client.client import Snapshotd as SnapshotdOfThreads
-from snapshotd.client.client import Which, _line, _local_or_name, _pair, sandbox_fields
+from snapshotd.client.client import Which, _command, _line, _local_or_name, _pair, sandbox_fields
 from snapshotd.client.commands import OutputSink, ShownOutput
 from snapshotd.client.exchange import AGAIN_S, AnswerLost, new_key
 from snapshotd.client.feeding import Readable
@@ -84,10 +84,10 @@ from snapshotd.errors import DaemonUnavailable, UsageError
 from snapshotd.terms import PRUNE_GRACE_S
 
 if TYPE_CHECKING:
-    from snapshotd.client.branching.bisecting import BisectInfo, Tried
-    from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.api.experiments import CompareInfo, Tried
     from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
-    from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo
+    from snapshotd.client.branching.results import BisectInfo, ScoreInfo
+    from snapshotd.scores import ScoredRun
 
 
 class AsyncSnapshotd(
@@ -559,7 +559,8 @@ class AsyncSnapshotd(
     async def compare(self, *refs: str) -> CompareInfo:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
         first; and how each came out."""
-        return await whole_verb(self._transport, SnapshotdOfThreads.compare, *refs)
+        body = {"refs": [check_ref(ref) for ref in refs]}
+        return await self._transport.call(operations.COMPARE, body=body)
 
     async def bisect(
         self,
@@ -577,25 +578,29 @@ class AsyncSnapshotd(
     ) -> BisectInfo:
         """The first snapshot of a line at which a command fails, by runs in throw-away forks, `parallel` at once. Exit
         code 0 passes, 125 cannot tell, everything else fails. `good` is the line's first snapshot unless named, `bad`
-        its head. The border runs `repeat` times again, to find a flaky command. `on_tried` is told of each run, from
-        several threads if there are several at once.
+        its head. The border runs `repeat` times again, to find a flaky command. `on_tried` is told of each run. It ends
+        when this process goes away.
 
         UsageError: the command fails at the good end, or passes at the bad one.
         """
-        return await whole_verb(
-            self._transport,
-            SnapshotdOfThreads.bisect,
-            ref,
-            argv,
-            good=good,
-            bad=bad,
-            parallel=parallel,
-            repeat=repeat,
-            on_tried=on_tried,
-            cwd=cwd,
-            env=env,
-            user=user,
-        )
+        from snapshotd.api.experiments import Tried
+        from snapshotd.client.branching.results import BisectInfo
+
+        body = {
+            **_command(argv, cwd, env, user),
+            "ref": check_ref(ref),
+            "good": None if good is None else check_ref(good),
+            "bad": None if bad is None else check_ref(bad),
+            "parallel": parallel,
+            "repeat": repeat,
+        }
+        tried: list[Json] = []
+        async for event in self._transport.lines(*operations.BISECT.at(), body=body):
+            if event["event"] == "result":
+                return BisectInfo.of({**event, "tried": tried})
+            tried.append(event)
+            on_tried(Tried.of(event))
+        raise DaemonUnavailable("the daemon ended the bisection without a result; repeat it")
 
     async def score(
         self,
@@ -616,34 +621,40 @@ class AsyncSnapshotd(
         user: str | None = None,
     ) -> tuple[ScoreInfo, ...]:
         """Run a command in a throw-away fork of each snapshot (of a trajectory: its head; with `each`: all of its own),
-        `repeat` times each, `parallel` at once (None: as many as there are processors), and rank them.
+        `repeat` times each, `parallel` at once (None: as many as there are processors), and rank them. It ends when this
+        process goes away.
 
         The score is 1 for exit code 0, else 0; with `number` the last line of standard output that is a number; with
         `junit` the share of tests that passed, from a report that the run leaves at that path in the fork. The fork
-        alone gets the content of the local folder `with_files`, at `with_path` (/tmp/score unless given), in place of
-        anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run as it ends,
-        with the row that it belongs to.
+        alone gets the content of the local folder `with_files` (16 MiB at most), at `with_path` (/tmp/score unless
+        given), in place of anything there; it needs `sh` and `tar` in the image for that. `on_run` is told of each run
+        as it ends, with the row that it belongs to.
 
-        A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError before anything runs.
+        A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError
+        and LimitExceeded before anything runs.
         """
-        return await whole_verb(
-            self._transport,
-            SnapshotdOfThreads.score,
-            refs,
-            argv,
-            each=each,
-            number=number,
-            junit=junit,
-            with_files=with_files,
-            with_path=with_path,
-            repeat=repeat,
-            parallel=parallel,
-            on_run=on_run,
-            timeout=timeout,
-            cwd=cwd,
-            env=env,
-            user=user,
-        )
+        from snapshotd.client.branching.results import ScoreInfo
+        from snapshotd.client.local.scorer_files import folder_b64
+        from snapshotd.scores import ScoredRun
+
+        check_seconds("timeout", timeout)
+        body = {
+            **_command(argv, cwd, env, user),
+            "refs": words_of("refs", refs),
+            "each": each,
+            "number": number,
+            "junit": junit,
+            "files_b64": None if with_files is None else folder_b64(local_path(with_files, "with_files")),
+            "files_path": None if with_files is None else with_path,
+            "repeat": repeat,
+            "parallel": parallel,
+            "timeout_s": timeout,
+        }
+        async for event in self._transport.lines(*operations.SCORE.at(), body=body):
+            if event["event"] == "result":
+                return tuple(map(ScoreInfo.from_json, event["rows"]))
+            on_run(ScoreInfo.from_json(event), ScoredRun.from_json(event["run"]))
+        raise DaemonUnavailable("the daemon ended the scores without a result; repeat them")
 
     def cat(self, ref: str, path: str | bytes) -> AsyncIterator[bytes]:
         """A regular file's content in pieces. NotFound; UsageError for anything but a regular file."""

@@ -2,65 +2,116 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapshotd.client.aio.apart import whole_verb
+from snapshotd.api import operations
+from snapshotd.api.mind import PromoteRequest
+from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.client.aio.verbs import AsyncVerbs
-from snapshotd.client.experiments import Experiments as ExperimentsOfThreads
-from snapshotd.client.results import SnapshotInfo
+from snapshotd.client.experiments import _AGAIN_S, _changed, _info
+from snapshotd.client.local.arguments import flag_of
 from snapshotd.client.verbs import Wait
+from snapshotd.errors import Conflict, DaemonUnavailable, NotFound
 
 if TYPE_CHECKING:
-    from snapshotd.client.branching.comparing import CompareInfo
+    from snapshotd.api.experiments import CompareInfo
     from snapshotd.client.branching.experiment_file import Experiment
-    from snapshotd.client.branching.experiment_records import ExperimentInfo
+    from snapshotd.scores import ExperimentInfo
 
 
 class AsyncExperiments(AsyncVerbs):
-    """Part of `AsyncSnapshotd`. The daemon keeps what is known of an experiment; its branches are trajectories called
-    EXPERIMENT.VARIANT.RUN."""
+    """Part of `AsyncSnapshotd`. The daemon drives experiments, and keeps what is known of them; their branches are trajectories
+    called EXPERIMENT.VARIANT.RUN."""
 
     _reconnect_s: float
+
+    async def create_experiment(self, experiment: str | Path | Experiment) -> ExperimentInfo:
+        """Begin an experiment, described by a TOML file, and return. The daemon runs it until its branches have ended and
+        are scored, or a stop rule holds, also after a restart. With the description of one that was stopped it goes on
+        with that.
+
+        A branch that cannot be forked, goes over its budget, or has no score carries its error, and the rest goes on.
+        UsageError, with the line: the description is wrong. LimitExceeded: its files are too large. Conflict: there is
+        another one of this name."""
+        from snapshotd.client.branching.experiment_file import read_experiment
+
+        plan = read_experiment(experiment) if isinstance(experiment, str | Path) else experiment
+        return _info(await self._transport.request(*operations.CREATE_EXPERIMENT.at(), body=plan.request(), once=True))
+
+    async def follow_experiment(
+        self, name: str, *, on_change: Callable[[ExperimentInfo], object] = lambda _: None
+    ) -> ExperimentInfo:
+        """Wait until an experiment has ended. `on_change` is told how it stands, first and after each step. When the
+        daemon goes away, the next one is followed; DaemonUnavailable when for SNAPSHOTD_RECONNECT_S seconds none
+        answers. NotFound."""
+        deadline = None
+        info: ExperimentInfo | None = None
+        while True:
+            try:
+                async for event in self._transport.lines(*operations.EXPERIMENT_EVENTS.at(name)):
+                    deadline = None
+                    if event["event"] == "alive":
+                        continue
+                    info = _changed(info, event)
+                    on_change(info)
+                    if event["event"] == "ended":
+                        return info
+                lost = DaemonUnavailable(f"the daemon has ended; the next one goes on with the experiment {name}")
+            except DaemonUnavailable as exc:
+                lost = exc
+            deadline = deadline or time.monotonic() + self._reconnect_s
+            if time.monotonic() >= deadline:
+                raise lost
+            await asyncio.sleep(_AGAIN_S)
 
     async def run_experiment(
         self, experiment: str | Path | Experiment, *, on_change: Callable[[ExperimentInfo], object] = lambda _: None
     ) -> ExperimentInfo:
-        """Run an experiment, described by a TOML file, until its branches have ended and are scored, or a stop rule
-        holds. `on_change` is told of each step, from several threads. When this process or the daemon goes away,
-        branches run on, and the same call goes on with them; of an experiment that has ended it returns the outcome.
-
-        A branch that cannot be forked, goes over its budget, or has no score carries its error, and the rest goes on.
-        UsageError, with the line: the description is wrong. Conflict: there is another one of this name."""
-        return await whole_verb(self._transport, ExperimentsOfThreads.run_experiment, experiment, on_change=on_change)
+        """As `create_experiment`, and wait until it has ended, as `follow_experiment`. It runs on without this process; the
+        same call follows it again, and of one that has ended it returns the outcome."""
+        return await self.follow_experiment((await self.create_experiment(experiment)).name, on_change=on_change)
 
     async def experiments(self) -> list[ExperimentInfo]:
         """All experiments, in the order of their names."""
-        return await whole_verb(self._transport, ExperimentsOfThreads.experiments)
+        return [_info(item) for item in await self._transport.request(*operations.EXPERIMENTS.at())]
 
     async def experiment(self, name: str) -> ExperimentInfo:
         """An experiment as it is now. NotFound."""
-        return await whole_verb(self._transport, ExperimentsOfThreads.experiment, name)
+        return _info(await self._transport.request(*operations.EXPERIMENT.at(name)))
 
     async def compare_experiment(self, name: str) -> CompareInfo:
         """The best branch of each variant, call by call, as `compare`; the best of all comes first."""
-        return await whole_verb(self._transport, ExperimentsOfThreads.compare_experiment, name)
+        info = await self.experiment(name)
+        best = [info.best_of(variant.label) for variant in info.variants]
+        refs = [one.trajectory for one in best if one is not None and one.trajectory is not None]
+        return await self._transport.call(operations.COMPARE, body={"refs": refs})
 
     async def promote_experiment(
         self, name: str, branch: str | None = None, *, leave_behind: bool = False, wait: Wait = "captured"
     ) -> SnapshotInfo:
         """Make the best branch (or the one called `branch`, such as `cold.0`) the head of the trajectory that the
         experiment began from, as `promote`. Conflict: no branch passed, and none is named."""
-        return await whole_verb(
-            self._transport, ExperimentsOfThreads.promote_experiment, name, branch, leave_behind=leave_behind, wait=wait
-        )
+        info = await self.experiment(name)
+        if branch is None:
+            chosen = info.best
+            if chosen is None or not chosen.passed:
+                raise Conflict(f"no branch of {name} passed; name the one to promote")
+        else:
+            chosen = next((one for one in info.branches if one.called == branch), None)
+        if chosen is None or chosen.trajectory is None:
+            raise NotFound(f"there is no branch {branch} of {name} that has begun")
+        return await self._step(operations.PROMOTE, chosen.trajectory, PromoteRequest(leave_behind=leave_behind), wait)
 
     async def stop_experiment(self, name: str) -> ExperimentInfo:
         """End an experiment: branches that run are stopped, and no other begins. Running it again goes on."""
-        return await whole_verb(self._transport, ExperimentsOfThreads.stop_experiment, name)
+        return _info(await self._transport.request(*operations.STOP_EXPERIMENT.at(name)))
 
     async def remove_experiment(self, name: str, *, force: bool = False) -> None:
         """Forget an experiment with its branches. Conflict: some run (unless `force`), or others were forked from
         them."""
-        return await whole_verb(self._transport, ExperimentsOfThreads.remove_experiment, name, force=force)
+        query = {"force": flag_of("force", force)}
+        await self._transport.call(operations.REMOVE_EXPERIMENT, name, query=query)

@@ -1,11 +1,11 @@
-"""The description of an experiment: a TOML file, checked before anything starts. docs/branching.md has all keys."""
+"""The description of an experiment: a TOML file, checked before anything starts, and with the files of this machine that it
+names as a request takes it. docs/branching.md has all keys."""
 
 from __future__ import annotations
 
-import hashlib
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,14 @@ from snapshotd.client.branching.toml_checks import (
     TomlText,
     one_of,
 )
-from snapshotd.client.branching.variant_tables import VARIANT
+from snapshotd.client.branching.variant_tables import VARIANT, keywords
+from snapshotd.client.branching.variants import variant_fields
+from snapshotd.client.local.scorer_files import folder_b64
 from snapshotd.errors import UsageError
+from snapshotd.scores import SCORE_TIMEOUT_S
 from snapshotd.terms import NAME_PATTERN, number_of
 
 NAME_CHARS = 64
-SCORE_TIMEOUT_S = 600.0
 KINDS = ("exit", "number", "junit")
 
 
@@ -45,23 +47,9 @@ class ScoreRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
-    """Most that may be used; None: no limit. `cost` is in the unit of the prices."""
-
-    seconds: float | None = None
-    calls: float | None = None
-    tokens: float | None = None
-    cost: float | None = None
-
-    @property
-    def limited(self) -> bool:
-        return any(one is not None for one in (self.seconds, self.calls, self.tokens, self.cost))
-
-
-@dataclass(frozen=True, slots=True)
 class Experiment:
-    """A checked description. `source` is a snapshot, or the fields of a new sandbox. `prices` are of a million tokens in
-    and out. `text` is the file's, `folder` the one that its relative paths begin at."""
+    """A checked description. `source` is a snapshot, or the fields of a new sandbox. `stop` and `budget` have the keys of
+    the file. `prices` are of a million tokens in and out. `folder` is the one that its relative paths begin at."""
 
     name: str
     source: str | Mapping[str, Any]
@@ -74,20 +62,45 @@ class Experiment:
     score: ScoreRule
     first_pass: bool
     best_of: int | None
-    stop: Spending
-    budget: Spending
+    stop: Mapping[str, float]
+    budget: Mapping[str, float]
     prices: tuple[float, float]
-    text: str = field(repr=False)
     folder: str = ""
 
-    @property
-    def digest(self) -> str:
-        """Digest of the text, by which the same description is known again."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
+    def request(self) -> dict[str, Any]:
+        """As the API takes it. Reads the files and the variables of this machine that it names. UsageError,
+        LimitExceeded."""
+        from snapshotd.client.client import sandbox_fields
 
-    def branches(self) -> list[tuple[str, int]]:
-        """Label and run of each branch, in the order in which they begin: each variant once, then each again."""
-        return [(label, run) for run in range(self.repeat) for label in self.variants]
+        rule, source = self.score, self.source
+        if not isinstance(source, str):
+            place = {"workspace": Path(self.folder, source["workspace"])} if "workspace" in source else {}
+            source = sandbox_fields(**{**source, **place})
+        variants = {label: keywords(label, dict(table), self.folder) for label, table in self.variants.items()}
+        return {
+            "name": self.name,
+            "source": source,
+            "variants": variant_fields(variants, QUEUE_MAX),
+            "args": None if self.program is None else list(self.program),
+            "resume": self.resume,
+            "repeat": self.repeat,
+            "parallel": self.parallel,
+            "protected": list(self.protected),
+            "score": {
+                "argv": list(rule.command),
+                "number": rule.kind == "number",
+                "junit": rule.report,
+                "files_b64": None if rule.files is None else folder_b64(Path(self.folder, rule.files)),
+                "files_path": rule.at,
+                "env": dict(rule.env),
+                "timeout_s": rule.timeout,
+            },
+            "first_pass": self.first_pass,
+            "best_of": self.best_of,
+            "stop": dict(self.stop),
+            "budget": dict(self.budget),
+            "prices": {"input": self.prices[0], "output": self.prices[1]},
+        }
 
 
 def read_experiment(file: str | Path) -> Experiment:
@@ -166,11 +179,8 @@ class _Reader:
             )
         name = top.get("name", name)
         self._check_names(name, list(variants), repeat)
-        stop, prices = given["stop"], given["prices"]
-        budget, total = (
-            Spending(**{key: one[key] for key in _BUDGET if key in one}) for one in (given["budget"], stop)
-        )
-        if prices == {} and (budget.cost is not None or total.cost is not None):
+        stop, budget, prices = given["stop"], given["budget"], given["prices"]
+        if prices == {} and ("cost" in budget or "cost" in stop):
             raise self._toml.refusal("a limit of cost needs [prices] with input and output, of a million tokens")
         return Experiment(
             name=name,
@@ -184,10 +194,9 @@ class _Reader:
             score=self._score(given["score"]),
             first_pass=stop.get("first_pass", False),
             best_of=stop.get("best_of"),
-            stop=total,
+            stop={key: stop[key] for key in _BUDGET if key in stop},
             budget=budget,
             prices=(prices.get("input", 0.0), prices.get("output", 0.0)),
-            text=self._text,
             folder=folder,
         )
 

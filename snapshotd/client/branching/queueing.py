@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.api.wire import QUEUE_MAX
-from snapshotd.client.branching.scoring import at_once
+from snapshotd.client.branching.at_once import at_once
 from snapshotd.client.branching.variants import Variants, check_variants
 from snapshotd.client.local.sizes import size_given
 from snapshotd.client.results import TrajectoryInfo

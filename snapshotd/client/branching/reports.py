@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapshotd.client.branching.junit import REPORT_MAX_BYTES, count_tests
 from snapshotd.client.local.arguments import local_path
 from snapshotd.client.local.part_file import part_file
 from snapshotd.client.results import ExecInfo
 from snapshotd.errors import UsageError
+from snapshotd.junit import REPORT_MAX_BYTES, count_tests
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd

@@ -32,9 +32,9 @@ def check_variants(variants: Variants, most: int = FORK_MAX) -> None:
                 raise UsageError(f"the variant {label} has an unknown key {key!r}{nearest(key, KEYWORDS)}")
 
 
-def variant_fields(variants: Variants) -> list[dict[str, Any]]:
+def variant_fields(variants: Variants, most: int = FORK_MAX) -> list[dict[str, Any]]:
     """The variants as the API takes them. UsageError as `check_variants`, and for text that is no amount."""
-    check_variants(variants)
+    check_variants(variants, most)
     return [_fields(label, given) for label, given in variants.items()]
 
 

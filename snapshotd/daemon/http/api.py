@@ -26,7 +26,18 @@ from snapshotd.api.wire import API_PREFIX, API_VERSION
 from snapshotd.daemon.http.describing import describe
 from snapshotd.daemon.http.failures import failure_of
 from snapshotd.daemon.http.gate import VersionGate
-from snapshotd.daemon.http.routes import approvals, commands, files, images, mind, runs, snapshots, storage, values  # noqa: F401 - they register their handlers
+from snapshotd.daemon.http.routes import (  # noqa: F401 - they register their handlers
+    approvals,
+    commands,
+    experiments,
+    files,
+    images,
+    mind,
+    runs,
+    snapshots,
+    storage,
+    values,
+)
 from snapshotd.daemon.http.routes import service as service_routes  # noqa: F401 - as these
 from snapshotd.daemon.http.routes.shared import ROUTER, Service
 from snapshotd.daemon.http.streams import error_response

@@ -4,10 +4,11 @@ and its presence."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import logging
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Protocol
 
 from pydantic import TypeAdapter
 from starlette.requests import ClientDisconnect, Request
@@ -19,6 +20,13 @@ from snapshotd.errors import LimitExceeded, UsageError
 
 log = logging.getLogger("snapshotd.daemon")
 _SIZE = TypeAdapter(TerminalSize)
+
+
+class Leaving(Protocol):
+    """Work for a client."""
+
+    def leave(self) -> None:
+        """The client is gone."""
 
 
 class Lines:
@@ -52,14 +60,12 @@ class Lines:
                 return
 
 
-async def attend(request: Request, caller: Caller, lines: Lines | None = None) -> None:
+async def attend(request: Request, caller: Caller, lines: Lines) -> None:
     """Pass the client's `lines` on until it is gone, and report its end."""
     try:
-        if lines is not None:
-            async for line in lines.rest():
-                _pass_on(json.loads(line), caller)
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
+        async for line in lines.rest():
+            _pass_on(json.loads(line), caller)
+        await _disconnect(request)
     except ClientDisconnect:
         pass
     except (LimitExceeded, ValueError, KeyError, TypeError) as exc:
@@ -68,6 +74,18 @@ async def attend(request: Request, caller: Caller, lines: Lines | None = None) -
             extra={"fields": {"reason": repr(exc)[:200]}},
         )
     caller.leave()
+
+
+async def until_gone(request: Request, what: Leaving) -> None:
+    """Report the end of a client that says no more."""
+    with contextlib.suppress(ClientDisconnect):
+        await _disconnect(request)
+    what.leave()
+
+
+async def _disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _pass_on(event: dict[str, Any], caller: Caller) -> None:

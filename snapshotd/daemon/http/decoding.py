@@ -9,10 +9,12 @@ import math
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from snapshotd import types as t
+from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest, ScorerFields, SpendingFields
 from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeFields, MessageFields
 from snapshotd.api.record import UNSET
 from snapshotd.api.storage import Policy
@@ -24,9 +26,11 @@ from snapshotd.api.trajectories import (
     SandboxFields,
     VariantFields,
 )
-from snapshotd.api.wire import PROVIDER_URLS
+from snapshotd.api.wire import FILES_MAX_BYTES, PROVIDER_URLS, check_ref
 from snapshotd.engine import base
+from snapshotd.engine.experiments import base as trials
 from snapshotd.errors import LimitExceeded, UsageError
+from snapshotd.scores import SCORE_TIMEOUT_S
 
 _URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
 _DEPTH_MAX = 64
@@ -301,6 +305,83 @@ def _check_text(text: str, what: str) -> None:
             raise UsageError(
                 f"{what} has text that is not Unicode ({exc.reason} at character {exc.start}); leave that out"
             ) from exc
+
+
+# -- comparisons, scores, experiments ----------------------------------------------------------------------------------
+
+
+def scorer(body: ScorerFields) -> trials.Scorer:
+    """UsageError, LimitExceeded."""
+    check_argv(body.argv)
+    files = None
+    if body.files_b64 is not None:
+        files = data_bytes(body.files_b64, "the scorer's tar", "encode a tar of its files")
+        if len(files) > FILES_MAX_BYTES:
+            raise LimitExceeded(
+                f"the scorer's files have {len(files)} bytes as a tar, and {FILES_MAX_BYTES} is the most"
+            )
+    return trials.Scorer(
+        argv=body.argv,
+        number=body.number,
+        report=body.junit,
+        files=files,
+        where=body.files_path,
+        cwd=body.cwd,
+        env=environment(body.env),
+        user=body.user,
+        timeout_s=body.timeout_s,
+    )
+
+
+def score_request(body: ScoreRequest) -> trials.ScoreRequest:
+    return trials.ScoreRequest(body.refs, scorer(body), body.each, body.repeat, body.parallel)
+
+
+def bisect_request(body: BisectRequest) -> trials.BisectRequest:
+    check_argv(body.argv)
+    good, bad = (None if ref is None else check_ref(ref) for ref in (body.good, body.bad))
+    return trials.BisectRequest(
+        ref=check_ref(body.ref),
+        argv=body.argv,
+        good=good,
+        bad=bad,
+        parallel=body.parallel,
+        repeat=body.repeat,
+        cwd=body.cwd,
+        env=environment(body.env),
+        user=body.user,
+    )
+
+
+def experiment_request(body: ExperimentRequest, namespace_pid: int) -> trials.ExperimentRequest:
+    """UsageError names the malformed part. `namespace_pid`: as in `sandbox_request`."""
+    source, variants = body.source, tuple(map(variant, body.variants))
+    if (named := next((one for one in variants if one.name is not None), None)) is not None:
+        raise UsageError(f"the variant {named.label} has a name, but an experiment names its branches; leave it out")
+    if isinstance(source, SandboxFields) and source.name is not None:
+        raise UsageError("an experiment names the sandbox that it begins from; leave the name out")
+    check_argv(body.args or ())
+    found = scorer(body.score)
+    return trials.ExperimentRequest(
+        name=body.name,
+        source=check_ref(source) if isinstance(source, str) else sandbox_request(source, namespace_pid),
+        variants=variants,
+        scorer=found if found.timeout_s is not None else replace(found, timeout_s=SCORE_TIMEOUT_S),
+        args=body.args,
+        resume=body.resume,
+        repeat=body.repeat,
+        parallel=body.parallel,
+        protected=body.protected,
+        first_pass=body.first_pass,
+        best_of=body.best_of,
+        stop=_spending(body.stop),
+        budget=_spending(body.budget),
+        prices=(0.0, 0.0) if body.prices is None else (body.prices.input, body.prices.output),
+    )
+
+
+def _spending(body: SpendingFields | None) -> trials.Spending:
+    return trials.Spending() if body is None else trials.Spending(**vars(body))
 
 
 # -- storage -----------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import singledispatch
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 from snapshotd import types as t
 from snapshotd.api.approvals import ApprovalInfo, ApprovalView
 from snapshotd.api.commands import CommandInfo, ExecInfo
+from snapshotd.api.experiments import AlignedCall, Bisection, BranchInfo, CompareInfo, PairInfo, Tried
 from snapshotd.api.files import FileInfo, WriteInfo
 from snapshotd.api.mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
 from snapshotd.api.record import ApiRecord, Json, encode
@@ -42,6 +44,8 @@ from snapshotd.api.storage import (
 from snapshotd.api.trajectories import AgentInfo, ForkInfo, LimitsInfo, SandboxInfo, TrajectoryInfo
 from snapshotd.api.values import ValueInfo
 from snapshotd.engine import base
+from snapshotd.engine.experiments import base as trials
+from snapshotd.scores import ScoredRun
 from snapshotd.trees.base import Change, Entry, RestoreReport
 
 _LATEST_NS = 253_402_300_799_999_999_999
@@ -416,3 +420,64 @@ def command_event(told: Json) -> Json:
     times = {f"{name}_at": f"{name}_at_ns" for name in ("began", "ended") if f"{name}_at_ns" in told}
     kept = {key: value for key, value in told.items() if key not in times.values()}
     return {**kept, **{name: iso_time(told[key]) for name, key in times.items()}}
+
+
+# -- comparisons, scores, bisections -----------------------------------------------------------------------------------
+
+
+@record_of.register
+def comparison(found: trials.Comparison) -> CompareInfo:
+    return CompareInfo(
+        fork_point=None if found.fork_point is None else snapshot(found.fork_point),
+        branches=_all(_branch, found.branches),
+        pairs=_all(_pair, found.pairs),
+    )
+
+
+def _branch(one: trials.ComparedBranch) -> BranchInfo:
+    return BranchInfo(
+        ref=one.ref,
+        head=snapshot(one.head),
+        name=one.name,
+        status=one.status,
+        exit_code=one.exit_code,
+        call_count=one.calls,
+        failed=one.failed,
+        seconds=one.seconds,
+        tokens=one.tokens,
+        added=one.added,
+        changed=one.changed,
+        deleted=one.deleted,
+    )
+
+
+def _pair(pair: trials.ComparedPair) -> PairInfo:
+    first = pair.first_difference
+    return PairInfo(None if first is None else _aligned(first), _all(_aligned, pair.calls), _all(change, pair.files))
+
+
+def _aligned(call: trials.AlignedCall) -> AlignedCall:
+    left, right = (None if one is None else snapshot(one) for one in (call.left, call.right))
+    return AlignedCall(call.number, call.difference, left, right)
+
+
+def run_json(row: trials.SnapshotScores, run: ScoredRun) -> Json:
+    """One run, and the snapshot that it scored."""
+    return {"ref": row.ref, "snapshot": row.snapshot, "run": asdict(run)}
+
+
+def row_json(row: trials.SnapshotScores) -> Json:
+    """A scored snapshot: its place, its runs and their statistics."""
+    runs = [asdict(run) for run in row.runs]
+    return {"ref": row.ref, "snapshot": row.snapshot, **row.statistics(), "error": row.error, "runs": runs}
+
+
+@record_of.register
+def tried(one: trials.Tried) -> Tried:
+    return Tried(snapshot(one.snapshot), one.round, one.outcome, one.exit_code)
+
+
+@record_of.register
+def bisection(found: trials.Bisection) -> Bisection:
+    first, last = snapshot(found.first_bad), snapshot(found.last_good)
+    return Bisection(first, last, _all(snapshot, found.unknown), found.rounds, found.flaky)

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import snapshotd
 from snapshotd.api.operations import OPERATIONS
-from snapshotd.api.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, VERSION_HEADER
+from snapshotd.api.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, VERSION_HEADER, WITH_FILES, WITH_FILES_MAX_BYTES
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
@@ -79,25 +79,27 @@ class VersionGate:
                 f"{API_VERSION}; run `snapshotd daemon --stop` and the next command starts a daemon of the client's version"
             )
         length = headers.get(b"content-length", b"0")
-        if not length.isdigit() or (int(length) > BODY_MAX_BYTES and not _is_upload(scope)):
-            return _too_large()
+        most = _body_max_bytes(scope)
+        if not length.isdigit() or (int(length) > most and not _is_upload(scope)):
+            return _too_large(most)
         return None
 
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen = 0
         answered = False
+        most = _body_max_bytes(scope)
 
         async def receiving() -> Message:
             nonlocal seen
             message = await receive()
             seen += len(message.get("body", b""))
-            if seen > BODY_MAX_BYTES:
+            if seen > most:
                 raise _BodyTooLarge
             return message
 
         async def sending(message: Message) -> None:
             nonlocal answered
-            if seen > BODY_MAX_BYTES:
+            if seen > most:
                 return  # FastAPI's own answer to a body it could not read; ours follows
             answered = True
             await send(message)
@@ -106,17 +108,22 @@ class VersionGate:
             await self._app(scope, receiving, sending)
         except _BodyTooLarge:
             pass  # answered below
-        if seen > BODY_MAX_BYTES and not answered:
-            await _answer(send, _too_large())
+        if seen > most and not answered:
+            await _answer(send, _too_large(most))
 
 
 def _is_upload(scope: Scope) -> bool:
     return scope["method"] == "POST" and _UPLOADS.fullmatch(scope["path"]) is not None
 
 
-def _too_large() -> SnapshotdError:
+def _body_max_bytes(scope: Scope) -> int:
+    brings_files = scope["path"].removeprefix(API_PREFIX) in WITH_FILES
+    return WITH_FILES_MAX_BYTES if brings_files else BODY_MAX_BYTES
+
+
+def _too_large(most: int) -> SnapshotdError:
     return LimitExceeded(
-        f"the request's body is larger than {BODY_MAX_BYTES >> 20} MiB; put large input into the workspace instead"
+        f"the request's body is larger than {most >> 20} MiB; put large input into the workspace instead"
     )
 
 

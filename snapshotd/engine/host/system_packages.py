@@ -142,6 +142,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("docker.io", ("dockerd",), "tests of the Docker driver", "develop"),
     Package("iproute2", ("ip",), "the network bridge of the tests' own Docker engine", "develop"),
     Package("iptables", ("iptables",), "networks of the tests' own Docker engine", "develop"),
+    Package("curl", ("curl",), "the page that uses the API with curl alone", "develop"),
     Package("rsync", ("rsync",), "tests that compare restored trees with the originals", "develop"),
     Package("libarchive-tools", ("bsdtar",), "tests that compare restored trees with the originals", "develop"),
     Package("btrfs-progs", ("mkfs.btrfs",), "the test that restores to several file systems", "develop"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from snapshotd.client.branching.experiment_file import parse_experiment
-from snapshotd.client.branching.experiment_records import ExperimentBranch, Records
 from tests.unit.daemon.process import Daemon
 
 EXPERIMENT = """\
@@ -48,15 +46,10 @@ class World:
         (folder / "bundle").write_bytes(b"BUNDLE x")
 
     def _make_experiment(self) -> None:
-        client, folder = self.client, self.folder
-        line, first = client.create(name="tried")
-        text, records = EXPERIMENT.format(first.id), Records(client, "ways")
-        records.begin(parse_experiment(text, "ways.toml", str(folder), "ways"), first.id, line.created_at)
-        for label in ("a", "b"):
-            fork = client.fork(first.id).trajectories[0].id
-            client.exec(fork, ["ls"])
-            records.save(ExperimentBranch(label, 0, "scored", fork, score=1.0, passed=True, exit_code=0))
-        (folder / "ways.toml").write_text(text)
+        _, first = self.client.create(name="tried")
+        file = self.folder / "ways.toml"
+        file.write_text(EXPERIMENT.format(first.id))
+        self.client.run_experiment(file)
 
     def lines(self) -> Iterator[str]:
         """Command lines, each command at least once. Those that end something come last."""

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.client.branching.experiment_file import parse_experiment, read_experiment
-from snapshotd.client.branching.experiment_records import ExperimentBranch, ExperimentInfo
 from snapshotd.errors import UsageError
+from snapshotd.scores import ExperimentBranch, ExperimentInfo
 
 GOOD = """\
 from = "a1b2c3"
@@ -33,18 +33,22 @@ seconds = 60
 def test_a_whole_description() -> None:
     found = parse_experiment(GOOD, "x.toml", "/where", "x")
     assert (found.name, found.source, found.resume, found.program) == ("x", "a1b2c3", True, None)
-    assert found.branches() == [("cold", 0), ("warm", 0), ("cold", 1), ("warm", 1)]
     assert found.variants["warm"] == {"env": {"TEMPERATURE": "1"}, "args": ["--log", "{variant}.log"]}
     assert (found.score.kind, found.score.report, found.score.timeout) == ("junit", "r.xml", 600.0)
-    assert (found.budget.seconds, found.budget.limited, found.stop.limited) == (60, True, False)
-    assert found.digest != parse_experiment(GOOD + "# more\n", "x.toml", "/where", "x").digest
+    asked = found.request()
+    assert [one["label"] for one in asked["variants"]] == ["cold", "warm"]
+    assert asked["variants"][1]["args"] == ["--log", "{variant}.log"]
+    assert (asked["score"]["junit"], asked["score"]["number"], asked["score"]["files_b64"]) == ("r.xml", False, None)
+    assert (asked["budget"], asked["stop"], asked["repeat"]) == ({"seconds": 60}, {}, 2)
 
 
 def test_branches_without_variants() -> None:
     text = 'name = "n"\nfrom = { image = "default", workspace = "." }\nprogram = ["true"]\nn = 3\n[score]\ncommand = ["true"]\n'
     found = parse_experiment(text, "x.toml", "/where", "x")
     assert (found.name, found.source) == ("n", {"image": "default", "workspace": "."})
-    assert found.branches() == [("0", 0), ("1", 0), ("2", 0)]
+    asked = found.request()
+    assert [one["label"] for one in asked["variants"]] == ["0", "1", "2"]
+    assert (asked["source"]["image"], asked["source"]["workspace"]) == ("default", "/where")
 
 
 @pytest.mark.parametrize(

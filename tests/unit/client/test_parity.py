@@ -48,6 +48,7 @@ ONLY_COMMANDS = {
 ONLY_METHODS = {
     "ask": "for programs that run a graph, and come back for the answer",
     "fork_queue": "the queue of `fork --parallel`, with functions as its parts",
+    "run_experiment": "`experiment run` begins one and follows it, so that Ctrl-C knows which to stop",
     "write_command": "a command line gives a running command no further input",
     "write_files": "`cp` writes files that exist",
     "write_file": "`cp -` and `edit` write",

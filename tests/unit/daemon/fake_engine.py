@@ -31,6 +31,7 @@ import dataclasses
 import errno
 import os
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -41,10 +42,13 @@ from typing import Any, Literal
 
 from snapshotd import types as t
 from snapshotd.api.commands import CommandFields, ExecRequest
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
+from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.requests import Asking, T
 from snapshotd.engine.runs.forks import children
+from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import (
     Ambiguous,
     CommandNotFound,
@@ -55,6 +59,7 @@ from snapshotd.errors import (
     OutOfSpace,
     UsageError,
 )
+from snapshotd.secrets.vault import FileVault
 from snapshotd.trees.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
 from tests.unit.daemon.fake_commands import FakeCommands
@@ -75,6 +80,7 @@ class _Asking(Asking):
 class FakeEngine(FakeMind, FakeFiles, FakeCommands):
     def __init__(self) -> None:
         super().__init__()
+        self._made_experiments: ExperimentService | None = None
         self.changed = threading.Condition()
         self.lines: dict[str, t.Trajectory] = {}
         self.taken: dict[str, t.Snapshot] = {}
@@ -182,6 +188,14 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
     def asking(self, request: t.RequestKey | None) -> AbstractContextManager[Asking]:
         """Keys mean nothing here: `e2e/test_asked_again.py` has them."""
         return contextlib.nullcontext(_Asking())
+
+    @property
+    def experiments(self) -> ExperimentService:
+        """The real one, over this engine."""
+        if self._made_experiments is None:
+            catalog, kept = SqliteCatalog(":memory:"), Path(tempfile.mkdtemp(prefix="snapshotd-fake-"))
+            self._made_experiments = ExperimentService(self, catalog, Secrecy(FileVault(kept), catalog))
+        return self._made_experiments
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
@@ -377,7 +391,11 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
                 experiment=experiment,
             )
             self.lines[line.id] = line
-            made.append(line)
+            if args is not None and not resume:  # a program that ends at once
+                self._take(line, self._call("run_tests", {"argv": list(one.args or ())}), self.contents[origin.id])
+                self.log_of[line.id] = []
+                self._finish(line.id, 0, t.TrajectoryStatus.FINISHED)
+            made.append(self.lines[line.id])
         return base.Forked(experiment, tuple(made))
 
     def stop(self, ref: str, *, discard: bool = False) -> t.Trajectory:
@@ -661,6 +679,8 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
                 self.taken[taken.id] = dataclasses.replace(taken, state=t.SnapshotState.STORED)
 
     def close(self) -> None:
+        if self._made_experiments is not None:
+            self._made_experiments.close()
         with self.changed:
             self.closed = True
             self.changed.notify_all()

@@ -22,11 +22,13 @@ from snapshotd.engine.transfer.trajectories.turns import family
 from snapshotd.errors import OutOfSpace, UsageError
 from snapshotd.gateway.base import RecordedReply
 from snapshotd.gateway.routes import said
+from snapshotd.scores import ExperimentBranch
 from snapshotd.types import (
-    EXPERIMENTS_TENANT,
     BlobID,
     CallStatus,
     EntryKind,
+    Experiment,
+    ExperimentID,
     JournalEntry,
     Message,
     Snapshot,
@@ -428,10 +430,11 @@ def test_the_score_of_an_experiments_branch_is_in_it(rig: Rig) -> None:
     branch = fork(asked, rig.line, "repair.v1.warm.2")
     namesake = fork(asked, rig.line, "other.warm.1")
     rig.catalog.add_trajectories([(branch, None), (namesake, None)])
-    put = rig.catalog.values.put
-    value = {"label": "warm", "run": 2, "state": "scored", "score": 0.5, "passed": True, "cost": 1.0}
-    put(EXPERIMENTS_TENANT, "branches/repair.v1", "warm.2", {**value, "trajectory": branch.id}, now_ns=1)
-    put(EXPERIMENTS_TENANT, "branches/other", "warm.1", {**value, "trajectory": "0" * 32}, now_ns=1)
+    record = Experiment(ExperimentID("e" * 32), "repair.v1", rig.first.id, 1, "", None)
+    scored = ExperimentBranch("warm", 2, "scored", branch.id, score=0.5, passed=True, cost=1.0)
+    rig.catalog.experiments.add(record, [scored])
+    other = replace(record, id=ExperimentID("f" * 32), name="other")
+    rig.catalog.experiments.add(other, [replace(scored, run=1, trajectory="0" * 32)])
     written: list[bytes] = []
     progress: list[str] = []
     export_trajectories(rig.context, said, rig.line.id, "jsonl", True, written.append, progress.append)

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
+from snapshotd.api.experiments import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.taken import snapshot_json
 from snapshotd.cli.text import call_text, print_json, printable, status, table
 from snapshotd.cli.values import complete_snapshot
-from snapshotd.client.branching.comparing import AlignedCall, BranchInfo, CompareInfo, Difference, PairInfo
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.terms import short
 
@@ -83,7 +83,7 @@ def _json(found: CompareInfo) -> dict[str, Any]:
             {
                 "first_difference": None if pair.first_difference is None else _call_json(pair.first_difference),
                 "calls": [_call_json(call) for call in pair.calls],
-                "changes": [change_json(change) for change in pair.files],
+                "changes": [change_json(change) for change in pair.changes],
             }
             for pair in found.pairs
         ],
@@ -137,15 +137,15 @@ def _shown(one: SnapshotInfo | None) -> str:
 def _first(pair: PairInfo) -> str:
     call = pair.first_difference
     if call is None:
-        return "All calls are the same." + ("" if pair.files else " So are all files.")
+        return "All calls are the same." + ("" if pair.changes else " So are all files.")
     return f"First difference: call {call.number}, {_SIGNS[call.difference][1]}."
 
 
 def _files(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> list[str]:
-    lines = [change_line(change) for change in pair.files[:_FILES]]
-    if len(pair.files) > _FILES:
+    lines = [change_line(change) for change in pair.changes[:_FILES]]
+    if len(pair.changes) > _FILES:
         heads = f"{short(left.head.id)} {short(right.head.id)}"
-        lines.append(f"and {len(pair.files) - _FILES} more: snapshotd diff {heads}")
+        lines.append(f"and {len(pair.changes) - _FILES} more: snapshotd diff {heads}")
     return lines
 
 
@@ -160,7 +160,7 @@ def _outcomes(found: CompareInfo) -> tuple[tuple[str, ...], list[tuple[str, ...]
         ("head", [short(one.head.id) for one in of]),
         ("status", [status(one.status) for one in of]),
         ("exit code", ["-" if one.exit_code is None else str(one.exit_code) for one in of]),
-        ("calls", [str(one.calls) for one in of]),
+        ("calls", [str(one.call_count) for one in of]),
         ("failed", [str(one.failed) for one in of]),
         ("time", [f"{one.seconds:.1f} s" for one in of]),
         ("tokens in, out", ["-" if not any(one.tokens) else "{:,}, {:,}".format(*one.tokens) for one in of]),
@@ -173,7 +173,7 @@ def _markdown(found: CompareInfo) -> str:
     parts = [_beginning(found)]
     for other, pair in zip(found.branches[1:], found.pairs, strict=True):
         parts += [_markdown_table(*_calls(pair, found.branches[0], other)), _first(pair)]
-        if pair.files:
+        if pair.changes:
             lines = map(click.unstyle, _files(pair, found.branches[0], other))
             parts.append("\n".join(["```", *lines, "```"]))
     return "\n\n".join([*parts, _markdown_table(*_outcomes(found))])
@@ -203,7 +203,7 @@ def _html(found: CompareInfo, file: Path) -> None:
     for other, pair in zip(found.branches[1:], found.pairs, strict=True):
         show(*_calls(pair, found.branches[0], other))
         console.print(Text(_first(pair)))
-        for change in pair.files:
+        for change in pair.changes:
             console.print(Text.from_ansi(change_line(change)))
     show(*_outcomes(found))
     page = console.export_html(inline_styles=True)

@@ -11,8 +11,9 @@ from snapshotd.cli.command import after_dashes, connect, declare, json_option, r
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import print_json, printable, table
 from snapshotd.cli.values import Count, Seconds, Variable, complete_snapshot
-from snapshotd.client.branching.junit import JUnitCounts
-from snapshotd.client.branching.scoring import SCORER_PATH, ScoredRun, ScoreInfo
+from snapshotd.client.branching.results import ScoreInfo
+from snapshotd.junit import JUnitCounts
+from snapshotd.scores import SCORER_PATH, ScoredRun
 from snapshotd.terms import short
 
 _EXAMPLES = [
@@ -85,15 +86,10 @@ def _say(row: ScoreInfo, run: ScoredRun) -> None:
 
 
 def _json(row: ScoreInfo) -> dict[str, Any]:
-    count = len(row.runs)
     return {
-        "rank": row.rank,
         "ref": row.ref,
         "snapshot": None if row.snapshot is None else row.snapshot.id,
-        "score": row.mean,
-        "standard_error": row.standard_error,
-        "passes": row.passed,
-        "pass_at": {str(k): row.pass_at(k) for k in sorted({1, count})},
+        **row.statistics(),
         "error": row.error,
         "runs": [dataclasses.asdict(run) for run in row.runs],
     }

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from snapshotd.api.experiments import Tried
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
 from snapshotd.cli.taken import snapshot_json
 from snapshotd.cli.text import call_text, print_json, printable, status
 from snapshotd.cli.values import Count, Variable, complete_snapshot, complete_trajectory
-from snapshotd.client.branching.bisecting import BisectInfo, Tried
+from snapshotd.client.branching.results import BisectInfo
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.terms import number_of, short

@@ -30,10 +30,10 @@ from snapshotd.cli.taken import counted
 from snapshotd.cli.text import print_json, printable, snapshot_line
 from snapshotd.cli.values import Seconds, Variable, complete_snapshot, complete_trajectory, idle_option
 from snapshotd.cli.waiting import Wait, wait_option
-from snapshotd.client.branching.junit import FailedTest, count_tests, failed_tests
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
 from snapshotd.config import passed_on
+from snapshotd.junit import FailedTest, count_tests, failed_tests
 
 _EXAMPLES = [
     "snapshotd exec box -- make test",

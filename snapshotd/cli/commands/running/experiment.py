@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,8 +17,8 @@ from snapshotd.cli.taken import report_taken
 from snapshotd.cli.text import ago, print_json, printable, table
 from snapshotd.cli.values import complete_experiment
 from snapshotd.cli.waiting import Wait, wait_option
-from snapshotd.client.branching.experiment_records import FINAL, ExperimentBranch, ExperimentInfo, VariantInfo
 from snapshotd.client.client import Snapshotd
+from snapshotd.scores import FINAL, ExperimentBranch, ExperimentInfo, VariantInfo
 from snapshotd.terms import short
 
 if TYPE_CHECKING:
@@ -37,24 +35,35 @@ def command() -> None:
     """
 
 
-@declare("run", examples=["snapshotd experiment run parser.toml", "snapshotd experiment run --json parser.toml"])
+@declare("run", examples=["snapshotd experiment run parser.toml", "snapshotd experiment run --detach parser.toml"])
+@click.option(
+    "-d", "--detach", is_flag=True, help="Print its name and leave; `snapshotd experiment status --follow` follows it."
+)
 @json_option
 @click.argument("file", metavar="FILE.toml", type=click.Path(dir_okay=False, path_type=Path))
 @click.pass_context
-def run(ctx: click.Context, file: Path, as_json: bool) -> int:
+def run(ctx: click.Context, file: Path, detach: bool, as_json: bool) -> int:
     """Run an experiment until it ends.
 
-    Shows a table that moves, on standard error. After Ctrl-C, a crash or a restart, branches run on, and the same
-    command goes on with them. The exit code is 1 if no branch passed. With --json: as `status --json`.
+    The daemon drives it; this command shows a table that moves, on standard error. Ctrl-C stops the experiment, as it
+    stops a run. When this command goes away in another way, or with --detach, it runs on, also after a restart of the
+    daemon. The same command follows it again, and goes on with one that was stopped. The exit code is 1 if no branch
+    passed. With --json: as `status --json`; with --detach as well, as it has begun.
     """
     client = connect(ctx)
+    info = client.create_experiment(file)
+    if detach:
+        if as_json:
+            print_json(info.json())
+        else:
+            click.echo(info.name)
+        return 0
     try:
         with _Progress(quiet=as_json) as progress:
-            info = client.run_experiment(file, on_change=progress.show)
+            info = client.follow_experiment(info.name, on_change=progress.show)
     except KeyboardInterrupt:
-        note(
-            f"branches run on; `snapshotd experiment run {file}` goes on with them, `snapshotd experiment stop` ends them"
-        )
+        note(f"stopping it; `snapshotd experiment run {file}` goes on with it")
+        client.stop_experiment(info.name)
         raise
     _report(client, info, as_json, branches=False)
     return int(not any(one.passed for one in info.branches))
@@ -70,7 +79,7 @@ def ls(ctx: click.Context, as_json: bool) -> int:
     """
     found = connect(ctx).experiments()
     if as_json:
-        print_json([_json(info) for info in found])
+        print_json([info.json() for info in found])
         return 0
     rows = [
         (
@@ -87,18 +96,24 @@ def ls(ctx: click.Context, as_json: bool) -> int:
     return 0
 
 
-@declare("status", examples=["snapshotd experiment status parser", "snapshotd experiment status --branches parser"])
+@declare("status", examples=["snapshotd experiment status parser", "snapshotd experiment status --follow parser"])
 @click.option("--branches", is_flag=True, help="A line for each branch in place of each variant.")
+@click.option("-f", "--follow", is_flag=True, help="Show it until it has ended. Ctrl-C leaves; it runs on.")
 @json_option
 @click.argument("name", shell_complete=complete_experiment)
 @click.pass_context
-def status(ctx: click.Context, name: str, branches: bool, as_json: bool) -> int:
+def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json: bool) -> int:
     """Show how an experiment stands.
 
     With --json: {"name","snapshot","started_at","ended_because","best","variants":[...],"branches":[...]}.
     """
     client = connect(ctx)
-    _report(client, client.experiment(name), as_json, branches=branches)
+    if not follow:
+        info = client.experiment(name)
+    else:
+        with _Progress(quiet=as_json) as progress:
+            info = client.follow_experiment(name, on_change=progress.show)
+    _report(client, info, as_json, branches=branches)
     return 0
 
 
@@ -169,12 +184,11 @@ def rm(ctx: click.Context, names: tuple[str, ...], force: bool, as_json: bool) -
 
 
 class _Progress:
-    """The table of variants on a terminal, one line for each branch that has ended elsewhere. Thread-safe."""
+    """The table of variants on a terminal, one line for each branch that has ended elsewhere."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._live: Live | None = None
-        self._said: set[tuple[str, int]] = set()
-        self._lock = threading.Lock()
+        self._said: set[str] = set()
         if not quiet and sys.stderr.isatty():
             from rich.console import Console
             from rich.live import Live
@@ -196,11 +210,10 @@ class _Progress:
         if self._live is not None:
             self._live.update(_drawn(info))
             return
-        with self._lock:
-            for one in info.branches:
-                if one.state in (*FINAL, "stopped") and (one.label, one.run) not in self._said:
-                    self._said.add((one.label, one.run))
-                    note(f"{_called(one)}: {one.error or one.state}{'' if one.score is None else f' {one.score:g}'}")
+        for one in info.branches:
+            if one.state in (*FINAL, "stopped") and one.called not in self._said:
+                self._said.add(one.called)
+                note(f"{_called(one)}: {one.error or one.state}{'' if one.score is None else f' {one.score:g}'}")
 
 
 def _drawn(info: ExperimentInfo) -> Table:
@@ -216,7 +229,7 @@ def _drawn(info: ExperimentInfo) -> Table:
 
 def _report(client: Snapshotd, info: ExperimentInfo, as_json: bool, *, branches: bool) -> None:
     if as_json:
-        print_json(_json(info))
+        print_json(info.json())
         return
     header, rows = _branch_rows(info) if branches else _variant_rows(info)
     table(header, rows)
@@ -319,39 +332,7 @@ def _branch_rows(info: ExperimentInfo) -> tuple[Sequence[str], list[Sequence[str
 
 
 def _called(one: ExperimentBranch) -> str:
-    return printable(f"{one.label}.{one.run}")
-
-
-def _json(info: ExperimentInfo) -> dict[str, Any]:
-    return {
-        "name": info.name,
-        "snapshot": info.snapshot,
-        "started_at": info.began_at,
-        "ended_because": info.ended,
-        "best": None if info.best is None else _called(info.best),
-        "variants": [
-            {
-                "label": one.label,
-                "rank": one.rank,
-                "score": one.scores.mean,
-                "standard_error": one.scores.standard_error,
-                "passes": one.scores.passed,
-                "pass_at": {
-                    str(k): one.scores.pass_at(k) for k in sorted({1, len(one.scores.runs)}) if one.scores.runs
-                },
-            }
-            for one in info.variants
-        ],
-        "branches": [_branch_json(one) for one in info.branches],
-    }
-
-
-_BRANCH_WORDS = {"state": "status", "calls": "call_count", "files": "file_count", "lines": "line_count"}
-"""The fields of a branch, as they are recorded, that mean something else elsewhere in our JSON."""
-
-
-def _branch_json(one: ExperimentBranch) -> dict[str, Any]:
-    return {_BRANCH_WORDS.get(key, key): value for key, value in dataclasses.asdict(one).items()}
+    return printable(one.called)
 
 
 for each in (run, ls, status, compare, promote, stop, rm):

@@ -17,7 +17,7 @@ from snapshotd.api.snapshots import SnapshotRequest
 from snapshotd.api.trajectories import CreatedInfo, CreateRequest, ForkRequest, RunAgentRequest
 from snapshotd.api.wire import LOG_MAX, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.daemon.http import carrying, encoding, streams
-from snapshotd.daemon.http.attending import Lines, attend
+from snapshotd.daemon.http.attending import Lines, attend, until_gone
 from snapshotd.daemon.http.decoding import check_argv, environment, run_request, sandbox_request, variant
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import (
@@ -287,7 +287,8 @@ async def _exec(
         done = execute() if named is None else once(service, named, body, execute, recalled)
         emit(encoding.event("result", done))
 
-    return await streams.ndjson(service.streams, produce, attend=attend(request, caller, lines))
+    attending = until_gone(request, caller) if lines is None else attend(request, caller, lines)
+    return await streams.ndjson(service.streams, produce, attend=attending)
 
 
 def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from snapshotd.client.branching.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
 from snapshotd.client.branching.reports import TakenOutput
 from snapshotd.errors import UsageError
+from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
 
 
 def test_each_case_counts_once() -> None:

@@ -7,13 +7,16 @@ import threading
 
 import pytest
 
-from snapshotd.client.branching.scoring import ScoredRun, ScoreInfo, _Tail, at_once, last_number, ranked
+from snapshotd.engine.experiments.at_once import at_once
+from snapshotd.engine.experiments.base import SnapshotScores
+from snapshotd.engine.experiments.scoring import _Tail, last_number
 from snapshotd.errors import UsageError
+from snapshotd.scores import ScoredRun, ranked
 
 
-def row(ref: str, *scores: float | None) -> ScoreInfo:
+def row(ref: str, *scores: float | None) -> SnapshotScores:
     runs = [ScoredRun(one, int(one != 1), 0.0, error=None if one is not None else "none") for one in scores]
-    return ScoreInfo(ref, None, tuple(runs))
+    return SnapshotScores(ref, None, tuple(runs))
 
 
 def test_mean_error_and_pass_at_k() -> None:
@@ -26,6 +29,12 @@ def test_mean_error_and_pass_at_k() -> None:
         one.pass_at(5)
     assert (row("x", 1.0).standard_error, row("x", None).mean, row("x", None, 3.0).mean) == (None, None, 3.0)
     assert row("x", None, 1.0).error == "none"
+
+
+def test_numbers_that_are_almost_too_large_have_a_mean() -> None:
+    one = row("x", 1.7e308, 1.7e308, 1.6e308)
+    assert one.mean == pytest.approx(1.6666e308, rel=1e-3)
+    assert one.standard_error == math.inf
 
 
 def test_equal_means_share_a_rank_and_no_score_has_none() -> None:

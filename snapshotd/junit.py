@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 from xml.parsers import expat
@@ -12,6 +13,7 @@ REPORT_MAX_BYTES = 8 << 20
 """The largest report that is read."""
 
 _Outcome = Literal["passed", "failed", "errors", "skipped"]
+_Mark = tuple[str, dict[str, str]]
 _MARKS: dict[str, _Outcome] = {"failure": "failed", "error": "errors", "skipped": "skipped"}
 
 
@@ -54,41 +56,45 @@ def count_tests(report: bytes) -> JUnitCounts:
     declares entities, which grow without bound or name files; no test runner writes one.
     """
     found: dict[_Outcome, int] = dict.fromkeys(("passed", "failed", "errors", "skipped"), 0)
-    for _, marks in _cases(report):
-        found[_MARKS[marks[0][0]] if marks else "passed"] += 1
+
+    def count(_case: dict[str, str], mark: _Mark | None) -> None:
+        found["passed" if mark is None else _MARKS[mark[0]]] += 1
+
+    _read(report, count)
     return JUnitCounts(**found)
 
 
 def failed_tests(report: bytes) -> tuple[FailedTest, ...]:
     """The cases that failed, in the order of the report. Errors: as `count_tests`."""
-    return tuple(
-        FailedTest(
-            "::".join(filter(None, (case.get("classname"), case.get("name")))),
-            marks[0][1].get("message", ""),
-            case.get("file", ""),
-            case.get("line", ""),
-        )
-        for case, marks in _cases(report)
-        if marks and _MARKS[marks[0][0]] != "skipped"
-    )
+    found: list[FailedTest] = []
+
+    def note(case: dict[str, str], mark: _Mark | None) -> None:
+        if mark is not None and _MARKS[mark[0]] != "skipped":
+            name = "::".join(filter(None, (case.get("classname"), case.get("name"))))
+            found.append(FailedTest(name, mark[1].get("message", ""), case.get("file", ""), case.get("line", "")))
+
+    _read(report, note)
+    return tuple(found)
 
 
-def _cases(report: bytes) -> list[tuple[dict[str, str], list[tuple[str, dict[str, str]]]]]:
-    """Attributes of each test case, with its marks and theirs."""
+def _read(report: bytes, on_case: Callable[[dict[str, str], _Mark | None], None]) -> None:
+    """Tell of the attributes of each test case, and of its first mark. None of them is kept: there may be a million."""
     if len(report) > REPORT_MAX_BYTES:
         raise UsageError(f"the JUnit report is larger than {REPORT_MAX_BYTES >> 20} MiB; write a smaller one")
-    cases: list[tuple[dict[str, str], list[tuple[str, dict[str, str]]]]] = []
-    open_cases: list[tuple[dict[str, str], list[tuple[str, dict[str, str]]]]] = []
+    open_cases: list[dict[str, str]] = []
+    first: list[_Mark] = []
+    """The first mark of the outermost case that is open, if it has one."""
 
     def start(name: str, attributes: dict[str, str]) -> None:
         if name == "testcase":
-            open_cases.append((attributes, []))
-        elif open_cases and name in _MARKS:
-            open_cases[0][1].append((name, attributes))
+            open_cases.append(attributes)
+        elif open_cases and name in _MARKS and not first:
+            first.append((name, attributes))
 
     def end(name: str) -> None:
         if name == "testcase":
-            cases.append(open_cases.pop())
+            case = open_cases.pop()
+            on_case(case, None if open_cases or not first else first.pop())
 
     def refuse_doctype(*_: object) -> None:
         raise UsageError("the JUnit report has a document type (<!DOCTYPE), which is not read; write it without")
@@ -100,4 +106,3 @@ def _cases(report: bytes) -> list[tuple[dict[str, str], list[tuple[str, dict[str
         parser.Parse(report, True)
     except (expat.ExpatError, ValueError, LookupError) as exc:
         raise UsageError(f"the JUnit report is no XML: {exc}; let the command write one") from exc
-    return cases

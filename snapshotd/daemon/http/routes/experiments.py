@@ -1,0 +1,116 @@
+"""Forks side by side: compare them, score them, find the call that broke something, run experiments."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path as PathParameter
+from fastapi import Query, Request
+from starlette.responses import Response
+
+from snapshotd.api import operations
+from snapshotd.api.experiments import BisectRequest, CompareRequest, ExperimentRequest, ScoreRequest
+from snapshotd.api.record import Json
+from snapshotd.api.wire import check_ref
+from snapshotd.daemon.http import streams
+from snapshotd.daemon.http.attending import until_gone
+from snapshotd.daemon.http.decoding import bisect_request, experiment_request, score_request
+from snapshotd.daemon.http.encoding import event, row_json, run_json
+from snapshotd.daemon.http.peer import client_pid
+from snapshotd.daemon.http.routes.shared import NamedDep, ServiceDep, handles, once
+from snapshotd.engine.experiments.base import Attendance, Comparison, SnapshotScores, Tried
+from snapshotd.scores import ScoredRun
+from snapshotd.terms import NAME_PATTERN
+
+_ERROR = ' or `{"event":"error","error"}`.'
+Name = Annotated[str, PathParameter(pattern=f"^{NAME_PATTERN.pattern}$", description="The experiment's name.")]
+
+
+@handles(operations.COMPARE)
+def compare(body: CompareRequest, service: ServiceDep) -> Comparison:
+    """Trajectories or snapshots side by side: calls aligned from the last snapshot that all have, files, and how each
+    came out."""
+    return service.engine.experiments.compare(list(map(check_ref, body.refs)))
+
+
+@handles(
+    operations.SCORE,
+    'Lines: `{"event":"run","ref","snapshot","run":{"score","exit_code","seconds","tests","error"}}` as each ends, at last '
+    '`{"event":"result","rows":[{"rank","ref","snapshot","score","standard_error","passes","pass_at","error","runs"}]}`, the '
+    f"highest first,{_ERROR}",
+)
+async def score(request: Request, body: ScoreRequest, service: ServiceDep) -> Response:
+    """Run a command in a throw-away fork of each snapshot, and rank them. It ends when the client goes away."""
+    asked, attendance = score_request(body), Attendance()
+
+    def produce(emit: streams.Emit) -> None:
+        def on_run(row: SnapshotScores, run: ScoredRun) -> None:
+            streams.require(emit({"event": "run", **run_json(row, run)}))
+
+        rows = service.engine.experiments.score(asked, attendance, on_run)
+        emit({"event": "result", "rows": list(map(row_json, rows))})
+
+    return await streams.ndjson(service.streams, produce, attend=until_gone(request, attendance))
+
+
+@handles(
+    operations.BISECT,
+    'Lines: `{"event":"tried","snapshot","round","outcome","exit_code"}` as each ends, at last '
+    f'`{{"event":"result","first_bad","last_good","unknown","rounds","flaky"}}`,{_ERROR}',
+)
+async def bisect(request: Request, body: BisectRequest, service: ServiceDep) -> Response:
+    """Find the first snapshot at which a command fails, by runs in throw-away forks: exit code 0 passes, 125 cannot
+    tell, everything else fails. It ends when the client goes away."""
+    asked, attendance = bisect_request(body), Attendance()
+
+    def produce(emit: streams.Emit) -> None:
+        def on_tried(one: Tried) -> None:
+            streams.require(emit(event("tried", one)))
+
+        emit(event("result", service.engine.experiments.bisect(asked, attendance, on_tried)))
+
+    return await streams.ndjson(service.streams, produce, attend=until_gone(request, attendance))
+
+
+@handles(operations.CREATE_EXPERIMENT)
+def create_experiment(request: Request, body: ExperimentRequest, service: ServiceDep, named: NamedDep) -> Json:
+    """Begin an experiment. The daemon drives it until it ends, also after a restart. One that was stopped goes on when
+    the same description is sent again; another description under the name is a `Conflict`."""
+    experiments, asked = service.engine.experiments, experiment_request(body, client_pid(request))
+    return once(service, named, body, lambda: experiments.create(asked), lambda made: experiments.get(made[0])).json()
+
+
+@handles(operations.EXPERIMENTS)
+def list_experiments(service: ServiceDep) -> list[Json]:
+    """All experiments, in the order of their names."""
+    return [info.json() for info in service.engine.experiments.list()]
+
+
+@handles(operations.EXPERIMENT)
+def get_experiment(experiment: Name, service: ServiceDep) -> Json:
+    """An experiment as it is now."""
+    return service.engine.experiments.get(experiment).json()
+
+
+@handles(
+    operations.EXPERIMENT_EVENTS,
+    'Lines: `{"event":"experiment",...}` with all members of the experiment as it is now, `{"event":"branch",...}` with those of a '
+    'branch that has changed, `{"event":"alive"}` when nothing happened for a while, at last `{"event":"ended",...}` with the whole '
+    f"as it has ended,{_ERROR}",
+)
+async def experiment_events(experiment: Name, service: ServiceDep) -> Response:
+    """Follow an experiment until it has ended."""
+    events = service.engine.experiments.events
+    return await streams.ndjson(service.streams, lambda emit: streams.each(emit, events(experiment)))
+
+
+@handles(operations.STOP_EXPERIMENT)
+def stop_experiment(experiment: Name, service: ServiceDep) -> Json:
+    """End it: branches that run are stopped, and no other begins."""
+    return service.engine.experiments.stop(experiment).json()
+
+
+@handles(operations.REMOVE_EXPERIMENT)
+def remove_experiment(experiment: Name, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
+    """Forget it with its branches. `force`: branches that run, too."""
+    service.engine.experiments.remove(experiment, force=force)

@@ -1,0 +1,257 @@
+"""The words of comparisons, scores, bisections and experiments, and the services that they are made of.
+
+A command in a throw-away fork changes nothing. It is no more trusted than the files of that fork: an agent that had root
+there may have replaced any program.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from snapshotd.engine.base import SandboxRequest, Variant
+from snapshotd.engine.caller import Caller
+from snapshotd.scores import ScoredRun, Scores
+from snapshotd.trees.base import Change
+from snapshotd.types import Snapshot
+
+Env = tuple[tuple[str, str], ...]
+
+# -- comparisons -------------------------------------------------------------------------------------------------------
+
+Difference = Literal["same", "arguments", "outcome", "left", "right"]
+"""How two aligned calls differ. `left`, `right`: the call is only in the first, or only in the second."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedCall:
+    """One row of an alignment. `number` counts calls from 1 at the beginning of both trajectories, on the first one's
+    side (for a call that is only in the second, on its side)."""
+
+    number: int
+    difference: Difference
+    left: Snapshot | None
+    right: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedBranch:
+    """How one side came out. Calls, failures and times are those after the fork point; files compare its head with the
+    fork point, or with its first snapshot where the sides have none in common. `seconds` begin at the fork point for the
+    trajectory that went on from it, and for a fork when it was made. `tokens` (in, out) are of model calls that reported
+    them."""
+
+    ref: str
+    head: Snapshot
+    name: str | None
+    status: str
+    exit_code: int | None
+    calls: int
+    failed: int
+    seconds: float
+    tokens: tuple[int, int]
+    added: int
+    changed: int
+    deleted: int
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedPair:
+    """The second of two sides against the first one."""
+
+    calls: tuple[AlignedCall, ...]
+    files: tuple[Change, ...]
+
+    @property
+    def first_difference(self) -> AlignedCall | None:
+        return next((call for call in self.calls if call.difference != "same"), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """`fork_point` is the last snapshot that all have; None where they have none in common. `pairs[i]` compares
+    `branches[i + 1]` with `branches[0]`."""
+
+    fork_point: Snapshot | None
+    branches: tuple[ComparedBranch, ...]
+    pairs: tuple[ComparedPair, ...]
+
+
+# -- commands in throw-away forks --------------------------------------------------------------------------------------
+
+
+class Attendance:
+    """The presence of the client for which commands run in throw-away forks. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._callers: set[Caller] = set()
+        self._gone = False
+
+    def leave(self) -> None:
+        """The client is gone: commands that run for it end, and so does each that begins."""
+        with self._lock:
+            self._gone, callers = True, set(self._callers)
+        for caller in callers:
+            caller.leave()
+
+    @property
+    def gone(self) -> bool:
+        return self._gone
+
+    @contextmanager
+    def caller(self, *, gives_input: bool = False) -> Iterator[Caller]:
+        """The caller of one command."""
+        caller = Caller(gives_input=gives_input)
+        with self._lock:
+            self._callers.add(caller)
+            gone = self._gone
+        if gone:
+            caller.leave()
+        try:
+            yield caller
+        finally:
+            with self._lock:
+                self._callers.discard(caller)
+
+
+@dataclass(frozen=True, slots=True)
+class Scorer:
+    """A command, and how its score is read: as a number in its output, from the JUnit report that it leaves at `report`,
+    else from the exit code (1 for 0, else 0). `files` is a tar that only the fork has, at `where`, in place of anything
+    there; it needs `sh` and `tar` in the image."""
+
+    argv: tuple[str, ...]
+    number: bool = False
+    report: str | None = None
+    files: bytes | None = field(default=None, repr=False)
+    where: str | None = None
+    cwd: str | None = None
+    env: Env = ()
+    user: str | None = None
+    timeout_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRequest:
+    """`each`: all snapshots of the named trajectories, in place of their heads. `parallel` None: as many at once as there
+    are processors."""
+
+    refs: tuple[str, ...]
+    scorer: Scorer
+    each: bool = False
+    repeat: int = 1
+    parallel: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotScores(Scores):
+    """The runs of one selected snapshot. `snapshot` is None where the ref names none."""
+
+    ref: str
+    snapshot: Snapshot | None
+    runs: tuple[ScoredRun, ...]
+    rank: int | None = None
+
+
+Outcome = Literal["good", "bad", "untestable"]
+
+
+@dataclass(frozen=True, slots=True)
+class BisectRequest:
+    """`good` None: the line's first snapshot; `bad` None: the head. The border runs `repeat` times again."""
+
+    ref: str
+    argv: tuple[str, ...]
+    good: str | None = None
+    bad: str | None = None
+    parallel: int = 1
+    repeat: int = 1
+    cwd: str | None = None
+    env: Env = ()
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """One run: where, which round (0: both ends, the last: the border again), how it ended."""
+
+    snapshot: Snapshot
+    round: int
+    outcome: Outcome
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bisection:
+    """`first_bad` is the snapshot whose call broke it, `last_good` the one before which passed. `unknown` lie between
+    them and could not be tested: the call of each may have broken it as well. `rounds` counts those of the search.
+    `flaky`: the same snapshot passed in one run and failed in another, or a later one passed again."""
+
+    first_bad: Snapshot
+    last_good: Snapshot
+    unknown: tuple[Snapshot, ...]
+    rounds: int
+    flaky: bool
+
+
+# -- experiments -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """Most that may be used; None: no limit. `cost` is in the unit of the prices."""
+
+    seconds: float | None = None
+    calls: int | None = None
+    tokens: float | None = None
+    cost: float | None = None
+
+    @property
+    def limited(self) -> bool:
+        return any(one is not None for one in (self.seconds, self.calls, self.tokens, self.cost))
+
+    def exceeded(self, seconds: float, calls: int, tokens: int, cost: float) -> str | None:
+        """The first limit that is passed, in words."""
+        for limit, used, unit in (
+            (self.seconds, seconds, "seconds"),
+            (self.calls, calls, "calls"),
+            (self.tokens, tokens, "tokens"),
+            (self.cost, cost, "of cost"),
+        ):
+            if limit is not None and used > limit:
+                return f"{limit:g} {unit}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentRequest:
+    """The description of an experiment: `variants` run from `source` (a snapshot, or a new sandbox), `repeat` times each, and are
+    scored. `prices` are of a million tokens, in and out. `budget` is of each branch, `stop` of all together; `first_pass`,
+    `best_of`: it ends when one branch passed, or so many are scored. Paths below one of `protected` may not change in a
+    branch that passes. With `resume` the program goes on from the source, with `args` or the variants' own if given; else
+    `args` start one, as in `BranchingService.fork`."""
+
+    __pydantic_config__: ClassVar = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
+    """pydantic reads this: bytes are base64 where a description is recorded."""
+    name: str
+    source: str | SandboxRequest
+    variants: tuple[Variant, ...]
+    scorer: Scorer
+    args: tuple[str, ...] | None = None
+    resume: bool = False
+    repeat: int = 1
+    parallel: int | None = None
+    protected: tuple[str, ...] = ()
+    first_pass: bool = False
+    best_of: int | None = None
+    stop: Spending = Spending()
+    budget: Spending = Spending()
+    prices: tuple[float, float] = (0.0, 0.0)
+
+    def branches(self) -> list[tuple[str, int]]:
+        """Label and run of each branch, in the order in which they begin: each variant once, then each again."""
+        return [(one.label, run) for run in range(self.repeat) for one in self.variants]

@@ -1,0 +1,173 @@
+"""Comparison of trajectories, call by call: where they part, what differs, and how each came out."""
+
+from __future__ import annotations
+
+import difflib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Hashable, Sequence, Set
+
+from snapshotd.engine.experiments.base import AlignedCall, ComparedBranch, ComparedPair, Comparison, Difference
+from snapshotd.engine.experiments.lineage import lineage
+from snapshotd.engine.experiments.parts import Services
+from snapshotd.errors import NotFound, UsageError
+from snapshotd.types import CallStatus, EntryKind, Snapshot, SnapshotID, ToolCall
+
+_MARKS = ("start", "exit", "stop", "diverged", "approval", "snapshot")
+_EQUAL_PAIRS = 1_000_000
+
+
+def compare(verbs: Services, refs: Sequence[str]) -> Comparison:
+    """See `Branching.compare`."""
+    if len(refs) < 2:
+        raise UsageError("there are at least two sides to a comparison; name another trajectory or snapshot")
+    lines = [lineage(verbs, ref) for ref in refs]
+    try:
+        return _compared(verbs, refs, lines)
+    except NotFound as exc:
+        raise _removed(verbs, refs, lines) or exc from exc
+
+
+def _removed(verbs: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> NotFound | None:
+    """The error that names the side that was removed meanwhile. None: all are there."""
+    for ref, line in zip(refs, lines, strict=True):
+        try:
+            verbs.snapshots.get(line[-1].id)
+        except NotFound:
+            return NotFound(f"{ref} was removed while it was compared; compare the others without it")
+    return None
+
+
+def _compared(verbs: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
+    shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
+    fork_point = lines[0][shared - 1] if shared else None
+    after = [line[shared:] for line in lines]
+    number = 1 + sum(is_call(one) for one in lines[0][:shared])
+    pairs = tuple(
+        ComparedPair(tuple(_align(after[0], other, number)), tuple(verbs.snapshots.diff(lines[0][-1].id, line[-1].id)))
+        for other, line in zip(after[1:], lines[1:], strict=True)
+    )
+    branches = tuple(
+        _branch(verbs, ref, own, line[-1], fork_point) for ref, own, line in zip(refs, after, lines, strict=True)
+    )
+    return Comparison(fork_point, branches, pairs)
+
+
+def _ids(line: list[Snapshot]) -> list[str]:
+    return [one.id for one in line]
+
+
+def is_call(one: Snapshot) -> bool:
+    """True for what an agent or a person did, false for the daemon's own marks."""
+    return one.call.name not in _MARKS
+
+
+def _same_outcome(a: ToolCall, b: ToolCall) -> bool:
+    """Outputs are compared by the hashes of their contents. One that is damaged is like no other."""
+
+    def outcome(call: ToolCall) -> tuple[object, ...]:
+        return call.status, call.exit_code, call.error, call.output, call.stdout, call.stderr
+
+    return outcome(a) == outcome(b) and not a.damaged and not b.damaged
+
+
+def _align(left: list[Snapshot], right: list[Snapshot], number: int) -> list[AlignedCall]:
+    a, b = [one for one in left if is_call(one)], [one for one in right if is_call(one)]
+    rows: list[AlignedCall] = []
+
+    def row(i: int | None, j: int | None, difference: Difference) -> None:
+        at = number + (i if i is not None else j or 0)
+        rows.append(AlignedCall(at, difference, None if i is None else a[i], None if j is None else b[j]))
+
+    matcher = difflib.SequenceMatcher(None, *_keys(a, b), autojunk=False)
+    for tag, i1, i2, j1, j2 in matcher.get_opcodes():
+        if tag == "equal":
+            for i, j in zip(range(i1, i2), range(j1, j2), strict=True):
+                row(i, j, "same" if _same_outcome(a[i].call, b[j].call) else "outcome")
+            continue
+        inner = difflib.SequenceMatcher(
+            None, [one.call.name for one in a[i1:i2]], [one.call.name for one in b[j1:j2]], autojunk=False
+        )
+        for kind, k1, k2, l1, l2 in inner.get_opcodes():
+            if kind == "equal":  # the same tool with other arguments
+                for k, m in zip(range(k1, k2), range(l1, l2), strict=True):
+                    row(i1 + k, j1 + m, "arguments")
+            else:
+                for k in range(k1, k2):
+                    row(i1 + k, None, "left")
+                for m in range(l1, l2):
+                    row(None, j1 + m, "right")
+    return rows
+
+
+def _keys(left: list[Snapshot], right: list[Snapshot]) -> tuple[list[Hashable], list[Hashable]]:
+    """The values that calls are matched by. Where one call is made over and over, each also has its number among its equals: the time
+    of a match grows with the number of pairs that are equal, and whoever wrote the agent decides on that."""
+    keys = [[(one.call.name, json.dumps(one.call.arguments, sort_keys=True)) for one in side] for side in (left, right)]
+    a, b = map(Counter, keys)
+    if sum(count * b[key] for key, count in a.items()) <= _EQUAL_PAIRS:
+        return list(keys[0]), list(keys[1])
+    met: list[Counter[tuple[str, str]]] = [Counter(), Counter()]
+    numbered: list[list[Hashable]] = [[], []]
+    for found, seen, side in zip(numbered, met, keys, strict=True):
+        for key in side:
+            seen[key] += 1
+            found.append((key, seen[key]))
+    return numbered[0], numbered[1]
+
+
+def _branch(
+    verbs: Services, ref: str, own: list[Snapshot], head: Snapshot, fork_point: Snapshot | None
+) -> ComparedBranch:
+    start = fork_point or own[0]
+    calls = [one for one in own if is_call(one)]
+    trajectory = verbs.snapshots.trajectory(head.trajectory)
+    at_end = trajectory.head == head.id
+    counts = dict.fromkeys(("added", "changed", "deleted"), 0)
+    for change in verbs.snapshots.diff(start.id, head.id) if head.id != start.id else ():
+        counts[change.kind] += 1
+    return ComparedBranch(
+        ref=ref,
+        head=head,
+        name=trajectory.name,
+        status=trajectory.status if at_end else "in the past",
+        exit_code=trajectory.exit_code if at_end else None,
+        calls=len(calls),
+        failed=sum(one.call.status is not CallStatus.DONE or bool(one.call.exit_code) for one in calls),
+        seconds=_seconds(verbs, own, fork_point),
+        tokens=tokens_of(verbs, head, {one.id for one in own}),
+        added=counts["added"],
+        changed=counts["changed"],
+        deleted=counts["deleted"],
+    )
+
+
+def _seconds(verbs: Services, own: list[Snapshot], fork_point: Snapshot | None) -> float:
+    """Time from where each trajectory of a line began, or went on, to its last snapshot of the line."""
+    total, before = 0.0, fork_point
+    for identity, taken in itertools.groupby(own, key=lambda one: one.trajectory):
+        goes_on = before is not None and before.trajectory == identity
+        since = before if before is not None and goes_on else verbs.snapshots.trajectory(identity)
+        *_, before = taken
+        total += seconds_between(since.created_at_ns, before.created_at_ns)
+    return max(0.0, total)
+
+
+def seconds_between(began_ns: int, ended_ns: int) -> float:
+    return (ended_ns // 1000 - began_ns // 1000) / 1e6
+
+
+def tokens_of(verbs: Services, head: Snapshot, own: Set[SnapshotID]) -> tuple[int, int]:
+    """Tokens in and out of the model calls that these snapshots of a line bind, as far as they were reported."""
+    found = [0, 0]
+    try:
+        for entry in verbs.mind.journal(head.id):
+            usage = entry.details.get("usage")
+            if entry.kind is EntryKind.MODEL and entry.snapshot in own and isinstance(usage, dict):
+                for place, name in enumerate(("input_tokens", "output_tokens")):
+                    value = usage.get(name)
+                    found[place] += value if isinstance(value, int) else 0
+    except NotFound:
+        pass  # a trajectory without a program has no journal
+    return found[0], found[1]

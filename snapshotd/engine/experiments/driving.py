@@ -1,0 +1,340 @@
+"""The driver of one experiment: it forks a branch, follows it to its end, scores it, records it, and begins the next.
+
+All that it knows is recorded in the catalog, and agents run on without it. So the driver of a daemon that starts goes on:
+it takes over branches that run, resumes those that were cut off, and begins the rest. A branch is a trajectory called
+EXPERIMENT.VARIANT.RUN, so that one which was forked before that was recorded is found again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from snapshotd.catalog.base import ExperimentTable
+from snapshotd.engine.base import Event, ForkPart
+from snapshotd.engine.experiments.at_once import at_once
+from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
+from snapshotd.engine.experiments.measuring import measured, used
+from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.experiments.scoring import Scoring
+from snapshotd.errors import Conflict, NotFound, SnapshotdError
+from snapshotd.failpoints import hit
+from snapshotd.kernel.memory import available_bytes
+from snapshotd.scores import FINAL, STOPPED, ExperimentBranch, ExperimentInfo, ScoredRun
+from snapshotd.terms import number_of
+from snapshotd.types import Experiment, Trajectory, TrajectoryStatus
+
+PER_PROCESSOR = 8
+"""Most sandboxes at once for each processor, unless a number is named."""
+ALIVE_S = 5.0
+"""A follower hears that often that nothing has happened."""
+_LOOK_S = 1.0
+"""How often budgets are looked at."""
+_RESUMES = 3
+"""Times that a branch is resumed whose sandbox went away, before it counts as failed."""
+_log = logging.getLogger(__name__)
+_At = tuple[str, int]
+
+
+class _LeftOff(Exception):  # noqa: N818 - not a failure: the next daemon goes on
+    """The daemon ends."""
+
+
+class Driver:
+    """Drives one experiment, in a thread of its own and one for each branch at work. Several may follow it."""
+
+    def __init__(self, verbs: Services, table: ExperimentTable, record: Experiment, request: ExperimentRequest) -> None:
+        self._verbs, self._table, self._record, self._request = verbs, table, record, request
+        self._changed = threading.Condition()
+        self._known: dict[_At, ExperimentBranch] = {(one.label, one.run): one for one in table.branches(record.name)}
+        self._changes: list[ExperimentBranch] = []
+        self._ended = record.ended
+        self._leaving, self.settled = threading.Event(), False
+        self._attendance = Attendance()
+        self._scoring = Scoring(verbs, request.scorer, self._attendance)
+        self._variants = {one.label: one for one in request.variants}
+        self._thread = threading.Thread(target=self._run, name="experiment", daemon=True)
+
+    # -- for others ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the experiment: its branches are stopped. Returns when they have."""
+        self._end(STOPPED)
+        self._attendance.leave()
+        self._thread.join()
+
+    def close(self) -> None:
+        """Leave off; branches run on. Returns when nothing of it is at work."""
+        self._leaving.set()
+        self._attendance.leave()
+        self.wake()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Have a look at the branches now."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def info(self) -> ExperimentInfo:
+        with self._changed:
+            return info_of(replace(self._record, ended=self._ended), self._known.values())
+
+    def events(self) -> Iterator[Event]:
+        """See `Branching.experiment_events`."""
+        with self._changed:
+            at = len(self._changes)
+        yield {"event": "experiment", **self.info().json()}
+        while True:
+            with self._changed:
+                told = self._changed.wait_for(lambda at=at: len(self._changes) > at or self.settled, ALIVE_S)  # type: ignore[misc]
+                new, settled = self._changes[at:], self.settled
+            at += len(new)
+            yield from ({"event": "branch", **one.json()} for one in new)
+            if settled:
+                if not self._leaving.is_set():
+                    yield {"event": "ended", **self.info().json()}
+                return
+            if not told:
+                yield {"event": "alive"}
+
+    # -- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._drive()
+        except _LeftOff:
+            pass
+        except SnapshotdError as exc:
+            self._give_up(exc.message)
+        except Exception as exc:  # noqa: BLE001 - the top of a thread
+            _log.exception("an experiment could not go on")
+            self._give_up(repr(exc))
+        finally:
+            with self._changed:
+                self.settled = True
+                self._changed.notify_all()
+
+    def _give_up(self, why: str) -> None:
+        _log.error("an experiment could not go on", extra={"fields": {"experiment": self._record.name, "why": why}})
+        try:
+            self._end(f"{STOPPED}: {why}")
+        except SnapshotdError:
+            _log.exception("nor could that be recorded; the next daemon goes on with it")
+
+    def _drive(self) -> None:
+        self._rule()
+        todo = [at for at, one in self._known.items() if one.state not in FINAL]
+        if self._ended is None and todo:
+            for _ in at_once(todo, self._parallel(), self._branch):
+                pass
+        if self._leaving.is_set():
+            raise _LeftOff
+        if self._ended is None:
+            self._end("all branches have ended")
+
+    def _parallel(self) -> int:
+        if self._request.parallel is not None:
+            return self._request.parallel
+        source = self._verbs.snapshots.trajectory(self._verbs.snapshots.get(self._record.snapshot).trajectory)
+        return fitting(max(_memory_bytes(one.limits, source) for one in self._request.variants))
+
+    # -- one branch ----------------------------------------------------------------------------------------------------
+
+    def _branch(self, at: _At) -> None:
+        if self._leaving.is_set() or self._ended is not None:
+            return
+        branch = replace(self._known[at], state="running", error=None)
+        try:
+            branch = self._follow_to_end(at, branch)
+        except _LeftOff:
+            return
+        except SnapshotdError as exc:
+            if self._leaving.is_set():
+                return
+            branch = replace(self._known[at], state="failed", error=exc.message)
+        self._save(at, branch)
+        self._rule()
+
+    def _follow_to_end(self, at: _At, branch: ExperimentBranch) -> ExperimentBranch:
+        for _ in range(_RESUMES + 1):
+            line = self._start_branch(at)
+            hit("engine.experiment.forked")
+            branch = replace(branch, trajectory=line.id)
+            if self._known[at].trajectory != line.id or self._known[at].state != "running":
+                self._save(at, branch)
+            over = self._wait_until_over(at, line)
+            line = self._verbs.snapshots.trajectory(line.id)
+            if over is None and line.status is TrajectoryStatus.STOPPED and self._ended is not None:
+                over = self._ended, False
+            if line.status is not TrajectoryStatus.INTERRUPTED or over is not None:
+                break
+        branch = measured(self._verbs, self._request, branch, line, self._record.snapshot)
+        why = self._over_budget(branch)
+        if over is None and why is not None:
+            over = why, True
+        if over is not None:
+            why, own = over
+            return replace(branch, state="failed" if own else "stopped", error=why if own else None)
+        if line.status not in (TrajectoryStatus.FINISHED, TrajectoryStatus.FAILED):
+            return replace(branch, state="failed", error=f"its program did not end by itself: it is {line.status}")
+        run = self._scoring.attempt(line.head)
+        if self._attendance.gone:  # the command was ended, so what it said is no score
+            if self._leaving.is_set():
+                raise _LeftOff
+            return replace(branch, state="stopped")
+        hit("engine.experiment.scored")
+        return _scored(branch, run, line)
+
+    def _start_branch(self, at: _At) -> Trajectory:
+        """The branch's trajectory with its program running, or ended. Repeating it is safe: the name is unique."""
+        (label, run), record = at, self._record
+        name = f"{record.name}.{label}.{run}"
+        line = find_trajectory(self._verbs, name)
+        if line is None:
+            part = ForkPart(record.id, list(self._known).index(at), len(self._known))
+            variant = replace(self._variants[label], name=name)
+            request = self._request
+            (line,) = self._verbs.branching.fork(
+                record.snapshot, 1, args=request.args, name=None, resume=request.resume, variants=(variant,), part=part
+            ).trajectories
+            return line
+        if line.forked_from != record.snapshot:
+            raise name_taken(name)
+        if line.status in (TrajectoryStatus.INTERRUPTED, TrajectoryStatus.STOPPED):
+            return self._verbs.runs.resume(line.id)
+        return line
+
+    def _wait_until_over(self, at: _At, line: Trajectory) -> tuple[str, bool] | None:
+        """Wait for the end of its program; stop it when a budget is used up or the experiment ends. Returns why it was
+        stopped, and True if its own budget is the reason."""
+        head = None
+        while True:
+            now = self._verbs.snapshots.trajectory(line.id)
+            if now.status is not TrajectoryStatus.RUNNING:
+                deque(self._verbs.runs.events(line.id, follow=True), 0)  # its sandbox has ended, too, then
+                return None
+            over = self._over(at, now, steps=now.head != head)
+            head = now.head
+            if over is not None:
+                self._verbs.runs.stop(line.id)
+                return over
+            with self._changed:
+                if self._leaving.is_set():
+                    raise _LeftOff
+                if self._ended is None:
+                    self._changed.wait(_LOOK_S)
+
+    # -- budgets and stop rules ----------------------------------------------------------------------------------------
+
+    def _over(self, at: _At, line: Trajectory, *, steps: bool) -> tuple[str, bool] | None:
+        """`steps`: it has taken some since the last look."""
+        request, branch = self._request, self._known[at]
+        if request.budget.limited or request.stop.limited:
+            if steps:
+                tokens = request.prices != (0.0, 0.0) or bool(request.budget.tokens or request.stop.tokens)
+                branch = used(self._verbs, request, branch, line, tokens=tokens)
+            branch = replace(branch, seconds=(time.time_ns() - line.created_at_ns) / 1e9)
+            with self._changed:
+                self._known[at] = branch
+            why = self._over_budget(branch)
+            if why is not None:
+                return why, True
+        self._rule()
+        return None if self._ended is None else (self._ended, False)
+
+    def _over_budget(self, branch: ExperimentBranch) -> str | None:
+        limit = self._request.budget.exceeded(branch.seconds, branch.calls, sum(branch.tokens), branch.cost)
+        return None if limit is None else f"it used more than its budget of {limit}"
+
+    def _rule(self) -> None:
+        """End the experiment if a stop rule says so."""
+        if self._ended is not None:
+            return
+        with self._changed:
+            found = list(self._known.values())
+        request = self._request
+        why: str | None = None
+        if request.first_pass and (passed := next((one for one in found if one.passed), None)) is not None:
+            why = f"{passed.called} passed"
+        elif request.best_of is not None and sum(one.state == "scored" for one in found) >= request.best_of:
+            why = f"{number_of(request.best_of, 'branch')} scored"
+        elif request.stop.limited:
+            seconds = (time.time_ns() - self._record.began_at_ns) / 1e9
+            calls, tokens = sum(one.calls for one in found), sum(sum(one.tokens) for one in found)
+            limit = request.stop.exceeded(seconds, calls, tokens, sum(one.cost for one in found))
+            why = None if limit is None else f"more than {limit} were used"
+        if why is not None:
+            self._end(why)
+
+    # -- records -------------------------------------------------------------------------------------------------------
+
+    def _end(self, why: str) -> None:
+        with self._changed:
+            if self._ended is None:
+                self._table.set_ended(self._record.name, why)
+                self._ended = why
+            self._changed.notify_all()
+
+    def _save(self, at: _At, branch: ExperimentBranch) -> None:
+        with self._changed:
+            self._table.save(self._record.name, branch)
+            self._known[at] = branch
+            self._changes.append(branch)
+            self._changed.notify_all()
+
+
+def info_of(record: Experiment, branches: Iterable[ExperimentBranch]) -> ExperimentInfo:
+    """An experiment for people. A branch that waits where no other begins is skipped."""
+    ended = record.ended is not None
+    shown = (replace(one, state="skipped") if ended and one.state == "waiting" else one for one in branches)
+    seconds, rest = divmod(record.began_at_ns, 1_000_000_000)
+    began_at = f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest // 1000:06d}Z"
+    return ExperimentInfo(record.name, record.snapshot, began_at, record.ended, tuple(shown))
+
+
+def _scored(branch: ExperimentBranch, run: ScoredRun, line: Trajectory) -> ExperimentBranch:
+    return replace(
+        branch,
+        state="scored" if run.error is None else "failed",
+        error=run.error,
+        score=run.score,
+        passed=run.passed and not branch.protected,
+        exit_code=line.exit_code,
+    )
+
+
+def find_trajectory(verbs: Services, name: str) -> Trajectory | None:
+    """The trajectory of this very name. Conflict: something else is called so."""
+    try:
+        line = verbs.snapshots.trajectory(name)
+    except NotFound:
+        return None
+    if line.name != name:
+        raise name_taken(name)
+    return line
+
+
+def name_taken(name: str) -> Conflict:
+    return Conflict(f"the name {name} belongs to another trajectory; give the experiment another `name`")
+
+
+def fitting(memory_bytes: int) -> int:
+    """How many sandboxes with this memory limit fit into three quarters of the memory that is free now: 1 at least, and
+    at most `PER_PROCESSOR` for each processor."""
+    most = PER_PROCESSOR * len(os.sched_getaffinity(0))
+    return max(1, min(most, available_bytes() * 3 // 4 // max(1, memory_bytes)))
+
+
+def _memory_bytes(limits: tuple[tuple[str, object], ...], source: Trajectory) -> int:
+    """The memory that a variant may take."""
+    own = dict(limits).get("memory_bytes")
+    return own if isinstance(own, int) else source.spec.limits.memory_bytes

@@ -1,0 +1,15 @@
+"""The way to a snapshot: its ancestors, across forks, rewinds and edits."""
+
+from __future__ import annotations
+
+from snapshotd.engine.experiments.parts import Services
+from snapshotd.types import Snapshot
+
+
+def lineage(verbs: Services, ref: str) -> list[Snapshot]:
+    """A snapshot and those before it, oldest first. After a rewind or an edit it goes on with the snapshot whose
+    conversation was kept. NotFound, also where the trajectory is removed meanwhile; Ambiguous."""
+    found = [verbs.snapshots.get(ref)]
+    while (before := found[-1].continues) is not None:
+        found.append(verbs.snapshots.get(before))
+    return found[::-1]

@@ -1,0 +1,215 @@
+"""Scores: a command run in a throw-away fork of each snapshot, with files of the scorer that only the fork has.
+
+The command, the shell around it and `tar` are the snapshot's own, so an agent that had root there may have replaced
+them. A score says what they print, and is no more trusted than that.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from snapshotd.api.commands import CommandFields
+from snapshotd.engine.caller import Caller, Stream
+from snapshotd.engine.experiments.at_once import at_once
+from snapshotd.engine.experiments.base import Attendance, Scorer, ScoreRequest, SnapshotScores
+from snapshotd.engine.experiments.parts import Services
+from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
+from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
+from snapshotd.scores import REPEAT_MAX, SCORER_PATH, ScoredRun, ranked
+from snapshotd.types import CallStatus
+
+_WINDOW_BYTES = 256 << 10
+"""Bytes of the scorer's files that wait for a command to take them."""
+_NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_TAIL_BYTES = 64 << 10
+_SAID_CHARS = 300
+_IN_FORK = """
+mark=$1 where=$2 report=$3 most=$4; shift 4
+fail() { echo "$mark $1" >&2; exit 125; }
+if [ -n "$where" ]; then
+  said=$( { rm -rf -- "$where" && mkdir -p -- "$where" && tar -xf - -C "$where"; } 2>&1 ) ||
+    fail "the scorer's files cannot be put at $where: $said"
+fi
+command -v "$1" >/dev/null || fail "command not found: $1"
+[ -n "$report" ] || exec "$@" </dev/null
+rm -rf -- "$report"
+"$@" </dev/null >&2
+code=$?
+[ -f "$report" ] || { echo "$mark there is no JUnit report at $report after the run (exit code $code)" >&2; exit $code; }
+head -c "$most" < "$report"
+exit $code
+"""
+"""Runs in the fork. A report that is there before the run goes, since it tells of another one. With a report standard
+output is the report alone; a line that begins with the mark says why there is no score."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """Runs a scorer in throw-away forks, as long as the client that asked for it attends."""
+
+    verbs: Services
+    scorer: Scorer
+    attendance: Attendance
+
+    def run(self, snapshot: str) -> ScoredRun:
+        """Never raises an error of ours; the run carries it."""
+        try:
+            return self.attempt(snapshot)
+        except SnapshotdError as exc:
+            return ScoredRun(None, None, 0.0, error=exc.message)
+
+    def attempt(self, snapshot: str) -> ScoredRun:
+        """The run carries that there is no score; errors of the engine are raised."""
+        scorer, mark = self.scorer, secrets.token_hex(16)
+        where = "" if scorer.files is None else scorer.where or SCORER_PATH
+        argv = scorer.argv
+        if where or scorer.report is not None:
+            most = str(REPORT_MAX_BYTES + 1)
+            argv = ("/bin/sh", "-c", _IN_FORK, "score", mark, where, scorer.report or "", most, *argv)
+        kept = {"stdout": _Tail(REPORT_MAX_BYTES + 1 if scorer.report is not None else _TAIL_BYTES), "stderr": _Tail()}
+
+        def sink(stream: Stream, data: bytes) -> None:
+            kept[stream].add(data)
+
+        with self.attendance.caller(gives_input=scorer.files is not None) as caller:
+            if scorer.files is not None:
+                _feed(caller, scorer.files)
+            done = self.verbs.runs.exec_snapshot(
+                snapshot,
+                CommandFields(argv, cwd=scorer.cwd, env=dict(scorer.env), user=scorer.user, timeout_s=scorer.timeout_s),
+                sink=sink,
+                caller=caller,
+            )
+        seconds = done.call.duration_ns // 1000 / 1e6
+        if done.call.status is CallStatus.TIMED_OUT:
+            return ScoredRun(None, done.exit_code, seconds, error=f"the command did not end within {seconds:.0f} s")
+        reason = kept["stderr"].after(mark.encode())
+        if reason is not None:
+            return ScoredRun(None, done.exit_code, seconds, error=reason)
+        try:
+            score, tests = self._read(done.exit_code, kept["stdout"])
+        except UsageError as exc:
+            return ScoredRun(None, done.exit_code, seconds, error=exc.message)
+        return ScoredRun(score, done.exit_code, seconds, tests)
+
+    def _read(self, exit_code: int, output: _Tail) -> tuple[float, JUnitCounts | None]:
+        if self.scorer.report is not None:
+            tests = count_tests(output.data)
+            if not tests.ran:
+                raise UsageError(f"the JUnit report has no test that ran ({tests.skipped} skipped)")
+            return tests.passed / tests.ran, tests
+        if self.scorer.number:
+            return last_number(output.lines, exit_code), None
+        return float(exit_code == 0), None
+
+
+def _feed(caller: Caller, data: bytes) -> None:
+    """Send a command its input, a window at a time."""
+    at = 0
+
+    def more(count: int) -> None:
+        nonlocal at
+        if at < len(data):
+            piece = data[at : at + count]
+            at += len(piece)
+            caller.send(piece)
+            if at == len(data):
+                caller.end_input()
+
+    caller.on_taken(more)
+    more(_WINDOW_BYTES)
+
+
+class _Tail:
+    """The last bytes of a stream, at least `most` of them where there are as many."""
+
+    def __init__(self, most: int = _TAIL_BYTES) -> None:
+        self._data, self._most, self._cut = bytearray(), most, False
+
+    def add(self, data: bytes) -> None:
+        self._data += data
+        if len(self._data) > 2 * self._most:
+            del self._data[: -self._most]
+            self._cut = True
+
+    @property
+    def data(self) -> bytes:
+        return bytes(self._data)
+
+    @property
+    def lines(self) -> list[bytes]:
+        """Whole lines only."""
+        return self.data.splitlines()[1 if self._cut else 0 :]
+
+    def after(self, mark: bytes) -> str | None:
+        """The rest of the output behind the mark, on one line."""
+        _, found, rest = self.data.rpartition(mark)
+        return " ".join(rest.decode(errors="replace").split()) if found else None
+
+
+def last_number(output: Sequence[bytes], exit_code: int) -> float:
+    """The last line that is a finite number and nothing else. UsageError."""
+    lines = [line.strip() for line in output if line.strip()]
+    for line in reversed(lines):
+        if _NUMBER.fullmatch(line) and math.isfinite(number := float(line)):
+            return number
+    last = f"; its last line is {lines[-1].decode(errors='replace')[:_SAID_CHARS]!r}" if lines else ""
+    raise UsageError(f"no line of the command's output is a number (exit code {exit_code}){last}")
+
+
+def check_scorer(scorer: Scorer) -> None:
+    """UsageError: it makes no sense."""
+    if not scorer.argv:
+        raise UsageError("there is no command to score with")
+    if scorer.number and scorer.report is not None:
+        raise UsageError("a score is a number in the output or counts of a JUnit report, not both; choose one")
+    if scorer.files is None and scorer.where is not None:
+        raise UsageError("the scorer's files have a place, and there are none; leave the place out, or bring files")
+    if scorer.where is not None and (
+        not scorer.where.startswith("/") or posixpath.normpath(scorer.where).strip("/") == ""
+    ):
+        raise UsageError(f"{scorer.where!r} is no place for the scorer's files; name an absolute path below /")
+
+
+def score(
+    verbs: Services,
+    request: ScoreRequest,
+    attendance: Attendance,
+    on_run: Callable[[SnapshotScores, ScoredRun], object],
+) -> tuple[SnapshotScores, ...]:
+    """See `Branching.score`."""
+    if not request.refs:
+        raise UsageError("there is nothing to score; name a snapshot or a trajectory")
+    check_scorer(request.scorer)
+    if not 1 <= request.repeat <= REPEAT_MAX or (request.parallel is not None and request.parallel < 1):
+        raise UsageError(f"1 to {REPEAT_MAX} runs of each, and at least one at a time")
+    rows = [row for ref in request.refs for row in _selected(verbs, ref, request.each)]
+    runs: list[list[ScoredRun]] = [list(row.runs) for row in rows]
+    for row in rows:
+        for run in row.runs:
+            on_run(row, run)
+    scoring = Scoring(verbs, request.scorer, attendance)
+    wanted = [(at, row.snapshot.id) for at, row in enumerate(rows) if row.snapshot is not None] * request.repeat
+    many = request.parallel or len(os.sched_getaffinity(0))
+    try:
+        for (at, _), run in at_once(wanted, many, lambda one: scoring.run(one[1])):
+            runs[at].append(run)
+            on_run(rows[at], run)
+    finally:
+        attendance.leave()
+    return ranked([replace(row, runs=tuple(found)) for row, found in zip(rows, runs, strict=True)])
+
+
+def _selected(verbs: Services, ref: str, each: bool) -> list[SnapshotScores]:
+    try:
+        if each:
+            return [SnapshotScores(one.id, one, ()) for one in verbs.snapshots.log(ref)]
+        return [SnapshotScores(ref, verbs.snapshots.get(ref), ())]
+    except (NotFound, Ambiguous, UsageError) as exc:
+        return [SnapshotScores(ref, None, (ScoredRun(None, None, 0.0, error=exc.message),))]
