@@ -230,7 +230,7 @@ def test_prune_frees_space_on_a_full_disk(kind: str, small_root: Path) -> None:
             rig.whole()
 
 
-@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@pytest.mark.parametrize("kind", ["xfs", pytest.param("ext4", marks=pytest.mark.long)])
 @in_own_mount_namespace
 def test_a_small_disk_that_was_filled_is_not_the_end(kind: str, small_root: Path) -> None:
     """A daemon starts on it, and a removal gives space back."""
