@@ -32,7 +32,7 @@ pytestmark = pytest.mark.runc
 
 DISK_BYTES = 900 << 20
 SMALL_DISK_BYTES = 400 << 20
-LEFT_BYTES = (0, 100 << 10, 3 << 20)[: long.size(2, 3)]
+LEFT_BYTES = (0, 100 << 10, 3 << 20)[: long.size(1, 3)]
 """How much of the disk the filler leaves."""
 
 
