@@ -626,6 +626,7 @@ def _main() -> None:
     import gc
 
     all_, commands, end = map(int, sys.argv[1:4])
+    gc.disable()  # until all is imported: it stays
     _import_commands()
     listener, other = (all_, commands) if os.fork() else (commands, all_)
     daemons = _name(all_)
@@ -635,6 +636,7 @@ def _main() -> None:
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()
     gc.freeze()
+    gc.enable()
     serving = socket.socket(fileno=listener)
     serving.settimeout(None)
     _Server(serving, end, daemons).serve()

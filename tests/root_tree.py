@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 _PROGRAMS = (
@@ -74,11 +75,14 @@ def build(root: Path) -> None:
     (root / "etc/group").write_text("root:x:0:\n")
     for name in ("resolv.conf", "hosts", "hostname"):
         (root / "etc" / name).touch()  # a Docker engine mounts its own there
-    for name in _PROGRAMS:
-        program = Path(shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or _missing(name)).resolve()
+    programs = {
+        name: Path(shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin") or _missing(name)).resolve()
+        for name in _PROGRAMS
+    }
+    for name, program in programs.items():
         _copy(program, root / "usr/bin" / name)
-        for library in _libraries(program):
-            _copy(library, root / _usr_merged(library))
+    for library in _libraries(programs.values()):
+        _copy(library, root / _usr_merged(library))
     modules = next(path for path in Path("/usr/lib").glob("*/perl-base"))
     shutil.copytree(modules, root / modules.relative_to("/"), symlinks=True, dirs_exist_ok=True)
     for part in (root, *root.rglob("*")):
@@ -90,9 +94,9 @@ def _missing(name: str) -> str:
     raise FileNotFoundError(f"{name} is not installed on this machine; the test root needs it")
 
 
-def _libraries(program: Path) -> list[Path]:
-    text = subprocess.run(["ldd", str(program)], capture_output=True, text=True, check=True, timeout=30).stdout
-    return [Path(match) for match in re.findall(r"(?:=> )?(/\S+) \(0x", text)]
+def _libraries(programs: Iterable[Path]) -> set[Path]:
+    text = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True, timeout=30).stdout
+    return {Path(match) for match in re.findall(r"(?:=> )?(/\S+) \(0x", text)}
 
 
 def _usr_merged(library: Path) -> str:

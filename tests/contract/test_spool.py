@@ -23,6 +23,7 @@ from snapshotd.repo import spool_format as blob_format
 from snapshotd.repo.base import Spool
 from snapshotd.repo.spool import FileSpool
 from snapshotd.types import BlobID
+from tests import long
 from tests.contracts.spool import CHECKS, load
 
 
@@ -156,7 +157,9 @@ def damaged(data: bytes, kind: str, where: int, amount: int) -> bytes:
 
 
 @settings(
-    max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=long.size(100, 400),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(content=CONTENTS, damage=DAMAGE)
 def test_damage_never_passes(repository: FileSpool, content: bytes, damage: tuple[str, int, int]) -> None:

@@ -332,10 +332,17 @@ READ_ELSEWHERE = (
 """Failpoints of the repository at which the daemon sees a child die as it does at others of the same scenario. The
 short set walks them over the repository alone (tests/unit/repo/test_packs.py, tests/model/test_repo_gc.py), the long
 one here too."""
+SEEN_ELSEWHERE = ("engine.step.sealed", "engine.step.outputs_saved")
+"""Between the begin and the commit of a step, which are both here. The short set dies there under an agent
+(tests/e2e/test_survive.py) and under a command in the background (tests/e2e/test_background.py)."""
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] * name.startswith(READ_ELSEWHERE)) for name in SCENARIOS]
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * name.startswith((*READ_ELSEWHERE, *SEEN_ELSEWHERE)))
+        for name in SCENARIOS
+    ],
 )
 def test_killed_at_a_failpoint(daemon: Daemon, world: World, name: str) -> None:
     with daemon.explained():

@@ -238,7 +238,7 @@ def test_damaged_and_repaired(place: Place, seed: int) -> None:
         place.undo()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(long.size(1, 4)))
 def test_a_flip_in_the_catalog_is_found_and_named(place: Place, seed: int) -> None:
     """Or it says nothing: then all is shown as before."""
     snap, rng, path = place.snap, random.Random(seed), place.snap.state_dir / "catalog.db"

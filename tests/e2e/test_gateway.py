@@ -29,7 +29,6 @@ from tests.e2e.model_rig import (
 from tests.e2e.support import Snap, wait_until
 
 PLAIN = PROGRAMS / "plain_agent.py"
-OPENAI = PROGRAMS / "openai_agent.py"
 LOOK, WRITE, COUNT = (
     bash("echo one > one; date +%s%N > stamp; echo looked", "I look."),
     bash("cat one; echo two > two; false || exit 3"),
@@ -41,11 +40,25 @@ END = {"text": "It is repaired."}
 pytestmark = pytest.mark.timeout(900)  # the first test installs the clients
 
 
-@pytest.fixture
-def agents(snap: Snap, runtime: str, full_image: str, tmp_path: Path) -> Agents:
+def with_clients(snap: Snap, runtime: str, full_image: str, tmp_path: Path) -> Agents:
+    """For agents with the providers' own clients, which are installed in the sandbox: half a minute of CPU, and each
+    start of such an agent 2 s. What those clients send is in the short set too: unit/gateway/test_clients.py."""
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("openai\nanthropic\n")
     return Agents(snap, runtime, full_image, requirements)
+
+
+@pytest.fixture(params=["bare", pytest.param("openai", marks=pytest.mark.long)])
+def program(request: pytest.FixtureRequest) -> Path:
+    """An agent that streams and repeats what failed: as it is, and by its provider's client."""
+    return PROGRAMS / f"{request.param}_agent.py"
+
+
+@pytest.fixture
+def agents(request: pytest.FixtureRequest, snap: Snap, runtime: str, program: Path, tmp_path: Path) -> Agents:
+    if program.stem == "bare_agent":
+        return Agents(snap, runtime)
+    return with_clients(snap, runtime, request.getfixturevalue("full_image"), tmp_path)
 
 
 @pytest.fixture
@@ -65,8 +78,8 @@ def _output(agents: Agents, snapshot: str) -> Any:
     return json.loads(json.loads(agents.snap("show", "--output", "output", snapshot).stdout))
 
 
-def test_each_turn_has_a_snapshot(agents: Agents, scripted: Provider) -> None:
-    trajectory = agents.run(scripted, OPENAI, "repair it")
+def test_each_turn_has_a_snapshot(agents: Agents, program: Path, scripted: Provider) -> None:
+    trajectory = agents.run(scripted, program, "repair it")
     steps = agents.steps(trajectory)
     assert [step["tool"]["name"] for step in steps] == ["start", "bash", "bash", "bash", "exit"]
     assert [step["tool"]["arguments"] for step in steps[1:4]] == [
@@ -245,8 +258,8 @@ def test_what_the_policy_denied_is_denied_again_in_a_replay(own_snap: Snap, runc
             assert agents.said(fork) == said
 
 
-def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, scripted: Provider) -> None:
-    trajectory = agents.run(scripted, OPENAI, "repair it")
+def test_a_fork_goes_on_with_the_recorded_history(agents: Agents, program: Path, scripted: Provider) -> None:
+    trajectory = agents.run(scripted, program, "repair it")
     middle = agents.steps(trajectory)[2]["id"]
     scripted.forget()
     (fork,) = agents.snap.json("fork", "--resume", middle)["trajectories"]
@@ -270,13 +283,13 @@ def test_a_fork_that_asks_something_else_is_a_branch(plain: Agents, scripted: Pr
     assert plain.files(fork)["stamp"] != plain.files(trajectory)["stamp"]
 
 
-def test_a_provider_in_trouble(agents: Agents, tmp_path: Path) -> None:
+def test_a_provider_in_trouble(agents: Agents, program: Path, tmp_path: Path) -> None:
     """The client repeats what failed; everything is recorded, and a fork meets the replies alone."""
     limited = {"status": 429, "headers": {"retry-after": "0"}}
     with provider(
         tmp_path, {**LOOK, "failures": [limited, {"drop": True}]}, WRITE, {**COUNT, "failures": [limited]}, END
     ) as at:
-        trajectory = agents.run(at, OPENAI, "repair it", "--stream")
+        trajectory = agents.run(at, program, "repair it", "--stream")
         assert at.asked() == [0, 0, 0, 1, 2, 2, 3]
         model, tool = ("model", "done"), ("tool", "done")
         failed = ("model", "failed")
@@ -293,10 +306,10 @@ def test_a_provider_in_trouble(agents: Agents, tmp_path: Path) -> None:
     assert agents.files(fork) == agents.files(trajectory)
 
 
-def test_half_a_stream(agents: Agents, tmp_path: Path) -> None:
+def test_half_a_stream(agents: Agents, program: Path, tmp_path: Path) -> None:
     """The client does not repeat what broke in the middle: the agent dies, and a resume asks again."""
     with provider(tmp_path, LOOK, {**WRITE, "failures": [{"cut_after": 3}]}, END) as at:
-        trajectory = agents.run(at, OPENAI, "repair it", "--stream", code=1)
+        trajectory = agents.run(at, program, "repair it", "--stream", code=1)
         assert agents.journal(trajectory) == [("model", "done"), ("tool", "done"), ("model", "failed")]
         agents.snap("resume", trajectory)
         assert at.asked() == [0, 1, 1, 2]
@@ -318,7 +331,9 @@ def test_calls_side_by_side(plain: Agents, tmp_path: Path) -> None:
     assert plain.files(fork) == plain.files(trajectory)
 
 
-def test_anthropic(agents: Agents, scripted: Provider) -> None:
+@pytest.mark.long
+def test_anthropic(snap: Snap, runtime: str, full_image: str, scripted: Provider, tmp_path: Path) -> None:
+    agents = with_clients(snap, runtime, full_image, tmp_path)
     trajectory = agents.run(scripted, PROGRAMS / "anthropic_agent.py", "repair it", kind="anthropic")
     assert agents.names(trajectory) == ["start", "bash", "bash", "bash", "exit"]
     steps = agents.steps(trajectory)

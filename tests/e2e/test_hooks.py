@@ -242,7 +242,14 @@ def test_nothing_is_lost_when_the_daemon_goes_and_comes(claude: Claude) -> None:
     assert claude.files()["one"] == "1\n"
 
 
-@pytest.mark.parametrize("name", ["engine.folders.captured", "engine.folders.put", "engine.folders.put_back"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "engine.folders.captured",
+        # In the short set too, with a person who writes meanwhile: test_folder_rewind.py.
+        *(pytest.param(f"engine.folders.{name}", marks=pytest.mark.long) for name in ("put", "put_back")),
+    ],
+)
 def test_a_rewind_that_was_cut_off_is_done_again(claude: Claude, name: str) -> None:
     claude.hook("SessionStart")
     claude.call("echo 1 > one; echo 2 > two")

@@ -279,7 +279,7 @@ def test_calls_side_by_side_are_met_again(snap: Snap, runtime: str, name: str, t
         ] * count
 
 
-@pytest.mark.parametrize("how", ["threads", "tasks"])
+@pytest.mark.parametrize("how", ["threads", pytest.param("tasks", marks=pytest.mark.long)])
 def test_a_call_that_ran_beside_others_runs_again_after_them(
     snap: Snap, runtime: str, name: str, tmp_path: Path, how: str
 ) -> None:

@@ -269,7 +269,13 @@ def test_a_program_with_company(runs: Runs) -> None:
     assert {name: after[name] for name in "abc"} == {name: first.files[name] for name in "abc"}
 
 
-@pytest.mark.parametrize("failpoint", ["engine.reuse.moved:4", "engine.step.committed:4", "engine.step.begin:4"])
+@pytest.mark.parametrize(
+    "failpoint",
+    [
+        "engine.reuse.moved:4",
+        *(pytest.param(f"engine.step.{name}:4", marks=pytest.mark.long) for name in ("committed", "begin")),
+    ],
+)
 def test_a_daemon_that_is_killed_in_between(own_snap: Snap, runc_ready: None, tmp_path: Path, failpoint: str) -> None:
     program = AGENT + HOW_OFTEN + "for name in 'abcdef': stamp(name)\n"
     runs = Runs(own_snap, "runc", tmp_path)

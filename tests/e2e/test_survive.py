@@ -278,7 +278,7 @@ def test_behind_the_gateway(lone: Snap, runc_ready: None, tmp_path: Path) -> Non
 
 @pytest.mark.runc
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("hit", [1, 2])
+@pytest.mark.parametrize("hit", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Path, hit: int) -> None:
     """The daemon dies when it has recorded a reply and the agent has not got it: the provider is not asked again."""
     assert _asked_over_a_death(lone, tmp_path, f"engine.journal.ended:{hit}") == [0, 1, 2]
@@ -286,7 +286,7 @@ def test_a_reply_that_did_not_arrive(lone: Snap, runc_ready: None, tmp_path: Pat
 
 @pytest.mark.runc
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_a_request_that_was_sent_and_not_recorded(lone: Snap, runc_ready: None, tmp_path: Path, number: int) -> None:
     """The daemon dies when the provider has a request, the second time with a tool's result: the client asks again, and
     nothing is missing or there twice."""
@@ -382,7 +382,7 @@ print("done", flush=True)
 
 
 @pytest.mark.runc
-@pytest.mark.parametrize("code", [0, 7])
+@pytest.mark.parametrize("code", [pytest.param(0, marks=pytest.mark.long), 7])
 def test_the_keeper_dies_after_a_restart(lone: Snap, runc_ready: None, tmp_path: Path, code: int) -> None:
     """The agent is nobody's child whom the daemon knows, and goes on. Whoever looks sees one truth at any time."""
     program = tmp_path / "agent.py"

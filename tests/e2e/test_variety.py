@@ -179,7 +179,7 @@ def _restore(cold: Snap, *args: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind == "btrfs")) for kind in KINDS])
 def test_restored(cold: Snap, original: Original, disks: dict[str, Disk], kind: str) -> None:
     if kind == "btrfs":
         require("btrfs")

@@ -169,7 +169,7 @@ def reads_are_right_or_typed(template: Template, directory: Path) -> set[bytes]:
 
 
 @settings(
-    max_examples=long.size(15, 500),
+    max_examples=long.size(8, 500),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

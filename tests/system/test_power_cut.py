@@ -47,7 +47,7 @@ def nobody_adopts_orphans() -> None:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", ["xfs", "ext4"])
+@pytest.mark.parametrize("kind", ["ext4", pytest.param("xfs", marks=pytest.mark.long)])
 @in_own_mount_namespace
 def test_what_was_stored_survives_every_power_cut(kind: str, small_root: Path) -> None:
     require("xfs")

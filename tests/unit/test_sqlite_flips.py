@@ -16,9 +16,11 @@ from snapshotd.errors import DataLoss
 from snapshotd.repo.base import ObjectKind
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow, create_index
 from snapshotd.sqlite import remove
+from tests import long
 from tests.golden import make_catalog
 
-FLIPS = 150
+HEAD, FLIPS = long.size(50, 100), long.size(75, 150)
+"""Flips in the first 100 bytes, and all."""
 GOLDEN = Path(__file__).parents[1] / "golden"
 
 Look = Callable[[Path], tuple[Any, list[str]]]
@@ -69,7 +71,8 @@ def test_a_flip_is_found_or_says_nothing(tmp_path: Path, make: Callable[[Path], 
     make(path)
     expected, data = look(path)[0], path.read_bytes()
     for number in range(FLIPS):
-        at, bit = number if number < 100 else rng.randrange(len(data)), rng.randrange(8)  # the head, then anywhere
+        at = number * 100 // HEAD if number < HEAD else rng.randrange(len(data))  # the head, then anywhere
+        bit = rng.randrange(8)
         with _flipped(path, data, at, bit):
             try:
                 content, problems = look(path)

@@ -403,7 +403,7 @@ LINES = st.one_of(
 HELLO = b'{"id":0,"op":"hello","version":2}'
 
 
-@settings(max_examples=long.size(60, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=long.size(30, 150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=8), greet=st.booleans(), cut=st.integers(0, 20))
 def test_garbage_never_harms_the_server_or_another(
     lines: list[bytes],

@@ -21,6 +21,7 @@ from snapshotd.cli.main import cli as group
 from snapshotd.cli.reference import reference
 from snapshotd.cli.text import ago, printable, size
 from snapshotd.cli.values import Size
+from tests import long
 from tests.own_sources import texts
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
@@ -173,7 +174,7 @@ def test_help_breaks_no_word_at_its_hyphen() -> None:
         leaves = command.commands.values() if isinstance(command, click.Group) else ()
         for one in (group, command, *leaves):
             assert one is not None
-            for width in range(50, 111, 3):
+            for width in range(50, 111, long.size(12, 3)):
                 shown = one.context_class(
                     one, info_name=one.name, terminal_width=width, max_content_width=width
                 ).get_help()

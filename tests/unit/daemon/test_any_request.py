@@ -20,5 +20,5 @@ def test_no_request_makes_the_server_fail(operation: Operation, shared_daemon: D
     snapshot = client.snapshot(name)
     client.tag(snapshot.id, name)
     known = {"ref": name, "name": name, "command": command.id, "which": "stdout", "port": "8000"}
-    ask_anything(shared_daemon.socket_path, operation, known, long.size(5, 100))
+    ask_anything(shared_daemon.socket_path, operation, known, long.size(3, 100))
     assert client.version().pid == shared_daemon.process.pid

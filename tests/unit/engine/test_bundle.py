@@ -467,7 +467,7 @@ def test_something_after_the_end_is_refused(worlds: tuple[World, World], line: l
             assert there.is_empty()
 
 
-@settings(max_examples=long.size(30, 2000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=long.size(15, 2000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damage_is_found_or_changes_nothing(
     worlds: tuple[World, World], line: list[Snapshot], data: st.DataObject

@@ -272,7 +272,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-@settings(max_examples=size(20, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=size(10, 300), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(base=_TREE, theirs=_CHANGES, mine=_CHANGES)
 def test_any_three_trees_merge_as_git_merges_them(
     repository: Path, base: Files, theirs: dict[str, Leaf | None], mine: dict[str, Leaf | None]

@@ -11,6 +11,7 @@ import pytest
 
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import LayerID
+from tests import long
 
 AT_ONCE = 4
 
@@ -30,7 +31,7 @@ def _layer(store: LayerStore) -> LayerID:
 
 
 def test_sweeps_side_by_side(store: LayerStore) -> None:
-    for _ in range(10):
+    for _ in range(long.size(3, 10)):
         layers = [_layer(store) for _ in range(5)]
         together = threading.Barrier(AT_ONCE)
 
@@ -46,7 +47,7 @@ def test_sweeps_side_by_side(store: LayerStore) -> None:
 
 
 def test_a_layer_that_is_removed_and_evicted(store: LayerStore) -> None:
-    for _ in range(20):
+    for _ in range(long.size(6, 20)):
         layer = _layer(store)
         together = threading.Barrier(2)
 

@@ -45,7 +45,7 @@ def sealed(data: bytes) -> bytes:
     return data + xxhash.xxh3_64_digest(data)[: pack.CHECKSUM_BYTES]
 
 
-@settings(max_examples=long.size(100, 200), deadline=None)
+@settings(max_examples=long.size(50, 200), deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(list(ObjectKind)), st.sampled_from([None, b"b" * 32]), st.booleans())
 def test_frames_come_back(data: bytes, kind: ObjectKind, base: bytes | None, words: bool) -> None:
     zstd = words or base is not None
@@ -56,7 +56,7 @@ def test_frames_come_back(data: bytes, kind: ObjectKind, base: bytes | None, wor
     assert found.payload == data
 
 
-@settings(max_examples=long.size(150, 300), deadline=None)
+@settings(max_examples=long.size(75, 300), deadline=None)
 @given(st.binary(max_size=100), st.integers(0, 1 << 20), st.integers(1, 255))
 def test_any_changed_byte_is_found(data: bytes, where: int, flip: int) -> None:
     whole = frame(data)
@@ -106,7 +106,7 @@ def test_a_bomb_is_not_unpacked() -> None:
             compress.decompress(bad, 5000)
 
 
-@settings(max_examples=long.size(100, 200), deadline=None)
+@settings(max_examples=long.size(50, 200), deadline=None)
 @given(
     st.one_of(st.binary(max_size=400), st.integers(0, 1 << 20).map(bytes)),
     st.binary(max_size=400),
@@ -213,7 +213,7 @@ def test_cuts_do_not_depend_on_the_blocks_that_are_read() -> None:
     assert len(set(whole) & set(shifted)) >= len(whole) - 3
 
 
-@settings(max_examples=long.size(100, 200), deadline=None)
+@settings(max_examples=long.size(50, 200), deadline=None)
 @given(
     st.lists(
         st.tuples(st.binary(min_size=32, max_size=32), st.integers(1, chunks.MAX_CHUNK_BYTES)), min_size=1, max_size=20
@@ -328,7 +328,7 @@ def test_heads_of_other_packs_and_versions_are_refused(tmp_path: Path) -> None:
         pack.check_head(data[:8] + b"\x63\0" + data[10:], pack_id)
 
 
-@settings(max_examples=long.size(20, 400), deadline=None)
+@settings(max_examples=long.size(10, 400), deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from(["flip", "cut", "drop", "zero"]), st.integers(1, 200))
 def test_damage_is_named_and_spares_the_rest(
     tmp_path_factory: pytest.TempPathFactory, where: int, how: str, amount: int
@@ -367,7 +367,7 @@ def test_damage_is_named_and_spares_the_rest(
     reader.close()
 
 
-@settings(max_examples=long.size(150, 300), deadline=None)
+@settings(max_examples=long.size(75, 300), deadline=None)
 @given(
     st.lists(
         st.one_of(st.binary(max_size=40), st.binary(min_size=16, max_size=33).map(lambda raw: raw.hex().encode())),

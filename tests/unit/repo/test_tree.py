@@ -57,13 +57,13 @@ def trees(draw: st.DrawFn) -> Tree:
     return Tree(own, tuple(draw(entries(name)) for name in names))
 
 
-@settings(max_examples=long.size(100, 1500), deadline=None)
+@settings(max_examples=long.size(50, 1500), deadline=None)
 @given(trees())
 def test_every_tree_comes_back(tree: Tree) -> None:
     assert decode_tree(encode_tree(tree)) == tree
 
 
-@settings(max_examples=long.size(200, 3000), deadline=None)
+@settings(max_examples=long.size(100, 3000), deadline=None)
 @given(trees(), st.integers(0, 1 << 30), st.sampled_from(["flip", "cut", "drop", "add"]), st.integers(1, 255))
 def test_other_bytes_are_refused_or_are_another_tree(tree: Tree, where: int, how: str, amount: int) -> None:
     """Strict: whatever decodes encodes to the same bytes, so no two encodings share a meaning and nothing trails."""
@@ -83,7 +83,7 @@ def test_other_bytes_are_refused_or_are_another_tree(tree: Tree, where: int, how
     assert decoded != tree or bad == data
 
 
-@settings(max_examples=long.size(100, 300), deadline=None)
+@settings(max_examples=long.size(50, 300), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_are_a_tree(data: bytes) -> None:
     try:

@@ -137,16 +137,19 @@ def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:
 
 
 def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None, isolation: str | None) -> int:
-    from snapshotd.daemon.host import footing_of
-    from snapshotd.daemon.server import ServerOptions, serve, told_to
+    from snapshotd.daemon.importing import uncollected
+
+    with uncollected():
+        from snapshotd.daemon.host import footing_of
+        from snapshotd.daemon.server import ServerOptions, serve, told_to
 
     with told_to(ready_fd):
         config = _config(client)
         footing = footing_of(config, isolation)
 
     def open_engine(ground: Footing) -> Any:
-        from snapshotd.daemon import wiring  # only when this process has the rights that it is to have
-
+        with uncollected():
+            from snapshotd.daemon import wiring  # only when this process has the rights that it is to have
         return wiring.open_engine(config, ground)
 
     options = ServerOptions(
