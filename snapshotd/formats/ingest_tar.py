@@ -204,6 +204,7 @@ class _TarIngest:
             os.mkdir(name, 0o700, dir_fd=fd)
         made = files.open_dir(fd, name)
         nodes.drop_xattrs(made, nodes.ACLS)
+        files.give(made, 0, 0)  # an ordinary user's daemon is another user in its namespace
         os.fchmod(made, 0o755)
         self.tally.directories += 1
         return made, member.mtime_ns

@@ -289,6 +289,7 @@ def _write_sources(root_fd: int, mirrors: list[Mirror]) -> None:
         )
         out = os.open(b"debian.sources", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=fd)
         with open(out, "w") as f:
+            files.give(f.fileno(), 0, 0)
             os.fchmod(f.fileno(), 0o644)
             f.write(text)
     finally:

@@ -120,6 +120,8 @@ def build_root(found: Content, root: Path) -> None:
     for directory, names, own in os.walk(root, topdown=False):
         for name in (*names, *own):
             path = Path(directory, name)
+            # An ordinary user's daemon is another user in its namespace.
+            files.give(str(path), 0, 0, follow_symlinks=False)
             if path.is_dir() or path.is_symlink() or path.relative_to(root).parts[0] == "etc":
                 os.utime(path, ns=(MADE_AT_NS, MADE_AT_NS), follow_symlinks=False)
     os.utime(root, ns=(MADE_AT_NS, MADE_AT_NS))

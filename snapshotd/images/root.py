@@ -67,6 +67,7 @@ def _directory(root_fd: int, path: bytes, mode: int, why: str) -> None:
             os.mkdir(name, 0o700, dir_fd=parent)
             made = files.open_dir(parent, name)
             try:
+                files.give(made, 0, 0)  # an ordinary user's daemon is another user in its namespace
                 os.fchmod(made, mode)
                 os.utime(made, ns=(MADE_AT_NS, MADE_AT_NS))
             finally:
@@ -81,6 +82,7 @@ def _file(etc: int, name: bytes) -> None:
     except FileNotFoundError:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=etc)
         try:
+            files.give(fd, 0, 0)
             os.fchmod(fd, 0o644)
             os.utime(fd, ns=(MADE_AT_NS, MADE_AT_NS))
         finally:

@@ -191,7 +191,8 @@ def _write(target: RawIOBase, digest: Any, data: bytes) -> None:
 def _unpack(source: RawIOBase, digest: str, root: Path) -> bool:
     """Fill the empty directory `root`. False, and `root` is empty again, if the file is damaged. OutOfSpace."""
     stream = HashingReader(source)
-    command = [*_TAR, "-C", str(root), "-xpf", "-"]
+    # tar takes nobody but the user 0 for one who may give files away, and an ordinary user's daemon is another one.
+    command = [*_TAR, "--same-owner", "-C", str(root), "-xpf", "-"]
     environment = {**passed_on(["PATH"]), "LC_ALL": "C"}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as tar:
         assert tar.stdin is not None

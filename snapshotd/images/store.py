@@ -240,6 +240,7 @@ class ImageStore(Images):
             os.chmod(
                 tmp, 0o711
             )  # the container's root may be an unprivileged id that must get through; above, the store is 0700
+            files.give(str(tmp / "root"), 0, 0)  # an ordinary user's daemon is another user in its namespace
             os.chmod(tmp / "root", 0o755)
             os.utime(tmp / "root", ns=(MADE_AT_NS, MADE_AT_NS))  # many an archive says nothing of its root
             fill(tmp / "root")

@@ -165,6 +165,52 @@ def test_the_tour(user: OrdinaryUser) -> None:
     assert owner == (user.first if user.ids else user.id)
 
 
+def test_what_images_are_given_belongs_to_their_root(user: OrdinaryUser, tmp_path: Path) -> None:
+    """The image of this machine's own programs; and one that names few directories, whose others are made for it."""
+    few = tmp_path / "few.tar"
+    with tarfile.open(few, "w") as archive:
+        for program in ("sh", "stat"):
+            entry = tarfile.TarInfo(f"opt/own/{program}")
+            entry.type, entry.linkname = tarfile.SYMTYPE, "busybox"
+            archive.addfile(entry)
+        archive.add("/bin/busybox", "opt/own/busybox")
+    user("image", "import", user.give(few, "few.tar"), "--name", "few")
+    made = "/ /workspace /tmp /etc /etc/hostname /opt /opt/own"
+    script = f"for each in {made}; do [ ! -e $each ] || /opt/own/stat -c %u:%g $each; done; cd /workspace; >here"
+    line = user("create", "--image", "few").strip()
+    assert set(user("exec", line, "--", "/opt/own/sh", "-c", script).split()) == {"0:0"}
+    own = user("create", "--image", "minimal").strip()
+    found = user("exec", own, "--", "find", "/", "-xdev", "(", "!", "-uid", "0", "-o", "!", "-gid", "0", ")")
+    assert set(found.split()) <= {"/proc", "/sys", "/run/snapshotd"}  # mounts
+    for each in (line, own):
+        user("stop", each)
+
+
+def test_a_build_that_is_taken_again_keeps_its_owners() -> None:
+    """What one state directory has built, the user's next one unpacks."""
+    program = """
+import os, sys
+from pathlib import Path
+from snapshotd.images.shared import SharedBuilds
+from snapshotd.kernel import rootless
+
+rootless.enter()
+place = Path(sys.argv[1])
+
+def build():
+    (place / "first/file").touch()
+    os.chown(place / "first/file", 7, 8)
+
+for name in ("first", "second"):
+    (place / name).mkdir()
+    SharedBuilds(place / "builds").fill("ab" * 32, place / name, build, print)
+st = os.stat(place / "second/file")
+print(st.st_uid, st.st_gid)
+"""
+    with ordinary_users(ids=[True]) as (user,):
+        assert user.run(interpreter(), "-c", program, user.home).stdout.endswith("7 8\n")
+
+
 def init_of(user: OrdinaryUser) -> int:
     return next(pid for pid, arguments in user.processes().items() if arguments[0].endswith("/share/init"))
 
