@@ -1,6 +1,6 @@
 """What a snapshot, a fork and a rewind cost, with distributions. `make bench`, or:
 
-    python benchmarks/bench.py [--runtime runc] [--rounds 60] [--only commands|scored] [--image TAR] [--json FILE]
+    python benchmarks/bench.py [--runtime runc] [--rounds 60] [--only pauses|commands|scored] [--image TAR] [--json FILE]
 
 Starts a daemon of its own in a temporary state directory (a sparse XFS image where the file system has no reflinks) and
 removes it again. Pause: from the moment the daemon is told that the call has ended to the moment the new root is in
@@ -268,7 +268,8 @@ def main() -> None:
     parser.add_argument("--runtime", default="runc")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--json", type=Path, help="also write the figures here")
-    parser.add_argument("--only", choices=["commands", "scored"], help="leave out everything else")
+    parser.add_argument("--only", choices=["pauses", "commands", "scored"], help="leave out everything else")
+    parser.add_argument("--scenario", action="append", choices=list(SCENARIOS), help="of the pauses: not all of them")
     parser.add_argument(
         "--image", type=Path, help="an archive of a root with Python, instead of the built default image"
     )
@@ -291,13 +292,14 @@ def main() -> None:
             "operations": {},
             "commands": {},
         }
+        if options.only in (None, "pauses"):
+            for name in options.scenario or SCENARIOS:
+                report["pauses"][name] = pauses(client, options.runtime, SCENARIOS[name], options.rounds)
         if not options.only:
-            for name, key in SCENARIOS.items():
-                report["pauses"][name] = pauses(client, options.runtime, key, options.rounds)
             report["operations"] = {**forks(client, options.runtime, 20), **rewinds(client, options.runtime, 20)}
-        if options.only != "commands":
+        if options.only in (None, "scored"):
             report["scored"] = scored(client, options.runtime)
-        for starter in ("starter", "runc") if options.only != "scored" else ():
+        for starter in ("starter", "runc") if options.only in (None, "commands") else ():
             stop(state)
             os.environ["SNAPSHOTD_EXEC"] = starter
             report["commands"][starter] = {

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import core, settings
 
 from snapshotd.kernel import syscalls
-from tests import dockerd, long, root_tree
+from tests import dockerd, long, root_tree, way
 from tests.both_clients import asynchronous
 from tests.capabilities import require
 from tests.kept import CACHE
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 """Compiling is half of the time of a process that starts, and of loading the tests."""
-os.environ["SNAPSHOTD_IMAGE_BUILDS"] = str(CACHE / "builds")
+if not way.WAY:
+    os.environ["SNAPSHOTD_IMAGE_BUILDS"] = str(CACHE / "builds")
 """No test leaves anything in the machine's own folder."""
 gc.disable()
 """Until the tests are collected, nearly everything that is made stays: each collection of garbage would look at all of
@@ -43,6 +44,7 @@ core.global_force_seed = long.SEED if long.LONG else None
 FIRST = (
     "e2e/test_agents_doc.py",
     "system/test_images.py",
+    "system/test_ways.py",
     "system/test_old_kernels.py",
     "e2e/test_deployed.py",
     "crash/test_storage_kill.py",
@@ -66,7 +68,7 @@ FIRST = (
     "system/test_power_cut.py",
     "e2e/test_secrets.py",
 )
-"""What takes longest. The first three build images that other files wait for, if `make setup` has not."""
+"""What takes longest. The first four build images that other files wait for, if `make setup` has not."""
 
 
 def pytest_configure() -> None:
@@ -99,6 +101,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `each_runtime`. Files that take long come first, and those that take seconds last, so that all processes end at the
     same time."""
     items.sort(key=lambda item: _turn(item.path))
+    if way.WAY:
+        way.leave_out(items)
     if long.LONG:
         return
     left_out = [item for item in items if item.get_closest_marker("long") or _runs_over_another(item)]
@@ -131,7 +135,7 @@ def _runs_over_another(item: pytest.Item) -> bool:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, or fail where CI demands it, tests whose markers name a capability that this machine lacks."""
     if item.get_closest_marker("runc"):
-        require("root", "runc")
+        require(*([] if way.WAY else ["root"]), "runc")
     if item.get_closest_marker("docker"):
         require("root", "docker")
 
@@ -149,6 +153,8 @@ def both_clients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that all processes of this run share."""
+    if way.WAY:
+        return way.shared_folder()
     own = tmp_path_factory.getbasetemp()
     return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
 

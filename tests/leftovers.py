@@ -10,6 +10,8 @@ import time
 from itertools import islice
 from pathlib import Path
 
+from tests.way import run_root
+
 
 def nothing_left(state_dir: Path, *, running: bool) -> None:
     """Fail if something is left. Polls: a spare container that is just being made has a cgroup before it has a
@@ -37,7 +39,7 @@ def leftovers(state_dir: Path, *, running: bool) -> list[str]:
     attached = [p for p in Path("/sys/block").glob("loop*/loop/backing_file") if str(state_dir) in _text(p)]
     if len(attached) > (1 if running else 0):
         found += [f"loop device {p.parts[3]}" for p in attached]
-    containers = Path(f"/run/snapshotd/{instance}/c")
+    containers = run_root() / instance / "c"
     if containers.exists():
         found += [f"run directory {c}" for c in containers.iterdir() if c.name not in live]
     if not running:

@@ -3,6 +3,7 @@ with a range of further user ids or without."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 RANGE_IDS = 65_536
+_numbers = itertools.count()
 _DATABASES = ("passwd", "group", "subuid", "subgid")
 _ENTER = """
 for name in passwd group subuid subgid; do mount --bind "$DATABASES/$name" "/etc/$name"; done
@@ -44,7 +46,7 @@ class OrdinaryUser:
     `chroot`: the root directory of the command."""
 
     def __init__(self, home: Path, number: int, *, ids: bool, host: str = "", chroot: str = "") -> None:
-        self.home, self.id, self.ids = home, 62_000 + number, ids
+        self.home, self.id, self.ids = home, 100_000 + number, ids
         self.first = 1_900_000_000 + number * RANGE_IDS
         """The first id of the range, which is the root of sandboxes as the host sees it."""
         self.state_dir = home / ".local/state/snapshotd"
@@ -180,8 +182,10 @@ def ordinary_users(
     """Users with homes of their own, and nothing of them left afterwards."""
     place = Path(tempfile.mkdtemp(prefix="snapshotd-users-", dir="/var/tmp"))
     place.chmod(0o755)
-    users = [
-        OrdinaryUser(place / f"home{number}", (os.getpid() * 2 + number) % 3000, ids=has, host=host, chroot=chroot)
+    users = [  # there may be others at the same time, of this process and of others
+        OrdinaryUser(
+            place / f"home{number}", (os.getpid() * 20 + next(_numbers)) % 20_000, ids=has, host=host, chroot=chroot
+        )
         for number, has in zip(range(count), ids, strict=True)
     ]
     try:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from snapshotd.kernel import files, mounts
+from snapshotd.kernel.abilities import BY_USER
 from snapshotd.layers.store import LayerStore
 from snapshotd.types import LayerID, Stack
 
@@ -39,7 +40,8 @@ def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> La
                 hold(os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=parent))
                 for name in ("upper", "work")
             ]
-            mount = hold(mounts.overlay(lowers, parts[0], parts[1], store.host.layer_naming))
+            naming, by_user = store.host.layer_naming, store.marks == BY_USER
+            mount = hold(mounts.overlay(lowers, parts[0], parts[1], naming, user_marks=by_user))
             write(hold(os.open(".", files.DIR_FLAGS, dir_fd=mount)))
         store.drop_work(layer)
     except BaseException:

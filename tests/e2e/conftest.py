@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from snapshotd.kernel import syscalls
-from tests import built_images, forked
+from tests import built_images, forked, way
 from tests.e2e.default_image import default_archive
-from tests.e2e.prepared import daemon_on, state_with
+from tests.e2e.prepared import NO_ENGINE, daemon_on, state_with
 from tests.e2e.support import Snap
 
 
@@ -49,9 +49,9 @@ def docker_ready(docker_engine: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def engine_env(docker_engine: str) -> dict[str, str]:
+def engine_env(request: pytest.FixtureRequest) -> dict[str, str]:
     """What every daemon of the tests is started with, so that it finds the private engine."""
-    return {"DOCKER_HOST": docker_engine}
+    return NO_ENGINE if way.WAY else {"DOCKER_HOST": request.getfixturevalue("docker_engine")}
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +64,7 @@ def snap(minimal_state: Path, tmp_path_factory: pytest.TempPathFactory, engine_e
 @pytest.fixture(scope="session")
 def root_tar(run_folder: Path) -> Path:
     """The minimal image as an archive."""
-    return built_images.minimal_archive(run_folder)
+    return way.minimal_archive() or built_images.minimal_archive(run_folder)
 
 
 @pytest.fixture(scope="session")

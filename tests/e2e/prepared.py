@@ -7,15 +7,15 @@ import contextlib
 import fcntl
 import os
 import secrets
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 from snapshotd.catalog.sqlite import SqliteCatalog
+from tests import way
 from tests.e2e.support import Snap, daemon_with, ended
 
-_NO_DOCKER = {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"}
+NO_ENGINE = {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"}
 
 
 def state_with(image: Path, shared: Path) -> Path:
@@ -26,7 +26,7 @@ def state_with(image: Path, shared: Path) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
             scratch = folder.with_suffix(".scratch")
-            with daemon_with(image, scratch, _NO_DOCKER) as snap:
+            with daemon_with(image, scratch, NO_ENGINE) as snap:
                 trajectory, _ = snap.create("--runtime", "runc")
                 snap("exec", "--wait", "stored", trajectory, "--", "true")  # the repository has the image's files, too
                 snap("rm", "--force", trajectory)
@@ -44,13 +44,13 @@ def daemon_on(state: Path, state_dir: Path, env: dict[str, str] | None = None) -
     with ended(Snap(state_dir, env)) as snap:
         snap("ls")  # starts it
         yield snap
-    shutil.rmtree(state_dir)
+    subprocess.run(way.owning("rm", "-r", state_dir), check=True)
 
 
 def copy_state(state: Path, target: Path) -> None:
     """A state directory of its own: another instance, which has the same image. Its file system, if it has one, may be
     mounted beside the other's."""
-    subprocess.run(["cp", "-a", "--sparse=always", state, target], check=True)
+    subprocess.run(way.owning("cp", "-a", "--sparse=always", state, target), check=True)
     layers = target / "layers.img"
     if layers.exists():
         subprocess.run(["xfs_admin", "-U", "generate", layers], check=True, capture_output=True)

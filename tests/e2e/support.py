@@ -16,6 +16,7 @@ from typing import Any
 
 from tests import forked
 from tests.leftovers import instance_of, nothing_left
+from tests.way import run_root
 
 COMMAND_TIMEOUT_S = 240
 
@@ -138,7 +139,7 @@ class Snap:
 
     def forget_sandboxes(self) -> None:
         """The next daemon goes on with none of those that a dead one left, as if the machine had been down."""
-        shutil.rmtree(f"/run/snapshotd/{instance_of(self.state_dir)}/live", ignore_errors=True)
+        shutil.rmtree(run_root() / instance_of(self.state_dir) / "live", ignore_errors=True)
 
     def _kill(self, pids: list[int]) -> None:
         for pid in pids:

@@ -19,6 +19,7 @@ from snapshotd.client import Command, Sandbox, Snapshotd
 from snapshotd.engine.runs.commands import ENDED_MAX
 from snapshotd.engine.sandbox.sandbox import BACKGROUND_MAX
 from snapshotd.errors import CommandNotFound, Conflict, LimitExceeded, NotFound, UsageError
+from tests import way
 from tests.e2e.support import Snap, processes_with, wait_until
 
 
@@ -45,7 +46,7 @@ def test_it_goes_on_beside_other_calls_and_ends_with_a_snapshot(snap: Snap, runt
     assert command.info.status == "running"
     wait_until(lambda: printed(command) == "begun\n", "it prints")
     beside = sandbox.exec("echo x > beside")
-    assert sandbox.snapshots()[-1].info.method == "copy", "something is alive"
+    assert sandbox.snapshots()[-1].info.method == way.COPY, "something is alive"
     command.write("some ")
     command.write(b"words\n", end=True)
     result = command.wait()
@@ -219,7 +220,7 @@ def test_a_signal_reaches_what_the_command_started(snap: Snap, runtime: str) -> 
     assert deaf.wait().exit_code == 137
     wait_until(lambda: not sleeps(sandbox), "nothing that it started is alive")
     sandbox.exec("echo x > y")
-    assert sandbox.head().info.method == "pivot"
+    assert sandbox.head().info.method == way.PIVOT
     slow = sandbox.exec("echo kept > kept; sleep 1000", background=True, timeout=3)
     result = slow.wait()
     assert (result.exit_code, slow.info.status) == (124, "timed-out")

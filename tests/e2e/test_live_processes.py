@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests import way
 from tests.e2e.support import Snap, wait_until
 
 pytestmark = pytest.mark.each_runtime
@@ -35,7 +36,7 @@ def test_a_server_serves_on_across_snapshots_and_its_forks_are_consistent(snap: 
         done = snap.sh(trajectory, f'python3 -c "{GET}"; echo {number} > step; mkdir d{number}; rm -rf d{number - 1}')
         assert done["stdout"] == f"{number}\n"
         snapshots.append(done["snapshot"])
-    assert [snap.json("show", s)["method"] for s in snapshots] == ["copy"] * 10
+    assert [snap.json("show", s)["method"] for s in snapshots] == [way.COPY] * 10
     for number, snapshot in ((3, snapshots[2]), (10, snapshots[9])):
         (fork,) = snap.json("fork", snapshot)["trajectories"]
         seen = snap.sh(
@@ -46,7 +47,7 @@ def test_a_server_serves_on_across_snapshots_and_its_forks_are_consistent(snap: 
         snap("rm", "--force", fork)
     snap.sh(trajectory, "kill $(cat pid)")
     wait_until(
-        lambda: snap.sh(trajectory, "echo q >> quiet")["exit_code"] == 0 and _last(snap, trajectory) == "pivot",
+        lambda: snap.sh(trajectory, "echo q >> quiet")["exit_code"] == 0 and _last(snap, trajectory) == way.PIVOT,
         "quiet again",
     )
     assert snap.sh(trajectory, "cat step; wc -l < hits; ls -d d*")["stdout"] == "10\n10\nd10\n"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import way
 from tests.e2e.support import AGENT, Snap, wait_until
 
 
@@ -74,7 +75,7 @@ def test_an_open_log_file_and_a_working_directory_keep_the_fast_path(snap: Snap,
     )
     trajectory = str(_run(snap, runtime, agent)[-1]["trajectory"])
     log = snap.json("log", trajectory)
-    assert [snap.json("show", s["id"])["method"] for s in log[1:6]] == ["pivot"] * 5
+    assert [snap.json("show", s["id"])["method"] for s in log[1:6]] == [way.PIVOT] * 5
     assert (
         snap("cat", f"{log[3]['id']}:/workspace/deep/run.log").stdout
         == "before 0\nafter 0\nbefore 1\nafter 1\nbefore 2\n"

@@ -12,6 +12,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.kernel.processes import stat_fields
+from tests import way
 from tests.e2e.model_rig import processes
 from tests.e2e.person import Person
 from tests.e2e.support import Snap, wait_until
@@ -51,7 +52,7 @@ def check_ten_lines(snap: Snap, runtime: str, shell: str, *create: str) -> None:
     lines = [one["tool"]["arguments"]["argv"][1] for one in log[1:]]
     assert lines == [*LINES[:6], "\n".join(LINES[6:8]), *LINES[8:]]
     assert [one["tool"]["exit_code"] for one in log[1:]] == [0, 0, 0, 0, 1, 7, 0, 0, 0, 0]
-    assert {one.method for one in Snapshotd(snap.state_dir).log(box)[1:]} <= {"pivot", "unchanged"}
+    assert {one.method for one in Snapshotd(snap.state_dir).log(box)[1:]} <= {way.PIVOT, "unchanged"}
     assert done.stdout.splitlines() == ["/workspace/a b/c", "n", "0027"]
     assert snap("cat", f"{log[4]['id']}:a b/c/kept").stdout == "it's  5\n"
 

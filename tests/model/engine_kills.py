@@ -249,7 +249,7 @@ class Kills:
     def _crash_in_create(self) -> None:
         if self._machine.is_full():
             return self.crash_in_remove()
-        _, failure = self.dying(lambda: self._client.create(runtime=self._machine.runtime), 0.2)
+        _, failure = self.dying(lambda: self._client.create(**self._machine.manner.options), 0.2)
         found = [t for t in self._client.trajectories() if t.id not in self._world.lines]
         assert len(found) <= 1
         assert found or failure

@@ -21,6 +21,7 @@ from snapshotd.errors import Conflict, InternalError
 from tests.e2e.support import Snap
 from tests.model.engine_kills import Kills
 from tests.model.engine_looks import Looks
+from tests.model.engine_manner import Manner
 from tests.model.engine_oracle import NOTHING, Line, Mind, Script, Taken, Tree, World
 from tests.model.engine_past import Past
 
@@ -35,6 +36,7 @@ class Machine:
 
     def __init__(self, snap: Snap, seed: int, folder: Path, runtime: str = "runc") -> None:
         self.snap, self.seed, self.folder, self.runtime = snap, seed, folder, runtime
+        self.manner = Manner.of(runtime)
         self.client = Snapshotd(state_dir=snap.state_dir, autostart=False)
         self.world = World()
         self.rng = random.Random(seed)
@@ -276,10 +278,10 @@ class Machine:
             self.readable() and self.rng.random() < 0.7
         ):  # directories that user space writes into a layer lack the kernel's marks
             item = self.any_readable()
-            tree, workspace = item.tree, self.folder / "given"
+            tree, workspace = self.manner.given(item.tree), self.folder / "given"
             self.patient(lambda: self.client.restore(item.id, self.folder / "given", path="/workspace"))
         try:
-            made, info = self.client.create(runtime=self.runtime, workspace=workspace)
+            made, info = self.client.create(**self.manner.options, workspace=workspace)
         finally:
             shutil.rmtree(self.folder / "given", ignore_errors=True)
         line = Line(made.id, info.id, None, tree)
@@ -291,7 +293,8 @@ class Machine:
         return None
 
     def script(self, line: Line) -> Script:
-        script = Script(self.rng, line.tree, line.upper)
+        upper = set(line.tree.nodes) if self.manner.links_stay else line.upper
+        script = Script(self.rng, line.tree, upper, owners=self.manner.owners)
         script.grow(self.rng.choice((0, 1, 1, 2, 3, 6)))
         return script
 
@@ -369,9 +372,9 @@ class Machine:
         """Start, or end, a process that stays: captures copy meanwhile."""
         line = self.line()
         if line.live_process and line.running:
-            script = "kill -9 $(cat /tmp/pid); while [ -e /proc/$(cat /tmp/pid)/exe ] 2>/dev/null; do sleep 0.01; done"
+            script = "at=${TMPDIR:-/tmp}/pid; kill -9 $(cat $at); while [ -e /proc/$(cat $at)/exe ] 2>/dev/null; do sleep 0.01; done"
         else:
-            script = "setsid sleep 100000 >/dev/null 2>&1 </dev/null & echo $! > /tmp/pid"
+            script = "setsid sleep 100000 >/dev/null 2>&1 </dev/null & echo $! > ${TMPDIR:-/tmp}/pid"
         self.note(f"in {line.id[:12]}: {script}")
         done = self.client.exec(line.id, ["sh", "-c", script], cwd="/workspace")
         line.live_process = not (line.live_process and line.running)

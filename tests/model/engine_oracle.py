@@ -120,10 +120,12 @@ class _NotNow(Exception):  # noqa: N818 - no error
 
 class Script:
     """A random shell script for one tool call, and the tree it makes. `upper`: inodes that lie in the sandbox's live
-    layer."""
+    layer. `owners`: those that files may be given to."""
 
-    def __init__(self, rng: random.Random, tree: Tree, upper: set[int]) -> None:
-        self.rng, self.tree, self.upper = rng, tree.copy(), set(upper)
+    def __init__(
+        self, rng: random.Random, tree: Tree, upper: set[int], owners: tuple[int, ...] = (0, 1000, 65534)
+    ) -> None:
+        self.rng, self.tree, self.upper, self.owners = rng, tree.copy(), set(upper), owners
         self.lines: list[str] = ["set -e"]
         self._torn: set[int] = set()
         self._operations: tuple[tuple[int, Callable[[], str]], ...] = (
@@ -330,7 +332,7 @@ class Script:
         return f"chmod {mode:o} {_p(path)}"
 
     def _chown(self) -> str:
-        path, owner = self._pick("f", "d"), self.rng.choice((0, 1000, 65534))
+        path, owner = self._pick("f", "d"), self.rng.choice(self.owners)
         self._change(path, uid=owner, gid=owner)
         return f"chown {owner}:{owner} {_p(path)}"
 

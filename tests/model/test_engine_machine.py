@@ -5,8 +5,8 @@ tests/long.py says how to run longer walks, or one seed again; `pytest -s` shows
 
 from __future__ import annotations
 
-import shutil
 import socket
+import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -16,10 +16,11 @@ import pytest
 
 from snapshotd.client import Policy, Snapshotd
 from snapshotd.kernel import syscalls
-from tests import long
+from tests import long, way
 from tests.e2e.support import Snap, wait_until
 from tests.leftovers import nothing_left
 from tests.model.engine_machine import SLOW_S, Machine
+from tests.model.engine_manner import FOLDER
 
 STEPS = long.size(40, 1000)
 SEEDS = long.seeds(1, 2)
@@ -29,7 +30,7 @@ SEEDS = long.seeds(1, 2)
 def folder() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="snapshotd-machine-", dir="/var/tmp"))
     yield path
-    shutil.rmtree(path)
+    subprocess.run(way.owning("rm", "-r", path), check=True)
 
 
 @pytest.fixture
@@ -57,7 +58,14 @@ def snap(small_root: Path, folder: Path, no_hangs: None) -> Iterator[Snap]:
 
 @pytest.mark.runc
 @pytest.mark.timeout(120 + STEPS * 3)
-@pytest.mark.parametrize("runtime", ["runc", pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.long])])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        "runc",
+        pytest.param("docker", marks=[pytest.mark.docker, pytest.mark.long]),
+        pytest.param(FOLDER, marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nothing_differs_from_the_oracle(
     request: pytest.FixtureRequest, seed: int, snap: Snap, folder: Path, runtime: str
@@ -108,7 +116,7 @@ def test_a_copy_builds_on_the_copy_before_although_that_is_stored(snap: Snap) ->
     for number in range(4):
         taken = client.exec(line, ["sh", "-c", f"echo {number} > /workspace/f"], wait="stored").snapshot
         assert taken is not None
-        assert taken.method == "copy"
+        assert taken.method == way.COPY
         assert b"".join(client.cat(taken.id, "/workspace/kept")) == b"kept\n"
         wait_until(lambda: client.usage().layer_bytes < 100_000, "layers were evicted")
 

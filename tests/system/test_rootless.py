@@ -108,14 +108,29 @@ def image_tar(run_folder: Path) -> Path:
     return minimal_archive(run_folder)
 
 
-@pytest.fixture(params=WAYS)
-def user(request: pytest.FixtureRequest, image_tar: Path) -> Iterator[OrdinaryUser]:
+@pytest.fixture(scope="module", params=WAYS)
+def shared_user(request: pytest.FixtureRequest, image_tar: Path) -> Iterator[OrdinaryUser]:
     with ordinary_users(ids=[request.param]) as (found,):
         found("image", "import", found.give(image_tar, "image.tar"), "--name", "base")
         yield found
-        if (found.state_dir / "lock").exists():
-            found("daemon", "--stop", code=None)
+        found("daemon", "--stop", code=None)
         found.nothing_left()
+
+
+@pytest.fixture
+def user(shared_user: OrdinaryUser) -> Iterator[OrdinaryUser]:
+    """A user whose daemon has the image `base`, and no trajectories."""
+    yield shared_user
+    for one in sorted(shared_user.json("ls"), key=lambda one: one["forked_from"] is None):
+        shared_user("rm", "--force", one["id"])
+
+
+@pytest.fixture(scope="module")
+def small_tar(small_root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image of a few programs, which is taken in at once."""
+    archive = tmp_path_factory.mktemp("small") / "small.tar"
+    subprocess.run(["tar", "-C", small_root, "-cf", archive, "."], check=True)
+    return archive
 
 
 def at(user: OrdinaryUser, trajectory: str, seq: int) -> str:
@@ -316,6 +331,44 @@ def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def test_files_are_edited_and_merged(user: OrdinaryUser) -> None:
+    """Through an overlay that the daemon mounts for itself."""
+    line = user("create", "--image", "base").strip()
+    user("exec", line, "--", "sh", "-c", "seq 9 >numbers; echo old >f")
+    other = user("fork", line).split()[0]
+    user("exec", line, "--", "sed", "-i", "s/^2$/two/", "numbers")
+    user("exec", other, "--", "sh", "-c", "sed -i 's/^8$/eight/' numbers; rm f; mkdir d; echo new >d/g")
+    user("merge", other, line)
+    assert (
+        user("exec", line, "--", "sh", "-c", "tr '\\n' ' ' <numbers; mv d e; ls")
+        == "1 two 3 4 5 6 7 eight 9 e\nnumbers\n"
+    )
+    edited = user("edit", line, "--file", f"e/g={user.give(Path(__file__), 'text')}").split()[0]
+    assert user("cat", f"{edited}:e/g") == Path(__file__).read_text()
+    assert user("exec", edited, "--", "stat", "-c", "%u:%g", "e/g") == "0:0\n"
+
+
+def test_a_process_that_waits_for_its_childs_program_stands_still(user: OrdinaryUser) -> None:
+    """The kernel stops no process that has called vfork(2) before the child, which is stopped too, runs its program."""
+    line = user("create", "--image", "base").strip()
+    program = (
+        "import os; os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 5, 'fifo', 0, 0)])"
+    )
+    user(
+        "exec", line, "--", "sh", "-c", f"mkfifo fifo; python3 -c \"{program}; open('after', 'w')\" >/dev/null 2>&1 & :"
+    )
+    wait_until(lambda: any(map(waits_in_vfork, user.processes())), "the child opens what nobody writes to")
+    user("exec", line, "--", "touch", "beside")
+    user("exec", line, "--", "sh", "-c", ": >fifo; until [ -e after ]; do :; done")
+
+
+def waits_in_vfork(pid: int) -> bool:
+    try:
+        return state(pid) == "D" and "posix_spawn" in Path(f"/proc/{pid}/cmdline").read_text()
+    except FileNotFoundError:
+        return False
+
+
 def test_from_inside_nothing_of_the_host_is_found(user: OrdinaryUser) -> None:
     secret = "the-secret-of-this-user"
     (user.home / "key").write_text(secret)
@@ -369,9 +422,9 @@ def daemon_with(user: OrdinaryUser, **env: str) -> str:
     return user.refused("ls", env=env)
 
 
-def test_a_state_directory_stays_with_the_range_that_it_has(image_tar: Path) -> None:
+def test_a_state_directory_stays_with_the_range_that_it_has(small_tar: Path) -> None:
     with ordinary_users(ids=[True]) as (user,):
-        user("image", "import", user.give(image_tar, "image.tar"), "--name", "base")
+        user("image", "import", user.give(small_tar, "image.tar"), "--name", "base")
         line = user("create", "--image", "base").strip()
         user("exec", line, "--", "sh", "-c", "touch /w; chown 7:7 /w")
         user("daemon", "--stop")
@@ -380,7 +433,7 @@ def test_a_state_directory_stays_with_the_range_that_it_has(image_tar: Path) -> 
         assert "ids of a range that there is no more" in user.refused("ls")
         user.nothing_left()
     with ordinary_users(ids=[False]) as (user,):
-        user("image", "import", user.give(image_tar, "image.tar"), "--name", "base")
+        user("image", "import", user.give(small_tar, "image.tar"), "--name", "base")
         line = user("create", "--image", "base").strip()
         user("daemon", "--stop")
         for name in ("subuid", "subgid"):
@@ -419,11 +472,9 @@ def test_roots_daemon_and_a_users_keep_apart(image_tar: Path, tmp_path: Path) ->
         assert "that of root's daemon" in user.refused("--state-dir", state, "ls")
 
 
-def test_two_users_have_two_daemons(image_tar: Path) -> None:
+def test_two_users_have_two_daemons() -> None:
     with ordinary_users(2, ids=[True, True]) as (one, two):
-        for user in (one, two):
-            user("image", "import", user.give(image_tar, "image.tar"), "--name", "base")
-        line = one("create", "--image", "base").strip()
+        line = one("create", "--isolation", "none").strip()
         assert two.json("ls") == []
         said = two.refused("--socket", one.runtime_dir / "snapshotd" / "snapshotd.sock", "ls")
         assert "ermission denied" in said or "may not use" in said
@@ -433,7 +484,7 @@ def test_two_users_have_two_daemons(image_tar: Path) -> None:
             user.nothing_left()
 
 
-def test_a_directory_of_sockets_that_is_another_users(image_tar: Path) -> None:
+def test_a_directory_of_sockets_that_is_another_users() -> None:
     """Without XDG_RUNTIME_DIR the sockets lie below /tmp, where another user may have been first."""
     with ordinary_users(ids=[True]) as (user,):
         place = Path(f"/tmp/snapshotd-{user.id}")

@@ -212,7 +212,7 @@ _WHY = {
     errno.EISDIR: "it is a directory",
     errno.EINVAL: "it is not a regular file, or lies in itself",
     errno.ELOOP: "it leads through too many links",
-    errno.EXDEV: "something is mounted there, which is not among the sandbox's own files",
+    errno.EXDEV: "something is mounted there, or it is a directory of the image, which is renamed only with root",
     errno.ENAMETOOLONG: "the path or a name in it is too long",
     errno.EPERM: "the file, or its directory, is marked immutable",
     errno.EMLINK: "there are too many links to it",

@@ -20,12 +20,13 @@ from typing import Protocol
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.holding import cgroup
-from snapshotd.kernel.processes import is_ending, start_time
+from snapshotd.kernel.holding.process_tree import VFORK_S
+from snapshotd.kernel.processes import is_ending, start_time, stat_fields
 
 _FREEZE_DEADLINE_S = 10.0
 _NS_GET_TGID_FROM_PIDNS = 2 << 30 | 4 << 16 | 0xB7 << 8 | 7
 """linux/nsfs.h, from Linux 6.11: the number that a process of that namespace has in this one."""
-_STOPPED = (b"T", b"t", b"Z", b"X")
+_STOPPED, _IN_KERNEL = (b"T", b"t", b"Z", b"X"), b"D"
 
 
 class Members(Protocol):
@@ -102,12 +103,14 @@ class PidNamespace:
         """By SIGSTOP, which no process can keep off. The init does nothing but reap, and goes on. Processes that had
         stopped before stay so in `thaw`."""
         self._stopped = {}
-        deadline = time.monotonic() + _FREEZE_DEADLINE_S
+        began = time.monotonic()
         seen: set[int] = set()
         delay = 0.00005
         while True:
             found = set(self.processes()) - {self.init}
             moving = {pid for pid in found if not _stands_still(pid)}
+            if time.monotonic() - began > VFORK_S:
+                moving -= _waiting_for(found - moving, moving)
             for pid in moving:
                 self._stop(pid)
             if not moving and found <= seen:
@@ -115,7 +118,7 @@ class PidNamespace:
             if not moving:
                 seen = found
                 continue
-            if time.monotonic() > deadline:
+            if time.monotonic() - began > _FREEZE_DEADLINE_S:
                 self.thaw()
                 raise SandboxFailed(
                     f"processes {sorted(moving)} of the sandbox cannot be stopped (stuck in the kernel); nothing was captured"
@@ -166,13 +169,23 @@ def _namespace(pid: int) -> int | None:
         return None
 
 
-def _stands_still(pid: int) -> bool:
-    """True if all threads of a process have stopped or ended."""
+def _waiting_for(still: set[int], moving: set[int]) -> set[int]:
+    """Processes of `moving` that are in the kernel, but for threads that have stopped, and have a child among `still`: see
+    `VFORK_S`."""
+    parents = set()
+    for pid in still:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            parents.add(int(stat_fields(pid)[1]))
+    return {pid for pid in moving & parents if _stands_still(pid, (*_STOPPED, _IN_KERNEL))}
+
+
+def _stands_still(pid: int, states: tuple[bytes, ...] = _STOPPED) -> bool:
+    """True if all threads of a process have stopped or ended, or are in one of `states`."""
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/stat", "rb") as f:
                 fields = f.read().rpartition(b")")[2].split()
-            if fields[0] not in _STOPPED and not is_ending(fields):
+            if fields[0] not in states and not is_ending(fields):
                 return False
     except (FileNotFoundError, ProcessLookupError):
         return not os.path.exists(f"/proc/{pid}")  # a thread has ended meanwhile: look again

@@ -13,7 +13,7 @@ from snapshotd.errors import SandboxFailed
 from snapshotd.kernel.processes import ancestry, descendants, runs, start_time, stat_fields
 
 _STOP_DEADLINE_S = 10.0
-_VFORK_S = 0.05
+VFORK_S = 0.05
 """A process that waits in the kernel for longer, above one that is stopped, waits for that (vfork(2)): it runs only after
 it."""
 _STOPPED, _GONE, _IN_KERNEL = (b"T", b"t"), (b"Z", b"X"), b"D"
@@ -56,7 +56,7 @@ class ProcessTree:
     def freeze(self) -> None:
         """Stop every process but the first, and return when all stand still. SandboxFailed after 10 s (thawed again)."""
         began, delay = time.monotonic(), 0.00005
-        while running := self._running(patient=time.monotonic() - began < _VFORK_S):
+        while running := self._running(patient=time.monotonic() - began < VFORK_S):
             if time.monotonic() - began > _STOP_DEADLINE_S:
                 self.thaw()
                 raise SandboxFailed(
