@@ -14,14 +14,12 @@ from snapshotd.daemon.http.wire import (
     API_PREFIX,
     API_VERSION,
     ATTENDED,
-    BODY_MAX_BYTES,
     FILE_UPLOADS,
     FILES_PATH,
     PORTS,
     UPLOAD_PATH,
     VERSION_HEADER,
-    WITH_FILES,
-    WITH_FILES_MAX_BYTES,
+    body_max_bytes,
 )
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
@@ -85,7 +83,7 @@ class VersionGate:
                 f"{API_VERSION}; run `snapshotd daemon --stop` and the next command starts a daemon of the client's version"
             )
         length = headers.get(b"content-length", b"0")
-        most = _body_max_bytes(scope)
+        most = body_max_bytes(scope["path"].removeprefix(API_PREFIX))
         if not length.isdigit() or (int(length) > most and not _is_upload(scope)):
             return _too_large(most)
         return None
@@ -93,7 +91,7 @@ class VersionGate:
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen = 0
         answered = False
-        most = _body_max_bytes(scope)
+        most = body_max_bytes(scope["path"].removeprefix(API_PREFIX))
 
         async def receiving() -> Message:
             nonlocal seen
@@ -125,11 +123,6 @@ def _is_upload(scope: Scope) -> bool:
     return scope["method"] == "POST" and (
         path == API_PREFIX + UPLOAD_PATH or path.endswith(ATTENDED) or is_file or is_port
     )
-
-
-def _body_max_bytes(scope: Scope) -> int:
-    brings_files = scope["path"].removeprefix(API_PREFIX) in WITH_FILES
-    return WITH_FILES_MAX_BYTES if brings_files else BODY_MAX_BYTES
 
 
 def _too_large(most: int) -> SnapshotdError:
