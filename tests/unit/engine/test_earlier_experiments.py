@@ -17,6 +17,7 @@ from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import STOPPED
 from snapshotd.secrets.vault import FileVault
+from snapshotd.types import Experiment, ExperimentID
 from tests.unit.daemon.fake_engine import FakeEngine
 
 TEXT = """\
@@ -155,3 +156,10 @@ def test_one_that_had_ended_stays_so(kept: Kept) -> None:
     assert [line for line in kept.engine.trajectories() if line.name] == []
     branching.remove_experiment("parser")
     assert branching.experiments() == []
+
+
+def test_one_that_cannot_be_read_keeps_no_daemon_from_starting(kept: Kept) -> None:
+    record = Experiment(ExperimentID("e" * 32), "broken", kept.first, 1, "", {"name": "broken", "variants": "TOKEN"})
+    kept.catalog.experiments.add(record, ())
+    info = kept.opened().experiment("broken")
+    assert info.ended == f"{STOPPED}: its description cannot be read"
