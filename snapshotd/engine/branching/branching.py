@@ -46,7 +46,7 @@ class LocalBranching(Branching):
         return self._experiments.create(request)
 
     def experiments(self) -> list[ExperimentInfo]:
-        return self._experiments.list()
+        return self._experiments.infos()
 
     def experiment(self, name: str) -> ExperimentInfo:
         return self._experiments.info(name)

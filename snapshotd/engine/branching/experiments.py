@@ -94,7 +94,7 @@ class Experiments:
                 self._go_on(known, request, digest)
             return self.info(request.name)
 
-    def list(self) -> list[ExperimentInfo]:
+    def infos(self) -> list[ExperimentInfo]:
         return [self._info(record) for record in self._table.list()]
 
     def info(self, name: str) -> ExperimentInfo:
