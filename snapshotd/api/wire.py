@@ -78,6 +78,11 @@ FRAME_MAX_BYTES = 1 << 20
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}(?:@[0-9]{1,10})?")
 
 
+def body_max_bytes(path: str) -> int:
+    """Largest body of a request to a path below the API's prefix, uploads apart."""
+    return WITH_FILES_MAX_BYTES if path in WITH_FILES else BODY_MAX_BYTES
+
+
 def socket_path_of(state_dir: Path) -> Path:
     """Path of the socket of a state directory's daemon, by default."""
     return places().socket_of(state_dir)

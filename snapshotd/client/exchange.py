@@ -26,6 +26,7 @@ from snapshotd.api.wire import (
     KEY_HEADER,
     RECALL_HEADER,
     VERSION_HEADER,
+    body_max_bytes,
 )
 from snapshotd.errors import (
     BY_CODE,
@@ -122,7 +123,7 @@ def request_bytes(
     named = {**_named(key), **({RECALL_HEADER: "true"} if recall else {})}
     if body is None:
         return _head(method, path, query, {**named, **({"Content-Length": "0"} if method in ("POST", "PUT") else {})})
-    data = line_bytes(body)
+    data = line_bytes(body, body_max_bytes(path))
     headers = {**named, "Content-Type": "application/json", "Content-Length": str(len(data))}
     return _head(method, path, query, headers) + data
 
@@ -141,7 +142,7 @@ def chunk_bytes(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def line_bytes(body: Any) -> bytes:
+def line_bytes(body: Any, most: int = BODY_MAX_BYTES) -> bytes:
     """A JSON body. LimitExceeded: no daemon takes it. UsageError: an argument is nothing that JSON has."""
     try:
         data = json.dumps(body, default=encode).encode()
@@ -149,10 +150,8 @@ def line_bytes(body: Any) -> bytes:
         raise UsageError(
             f"an argument cannot be sent to the daemon: {exc}; give texts, numbers, lists and maps"
         ) from None
-    if len(data) > BODY_MAX_BYTES:
-        raise LimitExceeded(
-            f"the request has {len(data)} bytes, but {BODY_MAX_BYTES} are the most; put large input into files"
-        )
+    if len(data) > most:
+        raise LimitExceeded(f"the request has {len(data)} bytes, but {most} are the most; put large input into files")
     return data
 
 

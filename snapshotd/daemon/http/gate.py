@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import snapshotd
 from snapshotd.api.operations import OPERATIONS
-from snapshotd.api.wire import API_PREFIX, API_VERSION, BODY_MAX_BYTES, VERSION_HEADER, WITH_FILES, WITH_FILES_MAX_BYTES
+from snapshotd.api.wire import API_PREFIX, API_VERSION, VERSION_HEADER, body_max_bytes
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
@@ -79,7 +79,7 @@ class VersionGate:
                 f"{API_VERSION}; run `snapshotd daemon --stop` and the next command starts a daemon of the client's version"
             )
         length = headers.get(b"content-length", b"0")
-        most = _body_max_bytes(scope)
+        most = body_max_bytes(scope["path"].removeprefix(API_PREFIX))
         if not length.isdigit() or (int(length) > most and not _is_upload(scope)):
             return _too_large(most)
         return None
@@ -87,7 +87,7 @@ class VersionGate:
     async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
         seen = 0
         answered = False
-        most = _body_max_bytes(scope)
+        most = body_max_bytes(scope["path"].removeprefix(API_PREFIX))
 
         async def receiving() -> Message:
             nonlocal seen
@@ -114,11 +114,6 @@ class VersionGate:
 
 def _is_upload(scope: Scope) -> bool:
     return scope["method"] == "POST" and _UPLOADS.fullmatch(scope["path"]) is not None
-
-
-def _body_max_bytes(scope: Scope) -> int:
-    brings_files = scope["path"].removeprefix(API_PREFIX) in WITH_FILES
-    return WITH_FILES_MAX_BYTES if brings_files else BODY_MAX_BYTES
 
 
 def _too_large(most: int) -> SnapshotdError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import tarfile
 import threading
 import time
@@ -24,16 +25,26 @@ from snapshotd.engine.experiments.scoring import check_scorer
 from snapshotd.engine.requests import present
 from snapshotd.engine.runs.forks import check_name
 from snapshotd.engine.secrecy import Secrecy
-from snapshotd.errors import Conflict, NotFound, UsageError
+from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.scores import STOPPED, ExperimentBranch, ExperimentInfo
 from snapshotd.terms import number_of
-from snapshotd.types import Experiment, ExperimentID, Snapshot, SnapshotID, TrajectoryID, TrajectoryStatus, new_id
+from snapshotd.types import (
+    Experiment,
+    ExperimentID,
+    Snapshot,
+    SnapshotID,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    new_id,
+)
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 
 BRANCHES_MAX = 10_000
+_log = logging.getLogger(__name__)
 
 
 class Experiments:
@@ -54,7 +65,13 @@ class Experiments:
         adopt(self._catalog)
         for record in self._table.list():
             if record.ended is None and record.description is not None:
-                self._drive(record)
+                try:
+                    self._drive(record)
+                except (SnapshotdError, ValueError) as exc:  # one that cannot be read keeps no daemon from starting
+                    # The error of a value may quote it, and it may be a secret.
+                    facts = {"experiment": record.name, "error": type(exc).__name__}
+                    _log.error("an experiment cannot go on", extra={"fields": facts})
+                    self._table.set_ended(record.name, f"{STOPPED}: its description cannot be read")
 
     def close(self) -> None:
         with self._lock:
@@ -78,7 +95,7 @@ class Experiments:
                 self._go_on(known, request, digest)
             return self.info(request.name)
 
-    def list(self) -> list[ExperimentInfo]:
+    def infos(self) -> list[ExperimentInfo]:
         return [self._info(record) for record in self._table.list()]
 
     def info(self, name: str) -> ExperimentInfo:
@@ -101,21 +118,24 @@ class Experiments:
         """See `Branching.remove_experiment`."""
         with self._changing:
             record = self._table.get(name)
-            own = {f"{name}.{one.called}" for one in self._table.branches(name)} | {f"{name}.base"}
-            lines = [line for line in self._verbs.snapshots.trajectories() if line.name in own]
-            running = self._driver(name) is not None or any(one.status is TrajectoryStatus.RUNNING for one in lines)
-            if running and not force:
+            running = any(line.status is TrajectoryStatus.RUNNING for line in self._trajectories(name))
+            if (running or self._driver(name) is not None) and not force:
                 raise Conflict(
                     f"branches of {name} run; stop it first (`snapshotd experiment stop {name}`), or remove it by force "
                     "(`snapshotd experiment rm --force`)"
                 )
             self.stop(name)
-            for line in sorted(lines, key=lambda line: line.created_at_ns, reverse=True):
+            for line in sorted(self._trajectories(name), key=lambda line: line.created_at_ns, reverse=True):
                 self._verbs.runs.remove(line.id, force=force)
             self._table.remove(name)
             self._secrecy.forget(TrajectoryID(record.id))
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _trajectories(self, name: str) -> list[Trajectory]:
+        """Its branches, and the sandbox that was made for it."""
+        own = {f"{name}.{one.called}" for one in self._table.branches(name)} | {f"{name}.base"}
+        return [line for line in self._verbs.snapshots.trajectories() if line.name in own]
 
     def _driver(self, name: str) -> Driver | None:
         """The one that is at work."""
@@ -164,7 +184,13 @@ class Experiments:
         described = self._secrecy.apart(TrajectoryID(record.id)).reveal(record.description)
         request = _codec().validate_json(json.dumps(described))
         scorer = replace(request.scorer, files=self._table.files(record.name))
-        driver = Driver(self._verbs, self._table, record, replace(request, scorer=scorer))
+
+        def let_go() -> None:
+            with self._lock:
+                if self._drivers.get(record.name) is driver:
+                    del self._drivers[record.name]
+
+        driver = Driver(self._verbs, self._table, record, replace(request, scorer=scorer), let_go)
         with self._lock:
             if self._closed:
                 return
@@ -187,9 +213,8 @@ class Experiments:
     def _described(self, identity: ExperimentID, source: SnapshotID, request: ExperimentRequest) -> Any:
         """A description as it is recorded, without secrets and the scorer's files."""
         secrets: dict[str, str] = {}
-        for name, value in (pair for one in request.variants for pair in one.secrets):
-            if value not in secrets.values():
-                secrets[f"{name}-{len(secrets)}" if name in secrets else name] = value
+        for name, value in {pair: None for one in request.variants for pair in one.secrets}:
+            secrets[f"{name}-{len(secrets)}" if name in secrets else name] = value
         bare = replace(request, source=source, scorer=replace(request.scorer, files=None))
         funnel = self._secrecy.apart(TrajectoryID(identity), tuple(secrets.items()))
         return funnel.conceal(_codec().dump_python(bare, mode="json"))

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -49,7 +49,15 @@ class _LeftOff(Exception):  # noqa: N818 - not a failure: the next daemon goes o
 class Driver:
     """Drives one experiment, in a thread of its own and one for each branch at work. Several may follow it."""
 
-    def __init__(self, verbs: Services, table: ExperimentTable, record: Experiment, request: ExperimentRequest) -> None:
+    def __init__(
+        self,
+        verbs: Services,
+        table: ExperimentTable,
+        record: Experiment,
+        request: ExperimentRequest,
+        on_settled: Callable[[], object],
+    ) -> None:
+        """`on_settled` is called when nothing of it is at work any more."""
         self._verbs, self._table, self._record, self._request = verbs, table, record, request
         self._changed = threading.Condition()
         self._known: dict[_At, ExperimentBranch] = {(one.label, one.run): one for one in table.branches(record.name)}
@@ -58,6 +66,7 @@ class Driver:
         self._leaving, self.settled = threading.Event(), False
         self._attendance = Attendance()
         self._scoring = Scoring(verbs, request.scorer, self._attendance)
+        self._on_settled = on_settled
         self._variants = {one.label: one for one in request.variants}
         self._thread = threading.Thread(target=self._run, name="experiment", daemon=True)
 
@@ -122,6 +131,7 @@ class Driver:
             with self._changed:
                 self.settled = True
                 self._changed.notify_all()
+            self._on_settled()
 
     def _give_up(self, why: str) -> None:
         _log.error("an experiment could not go on", extra={"fields": {"experiment": self._record.name, "why": why}})

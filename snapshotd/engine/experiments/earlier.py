@@ -26,7 +26,7 @@ def adopt(catalog: Catalog) -> None:
     values = catalog.values
     for found in list(_all(values, _LIST)):
         branches = f"branches/{found.key}"
-        begun = [ExperimentBranch(**_lists(one.value)) for one in _all(values, branches)]
+        begun = [_branch(one.value) for one in _all(values, branches)]
         with suppress(Conflict):  # it was taken in before
             catalog.experiments.add(*_recorded(found.key, found.value, begun))
         for one in list(_all(values, branches)):
@@ -55,8 +55,10 @@ def _recorded(
     return record, [known.get(at) or ExperimentBranch(*at) for at in ats]
 
 
-def _lists(value: dict[str, Any]) -> dict[str, Any]:
-    return {**value, "tokens": tuple(value["tokens"]), "protected": tuple(value["protected"])}
+def _branch(value: dict[str, Any]) -> ExperimentBranch:
+    state = "stopped" if value["state"] == "running" else value["state"]
+    lists = {key: tuple(value[key]) for key in ("tokens", "protected")}
+    return ExperimentBranch(**{**value, **lists, "state": state})
 
 
 def _all(values: KeyValues, namespace: str) -> Iterator[StoredValue]:

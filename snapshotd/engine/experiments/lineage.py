@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from snapshotd.engine.experiments.parts import Services
+from snapshotd.errors import NotFound
 from snapshotd.types import Snapshot
 
 
@@ -10,6 +11,9 @@ def lineage(verbs: Services, ref: str) -> list[Snapshot]:
     """A snapshot and those before it, oldest first. After a rewind or an edit it goes on with the snapshot whose
     conversation was kept. NotFound, also where the trajectory is removed meanwhile; Ambiguous."""
     found = [verbs.snapshots.get(ref)]
-    while (before := found[-1].continues) is not None:
-        found.append(verbs.snapshots.get(before))
+    try:
+        while (before := found[-1].continues) is not None:
+            found.append(verbs.snapshots.get(before))
+    except NotFound as exc:
+        raise NotFound(f"{ref} was removed while its history was read; go on without it") from exc
     return found[::-1]

@@ -59,7 +59,7 @@ class ExperimentService:
 
     def list(self) -> list[ExperimentInfo]:
         """In the order of their names."""
-        return self._experiments.list()
+        return self._experiments.infos()
 
     def get(self, name: str) -> ExperimentInfo:
         """As it is now. NotFound; so do all that take `name`."""

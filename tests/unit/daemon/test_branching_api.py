@@ -1,0 +1,104 @@
+"""The API of comparisons, scores, bisections and experiments as any HTTP client sees it: shapes, refusals, bounds."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from snapshotd.api.wire import FILES_MAX_BYTES
+from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
+from tests.unit.daemon.process import Daemon
+
+
+def experiment(source: str, **more: Any) -> dict[str, Any]:
+    described = {"name": "way", "source": source, "variants": [{"label": "a"}], "args": ["true"]}
+    return {**described, "score": {"argv": ["true"]}, **more}
+
+
+def ask(daemon: Daemon, method: str, path: str, body: Any = None) -> Any:
+    return daemon.client._transport.request(method, path, body=body)
+
+
+def lines(daemon: Daemon, method: str, path: str, body: Any = None) -> list[dict[str, Any]]:
+    return list(daemon.client._transport.lines(method, path, body=body))
+
+
+def b64(size: int) -> str:
+    return base64.b64encode(bytes(size)).decode()
+
+
+def test_rows_come_as_they_end_and_the_ranks_last(daemon: Daemon) -> None:
+    daemon.client.create(name="box")
+    body = {"refs": ["box", "nobody"], "argv": ["true"], "repeat": 2}
+    *runs, result = lines(daemon, "POST", "/score", body)
+    assert [(one["event"], one["ref"], one["run"]["score"]) for one in runs] == [
+        ("run", "nobody", None),
+        ("run", "box", 1.0),
+        ("run", "box", 1.0),
+    ]
+    rows = [(row["ref"], row["rank"], row["score"], row["passes"], row["pass_at"]) for row in result["rows"]]
+    assert rows == [("box", 1, 1.0, 2, {"1": 1.0, "2": 1.0}), ("nobody", None, None, 0, {"1": 0.0})]
+    assert "nobody" in result["rows"][1]["error"]
+
+
+def test_files_of_a_scorer_are_bounded(daemon: Daemon) -> None:
+    """They may be larger than other bodies, and not as large as they like."""
+    daemon.client.create(name="box")
+    body = {"refs": ["box"], "argv": ["true"]}
+    assert lines(daemon, "POST", "/score", {**body, "files_b64": b64(10 << 20)})[-1]["rows"][0]["error"] is None
+    with pytest.raises(LimitExceeded, match=str(FILES_MAX_BYTES)):
+        lines(daemon, "POST", "/score", {**body, "files_b64": b64(FILES_MAX_BYTES + 1)})
+    with pytest.raises(LimitExceeded, match="33554432 are the most"):
+        lines(daemon, "POST", "/score", {**body, "files_b64": b64(33 << 20)})
+    with pytest.raises(UsageError, match="are not base64"):
+        lines(daemon, "POST", "/score", {**body, "files_b64": "?"})
+    with pytest.raises(UsageError, match="there are none"):
+        lines(daemon, "POST", "/score", {**body, "files_path": "/x"})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"name": "a/b"}, "is malformed"),
+        ({"name": "x" * 62}, "is malformed"),
+        ({"variants": []}, "variants"),
+        ({"variants": [{"label": "a"}, {"label": "a"}]}, "none of them twice"),
+        ({"variants": [{"label": "a", "name": "own"}]}, "leave it out"),
+        ({"args": None}, "nothing to run"),
+        ({"repeat": 10_001}, "repeat"),
+        ({"repeat": 6000, "variants": [{"label": "a"}, {"label": "b"}]}, "12000 branches are more than 10000"),
+        ({"budget": {"cost": 1}}, "prices"),
+        ({"budget": {"seconds": -1}}, "seconds"),
+        ({"score": {"argv": ["true"], "number": True, "junit": "r.xml"}}, "choose one"),
+        ({"score": {"argv": ["true"], "files_b64": "eA=="}}, "are no tar"),
+        ({"source": {"name": "own"}}, "leave the name out"),
+        ({"secret": 1}, "secret"),
+    ],
+)
+def test_descriptions_that_are_refused(daemon: Daemon, more: dict[str, Any], said: str) -> None:
+    _, first = daemon.client.create()
+    with pytest.raises(UsageError, match=said):
+        ask(daemon, "POST", "/experiments", {**experiment(first.id), **more})
+    assert ask(daemon, "GET", "/experiments") == []
+
+
+def test_an_experiment_is_followed_by_many(daemon: Daemon) -> None:
+    _, first = daemon.client.create()
+    made = ask(daemon, "POST", "/experiments", experiment(first.id, repeat=3))
+    assert (made["name"], len(made["branches"])) == ("way", 3)
+    (reader, other) = (lines(daemon, "GET", "/experiments/way/events") for _ in range(2))
+    assert reader[-1]["event"] == other[-1]["event"] == "ended"
+    whole = {key: value for key, value in reader[-1].items() if key != "event"}
+    assert whole == ask(daemon, "GET", "/experiments/way") == ask(daemon, "GET", "/experiments")[0]
+    assert ask(daemon, "POST", "/experiments", experiment(first.id, repeat=3)) == whole, "the same description again"
+    with pytest.raises(Conflict, match="another description"):
+        ask(daemon, "POST", "/experiments", experiment(first.id, repeat=2))
+    assert ask(daemon, "POST", "/experiments/way/stop") == whole, "it has ended"
+    ask(daemon, "DELETE", "/experiments/way")
+    for method, path in (("GET", ""), ("GET", "/events"), ("POST", "/stop"), ("DELETE", "")):
+        with pytest.raises(NotFound, match="no experiment"):
+            ask(daemon, method, f"/experiments/way{path}")
+    assert json.dumps(whole).count('"scored"') == 3
