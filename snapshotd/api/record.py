@@ -31,6 +31,7 @@ __all__ = [
     "encode",
     "encode_masked",
     "record",
+    "records_in",
     "unset",
 ]
 
@@ -89,7 +90,11 @@ UNSET: Any = _Unset()
 
 def unset() -> Any:
     """The default of such a field."""
-    return dataclasses.field(default_factory=lambda: UNSET)
+    return dataclasses.field(default_factory=_unset)
+
+
+def _unset() -> Any:
+    return UNSET
 
 
 class Bounds:
@@ -210,9 +215,9 @@ def encode(value: Any) -> Json:
     if not isinstance(value, ApiRecord):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     members = vars(value)
-    forms = forms_of(type(value))  # type: ignore[arg-type]
-    if not forms and UNSET not in members.values():
+    if _is_plain(type(value)):  # type: ignore[arg-type]
         return members
+    forms = forms_of(type(value))  # type: ignore[arg-type]
     encoded: Json = {}
     for name, member in members.items():
         if name in forms:
@@ -262,6 +267,19 @@ def forms_of(cls: Hashable) -> dict[str, _Path | _Base64]:
     """The fields that the JSON has in another form."""
     found = {name: _marker(hint, (_Path, _Base64)) for name, hint in _hints(cls).items()}
     return {name: form for name, form in found.items() if form is not None}
+
+
+@cache
+def records_in(cls: Hashable) -> frozenset[str]:
+    """The fields that are records, or have some."""
+    return frozenset(name for name, make in _makers(cls).items() if make is not None and make is not tuple)
+
+
+@cache
+def _is_plain(cls: Any) -> bool:
+    """Its JSON has its fields as they are."""
+    factories = (field.default_factory for field in dataclasses.fields(cls))
+    return not forms_of(cls) and not any(factory is _unset for factory in factories)
 
 
 @cache

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
+from snapshotd.api.storage import CheckInfo, Policy, PruneInfo, RepairInfo, UsageInfo
+from snapshotd.api.trajectories import ForkPlace
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
 from snapshotd.kernel.identity import HostUser
@@ -176,16 +178,6 @@ class Variant:
     model: str | None = None
     network: Network | None = None
     limits: tuple[tuple[str, Any], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ForkPart:
-    """The place of a fork in a larger one that is made piece by piece: its children belong to that `experiment`, and
-    have the numbers from `first` on of `count`."""
-
-    experiment: ExperimentID
-    first: int
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,99 +337,10 @@ class ApprovalView:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionPolicy:
-    """The rules that decide which snapshots keep their files. A snapshot keeps them if any rule keeps it. A field that
-    is None keeps nothing by itself; a policy with no field set keeps everything. Some snapshots are always kept: heads,
-    tagged and named ones, the first of a trajectory, the origin of a fork, and the snapshot that a running sandbox
-    stands on.
-
-    `keep_last`: the newest N of each trajectory. `keep_within_s`: the ones younger than this. `keep_every`: milestones,
-    every K-th (`seq` divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is
-    a limit, not a rule, and only the global policy's counts: the oldest snapshots that only rules keep lose their files
-    until the repository fits.
-    """
-
-    keep_last: int | None = None
-    keep_within_s: float | None = None
-    keep_every: int | None = None
-    keep_failed: int | None = None
-    max_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrunedSnapshot:
-    """One line of a prune: a snapshot that loses its files, and why."""
-
-    snapshot: SnapshotID
-    trajectory: TrajectoryID
-    seq: int
-    created_at_ns: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PruneReport:
-    """`freed_bytes`: amount by which the packs shrink (garbage of earlier removals included). With `dry_run` nothing
-    has changed."""
-
-    dry_run: bool
-    snapshots: tuple[PrunedSnapshot, ...]
-    kept: int
-    freed_bytes: int
-    evicted_layer_bytes: int
-    repository_bytes: int
-    """Size of all packs after the prune (dry run: before it)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One thing that is wrong. `snapshot` and `path` name the first that needs the damaged object; None if nothing
-    does."""
-
-    pack: str | None
-    object_id: str | None
-    what: str
-    snapshot: SnapshotID | None = None
-    path: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """`snapshots`: the ones whose files (or outputs) cannot be read in full."""
-
-    objects: int
-    packs: int
-    bytes_read: int
-    damages: tuple[Damage, ...]
-    snapshots: tuple[SnapshotID, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RepairReport:
-    """The result of a repair. `actions`: one sentence each, empty if there was no damage; `lost`: snapshots that it
-    could not bring back."""
-
-    actions: tuple[str, ...]
-    lost: tuple[SnapshotID, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Imported:
     trajectories: tuple[Trajectory, ...]
     snapshots: int
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Disk use in bytes (sealed layers, images, packs, spool), and the number of snapshots in each state."""
-
-    layer_bytes: int
-    layer_budget_bytes: int
-    repository_bytes: int
-    spool_bytes: int
-    states: tuple[tuple[str, int], ...]
-    unarchived: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -586,7 +489,7 @@ class Engine(ABC):
         resume: bool = False,
         variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
-        part: ForkPart | None = None,
+        part: ForkPlace | None = None,
     ) -> Forked:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
@@ -932,31 +835,29 @@ class Engine(ABC):
     # -- durable storage -----------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def usage(self) -> Usage: ...
+    def usage(self) -> UsageInfo: ...
 
     @abstractmethod
-    def policy(self, ref: str | None) -> RetentionPolicy:
+    def policy(self, ref: str | None) -> Policy:
         """The global policy, or a trajectory's own (the global one where it has none)."""
 
     @abstractmethod
-    def set_policy(self, ref: str | None, policy: RetentionPolicy | None) -> None:
+    def set_policy(self, ref: str | None, policy: Policy | None) -> None:
         """Set the global policy, or a trajectory's own; None removes it. UsageError (a number that makes no sense)."""
 
     @abstractmethod
-    def prune(
-        self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
-    ) -> PruneReport:
+    def prune(self, policy: Policy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneInfo:
         """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
         replaces the stored policies. Packs younger than the grace period stay as they are. DataLoss: the repository is
         damaged; nothing was collected."""
 
     @abstractmethod
-    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
         """Verify index, packs, trees and the catalog's references; with `read_data` also every object against its id.
         Changes nothing."""
 
     @abstractmethod
-    def repair(self, progress: ProgressSink) -> RepairReport:
+    def repair(self, progress: ProgressSink) -> RepairInfo:
         """Rebuild the index and the catalog's rows from packs where they are damaged, store again the contents that
         layers still hold, and mark snapshots that are gone as lost. On a healthy repository it does nothing."""
 

@@ -14,27 +14,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.api.commands import CommandFields, ExecRequest
+from snapshotd.api.storage import CheckInfo, Policy, PruneInfo, RepairInfo, UsageInfo
+from snapshotd.api.trajectories import ForkPlace
 from snapshotd.engine import share
 from snapshotd.engine.base import (
     Asking,
-    CheckReport,
     Connection,
     Decision,
     Event,
     ExecResult,
     ExportForm,
     Forked,
-    ForkPart,
     Imported,
     OutputSink,
     ProgressSink,
-    PruneReport,
-    RepairReport,
-    RetentionPolicy,
     RunRequest,
     SandboxInfo,
     SandboxRequest,
-    Usage,
     Variant,
 )
 from snapshotd.engine.caller import Caller
@@ -351,7 +347,7 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
         resume: bool = False,
         variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
-        part: ForkPart | None = None,
+        part: ForkPlace | None = None,
     ) -> Forked:
         if not 1 <= n <= MAX_FORKS:
             raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
@@ -468,32 +464,30 @@ class LocalEngine(FolderVerbs, MindVerbs, LocalFileVerbs, LocalCommandVerbs):
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 
-    def usage(self) -> Usage:
+    def usage(self) -> UsageInfo:
         return self._upkeep.usage(evict.budget_bytes(self._context))
 
-    def policy(self, ref: str | None) -> RetentionPolicy:
+    def policy(self, ref: str | None) -> Policy:
         return retention.get_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id)
 
-    def set_policy(self, ref: str | None, policy: RetentionPolicy | None) -> None:
+    def set_policy(self, ref: str | None, policy: Policy | None) -> None:
         if ref is not None and policy is not None and policy.max_bytes is not None:
             raise UsageError(
                 "a trajectory's own policy cannot limit the size of the repository, which is one for all: leave out its name"
             )
         retention.set_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id, policy)
 
-    def prune(
-        self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
-    ) -> PruneReport:
+    def prune(self, policy: Policy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneInfo:
         reserve.adjust(self._context.state_dir)
         try:
             return self._upkeep.prune(policy, dry_run=dry_run, grace_s=grace_s, progress=progress)
         finally:
             reserve.adjust(self._context.state_dir)
 
-    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
         return self._upkeep.check(read_data=read_data, progress=progress)
 
-    def repair(self, progress: ProgressSink) -> RepairReport:
+    def repair(self, progress: ProgressSink) -> RepairInfo:
         return self._upkeep.repair(progress)
 
     def export(

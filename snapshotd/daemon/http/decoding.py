@@ -15,7 +15,6 @@ from typing import Any, cast
 from snapshotd import types as t
 from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeFields, MessageFields
 from snapshotd.api.record import UNSET
-from snapshotd.api.storage import Policy
 from snapshotd.api.trajectories import (
     CreateRequest,
     LimitsRequest,
@@ -301,10 +300,3 @@ def _check_text(text: str, what: str) -> None:
             raise UsageError(
                 f"{what} has text that is not Unicode ({exc.reason} at character {exc.start}); leave that out"
             ) from exc
-
-
-# -- storage -----------------------------------------------------------------------------------------------------------
-
-
-def retention_policy(body: Policy) -> base.RetentionPolicy:
-    return base.RetentionPolicy(**vars(body))
