@@ -318,7 +318,7 @@ class Approval:
     """A question that a person has to decide, bound to (tool, arguments digest, snapshot); it does not cross a fork.
 
     `entry` is the call that waits. `digest`: SHA-256 of the canonical JSON of [tool, arguments], hexadecimal; of [tool,
-    [entry, arguments]] for a call from outside of the sandbox (`Engine.ask`), which is bound to no files. `edited`: other
+    [entry, arguments]] for a call from outside of the sandbox (`ApprovalService.ask`), which is bound to no files. `edited`: other
     arguments that the approver put in their place, as a one-element tuple; None: as asked.
     """
 

@@ -18,7 +18,7 @@ from snapshotd.api.commands import CommandFields
 from snapshotd.config import read
 from snapshotd.daemon.wiring import open_engine
 from snapshotd.engine.base import SandboxRequest
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -32,13 +32,13 @@ DONE, FAILED = CallStatus.DONE, CallStatus.FAILED
 class Agent:
     """What an agent does in one trajectory."""
 
-    def __init__(self, engine: LocalEngine, trajectory: str) -> None:
+    def __init__(self, engine: Engine, trajectory: str) -> None:
         self.engine, self.id = engine, trajectory
 
     @property
     def sandbox(self) -> Sandbox:
-        sessions = self.engine._sessions
-        return sessions.running(self.engine.trajectory(self.id))
+        sessions = self.engine.life._sessions
+        return sessions.running(self.engine.snapshots.trajectory(self.id))
 
     @property
     def calls(self) -> AgentCalls:
@@ -48,12 +48,12 @@ class Agent:
 
     @property
     def head(self) -> Snapshot:
-        return self.engine.snapshot(self.id)
+        return self.engine.snapshots.get(self.id)
 
     def sh(self, script: str) -> str:
         """Change files, or look at them, without a step."""
         said: list[bytes] = []
-        result = self.engine._sessions.exec(
+        result = self.engine.life._sessions.exec(
             self.sandbox,
             CommandFields(("sh", "-c", script), cwd="/workspace"),
             sink=lambda _, data: said.append(data),
@@ -88,7 +88,7 @@ class Agent:
 
     def end(self, call: str, *, status: CallStatus = DONE, result: Any = None) -> Snapshot:
         taken = self.calls.call_end(os.getpid(), call, Outcome(status, json.dumps(result).encode()))
-        return self.engine._catalog.get_snapshot(SnapshotID(taken))
+        return self.engine.life._catalog.get_snapshot(SnapshotID(taken))
 
     def send(self, name: str, key: str, **more: Any) -> Snapshot:
         """An irreversible call, with a compensation that writes down what it was called with."""
@@ -116,42 +116,42 @@ class Agent:
         return {name: self.sh(f"cat /workspace/{name}") for name in names}
 
     def said(self) -> list[Any]:
-        return [message.content for message in self.engine.conversation(self.id)]
+        return [message.content for message in self.engine.mind.conversation(self.id)]
 
 
 @contextlib.contextmanager
-def engine(root: Path) -> Iterator[LocalEngine]:
+def engine(root: Path) -> Iterator[Engine]:
     """With the tree `root` as its image "default"; nothing is left behind."""
     state_dir = Path(tempfile.mkdtemp(prefix="snapshotd-mind-", dir="/var/tmp"))
     try:
         with forked.children():
             opened = reopened(state_dir)
             try:
-                opened.import_image(str(root), "default", lambda _: None)
+                opened.images.import_(str(root), "default", lambda _: None)
                 yield opened
             finally:
-                opened.close()
+                opened.life.close()
         nothing_left(state_dir, running=False)
     finally:
         shutil.rmtree(state_dir)
 
 
-def clear(opened: LocalEngine) -> None:
+def clear(opened: Engine) -> None:
     """Remove all trajectories, forks before what they were forked from, for the next test with the same engine."""
-    opened.flush()  # what is not stored keeps what it was made from
-    for trajectory in sorted(opened.trajectories(), key=lambda one: one.created_at_ns, reverse=True):
-        opened.remove(trajectory.id, force=True)
+    opened.storage.flush()  # what is not stored keeps what it was made from
+    for trajectory in sorted(opened.snapshots.trajectories(), key=lambda one: one.created_at_ns, reverse=True):
+        opened.runs.remove(trajectory.id, force=True)
 
 
-def reopened(state_dir: Path) -> LocalEngine:
+def reopened(state_dir: Path) -> Engine:
     found = open_engine(replace(read(), state_dir=str(state_dir)))
-    assert isinstance(found, LocalEngine)
+    assert isinstance(found, Engine)
     return found
 
 
-def agent(opened: LocalEngine, runtime: str = "runc") -> Agent:
+def agent(opened: Engine, runtime: str = "runc") -> Agent:
     """An agent in a sandbox of its own."""
-    return Agent(opened, opened.create(SandboxRequest(runtime=runtime))[0].id)
+    return Agent(opened, opened.runs.create(SandboxRequest(runtime=runtime))[0].id)
 
 
 def message(text: str) -> Message:

@@ -272,7 +272,11 @@ def forms_of(cls: Hashable) -> dict[str, _Path | _Base64]:
 @cache
 def records_in(cls: Hashable) -> frozenset[str]:
     """The fields that are records, or have some."""
-    return frozenset(name for name, make in _makers(cls).items() if make is not None and make is not tuple)
+    return frozenset(name for name, hint in _hints(cls).items() if _has_record(hint))
+
+
+def _has_record(hint: Any) -> bool:
+    return (isinstance(hint, type) and issubclass(hint, ApiRecord)) or any(map(_has_record, get_args(hint)))
 
 
 @cache

@@ -28,7 +28,8 @@ from typing import Any
 
 from snapshotd.daemon.hook_lateness import LateAnswers
 from snapshotd.daemon.hook_places import HookPlaces, HookTurns
-from snapshotd.engine.base import Engine, Opener, RewindMode
+from snapshotd.engine.base import Opener, RewindMode
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import LimitExceeded, SnapshotdError, UsageError
 from snapshotd.formats.foreign_json import parse
 from snapshotd.kernel import passing
@@ -145,7 +146,7 @@ class HookServer:
                 agent, payload = words[1] if len(words) > 1 else "", _payload(connection, rest, ends)
                 late = self._late.answered(connection, LimitExceeded.exit_code, _late(fds[0]))
                 with late, self._turns.turn(user.uid):
-                    self._engine.folder_hook(user, fds[0], agent, payload, peer(connection)[0])
+                    self._engine.folders.hook(user, fds[0], agent, payload, peer(connection)[0])
                 return 0, ""
             with self._turns.turn(user.uid):
                 return 0, self._verb(user, fds[0], words, peer(connection)[0])
@@ -167,10 +168,10 @@ class HookServer:
         options = [word for word in arguments if word.startswith("-")]
         if verb == "checkpoint" and arguments and not options:
             name = "-".join(arguments).strip("\"'")
-            return f"{short(self._engine.folder_checkpoint(user, folder, name).id)} is {name}\n"
-        trajectory, opener = self._engine.folder_trajectory(user, folder), Opener(folder)
+            return f"{short(self._engine.folders.checkpoint(user, folder, name).id)} is {name}\n"
+        trajectory, opener = self._engine.folders.trajectory(user, folder), Opener(folder)
         if verb == "undo" and not arguments:
-            return _done(self._engine.undo(trajectory.id, opener=opener))
+            return _done(self._engine.branching.undo(trajectory.id, opener=opener))
         if verb == "log" and not arguments:
             return self._listed(trajectory, user)
         if verb == "rewind":
@@ -181,8 +182,8 @@ class HookServer:
             if known and max(len(refs), len(modes), len(sessions)) < 2 and "" not in sessions:
                 if not refs:
                     return self._listed(trajectory, user)
-                target = self._engine.folder_snapshot(user, folder, refs[0])
-                session = next(iter(sessions), None) or self._engine.folder_session(user, folder, hook, target.id)
+                target = self._engine.folders.snapshot(user, folder, refs[0])
+                session = next(iter(sessions), None) or self._engine.folders.session_of(user, folder, hook, target.id)
                 mode: RewindMode = next(iter(modes), "both")
                 return self._rewind(trajectory, target, mode, session, opener, dry=_DRY_RUN in options)
         raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")
@@ -198,8 +199,10 @@ class HookServer:
         dry: bool,
     ) -> str:
         if not dry:
-            return _done(self._engine.rewind(trajectory.id, target.id, mode=mode, session=session, opener=opener))
-        preview = self._engine.preview_rewind(
+            return _done(
+                self._engine.branching.rewind(trajectory.id, target.id, mode=mode, session=session, opener=opener)
+            )
+        preview = self._engine.branching.preview_rewind(
             trajectory.id, target.id, mode=mode, max_files=100, session=session, opener=opener
         )
         lines = [f"{change.kind} {os.fsdecode(change.path)}" for change in preview.files]
@@ -208,7 +211,7 @@ class HookServer:
 
     def _listed(self, trajectory: Trajectory, user: HostUser) -> str:
         rows = []
-        for one in self._engine.log(trajectory.id, _LISTED):
+        for one in self._engine.snapshots.log(trajectory.id, _LISTED):
             names = [tag.removesuffix(f"@{user.uid}") for tag in one.tags]
             rows.append("  ".join((short(one.id), one.call.name, json.dumps(one.call.arguments)[:80], *names)))
         return "\n".join([*rows, ""])

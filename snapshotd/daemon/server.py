@@ -1,7 +1,7 @@
 """The daemon's life: checks, lock, engine, socket, requests, end.
 
     rights (a user's: a user namespace)  ->  lock  ->  log  ->  own mount namespace  ->  engine open (recovery)  ->  socket  ->  ready
-    SIGTERM/SIGINT  ->  no new connections  ->  engine.close (a last snapshot of every sandbox)  ->  answers end  ->  exit 0
+    SIGTERM/SIGINT  ->  no new connections  ->  engine.life.close (a last snapshot of every sandbox)  ->  answers end  ->  exit 0
     a second signal  ->  exit at once; the next daemon recovers, as after kill -9
 
 The socket exists exactly while requests can be answered: it is made after recovery and removed before the lock is
@@ -38,7 +38,7 @@ from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol
 from snapshotd.daemon.http.routes.shared import Service
 from snapshotd.daemon.lock import StateLock, make_state_dir
 from snapshotd.daemon.logs import start_logging
-from snapshotd.engine.base import Engine
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import memory
 from snapshotd.kernel.syscalls import KEYCTL_JOIN_SESSION_KEYRING, call
@@ -128,7 +128,7 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
             finally:
                 _unbind(options.socket_path, listener)
         finally:
-            engine.close()
+            engine.life.close()
     except SnapshotdError as exc:
         log.error("the daemon ends", extra={"fields": error_json(exc)})
         raise
@@ -264,7 +264,7 @@ class _Server(uvicorn.Server):
         try:
             if self._hooks is not None:
                 await asyncio.to_thread(self._hooks.close)
-            await asyncio.to_thread(self._service.engine.close)
+            await asyncio.to_thread(self._service.engine.life.close)
         except Exception:
             self.close_failed = True
             log.critical("the engine could not be closed; the next daemon recovers", exc_info=True)

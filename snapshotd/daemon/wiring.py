@@ -25,16 +25,15 @@ from snapshotd.config import Config, UserPlaces
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
-from snapshotd.engine.base import Engine
 from snapshotd.engine.context import Context
-from snapshotd.engine.engine import EngineParts, LocalEngine
+from snapshotd.engine.engine import Engine, EnginePart, Life
 from snapshotd.engine.events import EventLogs
+from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.host.system_packages import CATATONIT
 from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.webhook import Webhooks
-from snapshotd.engine.mind_verbs import Mind
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
@@ -46,6 +45,13 @@ from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.root import LayerSources
 from snapshotd.engine.secrecy import Secrecy
+from snapshotd.engine.services.approvals import ApprovalService
+from snapshotd.engine.services.branching import BranchingService
+from snapshotd.engine.services.images import ImageService
+from snapshotd.engine.services.mind import MindService
+from snapshotd.engine.services.runs import RunService
+from snapshotd.engine.services.snapshots import SnapshotService
+from snapshotd.engine.services.storage import StorageService
 from snapshotd.engine.storing import rebuild, reserve
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.archiver import Archiver
@@ -115,9 +121,9 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     state_dir = Path(config.state_dir)
     state_files.check_catalog(state_dir)
+    reserve.adjust(state_dir)  # reading a database takes some blocks
     facts = partial(meta_in_file, state_dir / state_files.CATALOG)
     state_files.check_logs(state_dir, lambda: recover.was_killed(facts))
-    reserve.adjust(state_dir)
     catalog = SqliteCatalog(state_dir / state_files.CATALOG)  # before all else that says that there was one
     state_files.check_repository(state_dir, lambda: bool(catalog.trajectories()))
     if _store_url(config, catalog) == _local_url(state_dir):
@@ -179,14 +185,14 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         lazy = LazyMount(places.command("lazy"), run_dir / "lazy", _lazy_refusal(mode, store.host))
         survivors = recover.recover(context)
         engine = _assemble(context, lazy, _gateways(load_key(places.repo_dir), Budget(config.gateway_memory_bytes)))
-        engine.start(survivors)
+        engine.life.start(survivors)
         return engine
     except BaseException:
         layer_store.release(store)
         raise
 
 
-def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> LocalEngine:
+def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engine:
     """The engine over its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
     endpoint."""
     worker = Worker(context.store.root, context.store.kind, context.store.marks)
@@ -199,34 +205,44 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Local
     launcher = Launcher(context, cold.take, LayerSources(merger.apply, links.of, cold.server))
     background = Background(context, merger, links, worker, archive)
     webhooks = Webhooks()
-    gate, values = Gate(context, webhooks), KeyValueStore(context.catalog)
+    gate = Gate(context, webhooks)
+    values = KeyValueStore(context.catalog, lambda value: context.secrecy.shared().conceal(value))
     gateways = Gateways(context, gate, gateway)
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
     resumes = Resumes(context, sessions)
     forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
-    steps = background.submit
-    return LocalEngine(
-        EngineParts(
-            context=context,
-            requests=Requests(context.catalog),
-            worker=worker,
-            merger=merger,
-            cold=cold,
-            archive=archive,
-            disposal=disposal,
-            launcher=launcher,
-            background=background,
-            webhooks=webhooks,
-            gate=gate,
-            sessions=sessions,
-            upkeep=Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict),
-            forks=forks,
-            resumes=resumes,
-            files=FileCalls(context, sessions, steps),
-            mind=Mind(context, sessions, cold, gate, values, steps, fork=forks.once, forget=disposal.forget),
-            browse=Browse(context),
-            replies=_replies,
-        )
+    steps, browse, folders = background.submit, Browse(context), Folders(context, cold, background.submit)
+    values.start_sweeping()
+    upkeep = Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict)
+    ends: tuple[EnginePart, ...] = (
+        gate,
+        context.events.watch,
+        values,
+        folders,
+        webhooks,
+        browse,
+        sessions,
+        launcher,
+        background,
+        archive,
+        cold,
+        worker,
+        context.keeper,
+        *context.runtimes.values(),
+    )
+    return Engine(
+        runs=RunService(context, sessions, resumes, background, archive, disposal),
+        snapshots=SnapshotService(context, cold, archive),
+        files=FileCalls(context, sessions, steps),
+        branching=BranchingService(context, sessions, cold, gate, folders, forks, resumes, steps, disposal.forget),
+        mind=MindService(context),
+        approvals=ApprovalService(context, gate),
+        values=values,
+        folders=folders,
+        storage=StorageService(context, upkeep, archive, background, browse, _replies),
+        images=ImageService(context),
+        requests=Requests(context.catalog),
+        life=Life(context, sessions, cold, archive, background, disposal, upkeep, str(gate.policy.path), ends),
     )
 
 

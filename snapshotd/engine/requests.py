@@ -8,13 +8,13 @@ first one.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.base import Asking
 from snapshotd.errors import NotFound
 from snapshotd.failpoints import hit
 from snapshotd.types import RequestKey
@@ -40,6 +40,22 @@ class _Key:
         self.present = 0
 
 
+class Asking(ABC):
+    """A request, as long as its client waits for the answer."""
+
+    @abstractmethod
+    def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
+        """The answer: of `make`, or if an earlier request under the key has made it, of `recall`, which gets the ids of
+        what was made. Waits while another one under the key is at work. The work of `make` and the key become durable
+        together; a key whose request failed is free again. Conflict: the key is another request's. With `recall_only`
+        NotFound if nothing was made. A request without a key is made."""
+
+    @abstractmethod
+    def asked_again(self) -> bool:
+        """True if the client, which went away before the answer, has asked again under its key. Waits some seconds for
+        that."""
+
+
 class Requests:
     """See the module's text. Thread-safe."""
 
@@ -50,7 +66,8 @@ class Requests:
 
     @contextmanager
     def asking(self, request: RequestKey | None) -> Iterator[Asking]:
-        """See `Engine.asking`."""
+        """For the time of a request; `request`: its key, if it has one. The verbs that are called in `Asking.once` belong
+        to it."""
         if request is None:
             yield _Unnamed()
             return

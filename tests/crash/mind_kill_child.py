@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.engine.base import EditRequest, FileEdit, Forked, MergeRequest, Variant
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, SnapshotdError
 from snapshotd.types import ApprovalStatus, ExperimentID, RequestKey, SideEffect
 from tests import forked, mind_rig
@@ -20,26 +20,26 @@ CHILD_S = 120
 EDIT = EditRequest(files=(FileEdit(b"workspace/y", b"y"),))
 
 
-def change(engine: LocalEngine, what: str, trajectory: str) -> None:
+def change(engine: Engine, what: str, trajectory: str) -> None:
     if what == "promote":
-        engine.promote("branch")
+        engine.branching.promote("branch")
         return
-    head = engine.trajectory(trajectory).head
+    head = engine.snapshots.trajectory(trajectory).head
     request = MergeRequest(head, head, take=(b"workspace/y",), delete=(b"workspace/x",))
-    engine.merge(trajectory, engine.trajectory("branch").head, request)
+    engine.branching.merge(trajectory, engine.snapshots.trajectory("branch").head, request)
 
 
-def fork(engine: LocalEngine, trajectory: str) -> Forked:
+def fork(engine: Engine, trajectory: str) -> Forked:
     """Each time under one key, as a client does that has lost the answer."""
     variants = (Variant("changed", edit=EDIT), Variant("same"))
-    head = engine.trajectory(trajectory).head
+    head = engine.snapshots.trajectory(trajectory).head
 
     def recall(made: tuple[str, ...]) -> Forked:
-        found = tuple(map(engine.trajectory, made))
+        found = tuple(map(engine.snapshots.trajectory, made))
         return Forked(found[0].experiment or ExperimentID(""), found)
 
-    with engine.asking(RequestKey(trajectory, "the same", time.time_ns())) as asking:
-        return asking.once(lambda: engine.fork(head, 2, args=None, name=None, variants=variants), recall)
+    with engine.requests.asking(RequestKey(trajectory, "the same", time.time_ns())) as asking:
+        return asking.once(lambda: engine.branching.fork(head, 2, args=None, name=None, variants=variants), recall)
 
 
 def _ask(agent: Agent, gone: threading.Event, **more: Any) -> None:
@@ -55,16 +55,16 @@ def main() -> int:
     return 0
 
 
-def _do(engine: LocalEngine, what: str, trajectory: str) -> None:
+def _do(engine: Engine, what: str, trajectory: str) -> None:
     agent = Agent(engine, trajectory)
     if what == "rewind":
-        engine.rewind(trajectory, engine.log(trajectory)[1].id, compensate=True)
+        engine.branching.rewind(trajectory, engine.snapshots.log(trajectory)[1].id, compensate=True)
         return
     if what in ("promote", "merge"):
         change(engine, what, trajectory)
         return
     if what == "edit":
-        engine.edit(engine.trajectory(trajectory).head, EDIT, name="edited")
+        engine.branching.edit(engine.snapshots.trajectory(trajectory).head, EDIT, name="edited")
         return
     if what == "fork":
         fork(engine, trajectory)
@@ -76,13 +76,13 @@ def _do(engine: LocalEngine, what: str, trajectory: str) -> None:
     deadline = time.monotonic() + CHILD_S
     while time.monotonic() < deadline:
         pending = (
-            engine.approvals(ApprovalStatus.PENDING) if what == "approve" else ()
+            engine.approvals.list(ApprovalStatus.PENDING) if what == "approve" else ()
         )  # else it dies before anybody can decide
         for approval in pending:
             gone.set()
             asking.join(CHILD_S)  # who asked does not see the decision before this process dies of it
             try:
-                engine.approve(approval.id, by="ann")
+                engine.approvals.approve(approval.id, by="ann")
             except SnapshotdError as exc:
                 sys.exit(exc.message)
         time.sleep(0.01)

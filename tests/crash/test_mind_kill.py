@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd import failpoints
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict
 from snapshotd.failpoints import EXIT_CODE
 from snapshotd.types import ApprovalStatus, CallStatus, SideEffect
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.runc
 class Bench:
     """One state directory for all tests, with an image, and the engine that is open on it."""
 
-    def __init__(self, first: LocalEngine) -> None:
-        self.engine, self.state_dir = first, first._context.state_dir
+    def __init__(self, first: Engine) -> None:
+        self.engine, self.state_dir = first, first.life._context.state_dir
 
-    def killed_at(self, name: str, what: str, trajectory: str) -> LocalEngine:
+    def killed_at(self, name: str, what: str, trajectory: str) -> Engine:
         """Do something in an engine of its own process, which dies at a failpoint. Returns the next engine."""
-        self.engine.close()
+        self.engine.life.close()
         env = {**os.environ, "SNAPSHOTD_FAILPOINT": name}
         words = [str(self.state_dir), what, trajectory]
         code, _, said = forked.run(words, env=env, timeout_s=CHILD_S, module=mind_kill_child.__name__)
@@ -44,7 +44,7 @@ def only(small_root: Path) -> Iterator[Bench]:
     with mind_rig.engine(small_root) as first:
         bench = Bench(first)
         yield bench
-        bench.engine.close()
+        bench.engine.life.close()
 
 
 @pytest.fixture
@@ -62,12 +62,12 @@ def test_a_compensation_that_was_cut_off_does_not_run_again(bench: Bench, name: 
     again = Agent(second, agent.id)
     assert again.head.call.name == "mail", "nothing was rewound"
     with pytest.raises(Conflict, match="does not run again"):
-        second.rewind(agent.id, start.id, compensate=True)
-    rewound = second.rewind(agent.id, start.id)
+        second.branching.rewind(agent.id, start.id, compensate=True)
+    rewound = second.branching.rewind(agent.id, start.id)
     assert rewound.call.name == "rewind"
-    second.compensate(agent.id, ())
-    assert [e.compensated for e in second.effects(agent.id)] == [CallStatus.UNKNOWN]
-    assert "compensate" not in [s.call.name for s in second.log(agent.id)]
+    second.branching.compensate(agent.id, ())
+    assert [e.compensated for e in second.branching.effects(agent.id)] == [CallStatus.UNKNOWN]
+    assert "compensate" not in [s.call.name for s in second.snapshots.log(agent.id)]
     assert again.files() == {"x": "x\n"}
 
 
@@ -77,14 +77,14 @@ def test_what_was_asked_or_decided_is_known_afterwards(bench: Bench, name: str) 
     agent.tool("write", {}, "echo x > x")
     second = bench.killed_at(name, "approve" if name.endswith("decided") else "ask", agent.id)
     again = Agent(second, agent.id)
-    (approval,) = second.approvals()
+    (approval,) = second.approvals.list()
     assert approval.status is (ApprovalStatus.APPROVED if name.endswith("decided") else ApprovalStatus.PENDING)
-    assert list(second.journal(agent.id))[-1].name == "write", "the call has not begun"
+    assert list(second.mind.journal(agent.id))[-1].name == "write", "the call has not begun"
     if approval.status is ApprovalStatus.PENDING:
-        second.approve(approval.id, by="ann")
+        second.approvals.approve(approval.id, by="ann")
     call, _ = again.begin("mail", {"to": "a"}, side_effect=SideEffect.IRREVERSIBLE, approve=True)
     again.end(call)
-    assert [a.id for a in second.approvals()] == [approval.id]
+    assert [a.id for a in second.approvals.list()] == [approval.id]
 
 
 @pytest.mark.parametrize("name", ["engine.fork.recorded", "engine.edit.forked", "engine.step.committed"])
@@ -92,16 +92,16 @@ def test_an_edit_is_whole_or_not_there(bench: Bench, name: str) -> None:
     agent = mind_rig.agent(bench.engine)
     agent.tool("write", {}, "echo x > x")
     second = bench.killed_at(name, "edit", agent.id)
-    made = [trajectory for trajectory in second.trajectories() if trajectory.name == "edited"]
+    made = [trajectory for trajectory in second.snapshots.trajectories() if trajectory.name == "edited"]
     if name == "engine.step.committed":
-        assert [second.log(one.id)[-1].call.name for one in made] == ["edit"]
+        assert [second.snapshots.log(one.id)[-1].call.name for one in made] == ["edit"]
     else:
         assert made == []
-        second.edit(second.trajectory(agent.id).head, mind_kill_child.EDIT, name="edited")
-    edited = Agent(second, second.trajectory("edited").id)
+        second.branching.edit(second.snapshots.trajectory(agent.id).head, mind_kill_child.EDIT, name="edited")
+    edited = Agent(second, second.snapshots.trajectory("edited").id)
     assert edited.files() == {"x": "x\n", "y": "y"}
     assert Agent(second, agent.id).files() == {"x": "x\n"}
-    assert second._catalog.get_meta("half_made") == "[]"
+    assert second.life._catalog.get_meta("half_made") == "[]"
 
 
 @pytest.mark.parametrize("what", ["promote", "merge"])
@@ -109,11 +109,11 @@ def test_an_edit_is_whole_or_not_there(bench: Bench, name: str) -> None:
 def test_a_promotion_or_merge_is_whole_or_not_there(bench: Bench, name: str, what: str) -> None:
     agent = mind_rig.agent(bench.engine)
     agent.tool("write", {}, "echo x > x")
-    branch = bench.engine.fork(agent.id, 1, args=None, name="branch").trajectories[0].id
+    branch = bench.engine.branching.fork(agent.id, 1, args=None, name="branch").trajectories[0].id
     Agent(bench.engine, branch).tool("write", {}, "echo y > y; rm x")
-    before = [one.id for one in bench.engine.log(agent.id)]
+    before = [one.id for one in bench.engine.snapshots.log(agent.id)]
     second = bench.killed_at(name, what, agent.id)
-    log, again = second.log(agent.id), Agent(second, agent.id)
+    log, again = second.snapshots.log(agent.id), Agent(second, agent.id)
     if name == "engine.step.sealed":
         assert [one.id for one in log] == before
         assert again.files() == {"x": "x\n"}
@@ -121,7 +121,7 @@ def test_a_promotion_or_merge_is_whole_or_not_there(bench: Bench, name: str, wha
     else:
         assert [one.call.name for one in log[len(before) :]] == [what]
     assert again.files() == {"y": "y\n"}
-    second.undo(agent.id)
+    second.branching.undo(agent.id)
     assert again.files() == {"x": "x\n"}
 
 
@@ -131,9 +131,9 @@ def test_changed_children_are_all_there_or_none(bench: Bench, name: str) -> None
     agent = mind_rig.agent(bench.engine)
     agent.tool("write", {}, "echo x > x")
     second = bench.killed_at(name, "fork", agent.id)
-    assert [trajectory.id for trajectory in second.trajectories()] == [agent.id]
-    assert second._catalog.get_meta("half_made") == "[]"
+    assert [trajectory.id for trajectory in second.snapshots.trajectories()] == [agent.id]
+    assert second.life._catalog.get_meta("half_made") == "[]"
     forked = mind_kill_child.fork(second, agent.id)
     assert [Agent(second, one.id).files() for one in forked.trajectories] == [{"x": "x\n", "y": "y"}, {"x": "x\n"}]
-    assert [len(second.log(one.id)) for one in forked.trajectories] == [1, 0]
-    assert second._catalog.get_meta("half_made") == "[]"
+    assert [len(second.snapshots.log(one.id)) for one in forked.trajectories] == [1, 0]
+    assert second.life._catalog.get_meta("half_made") == "[]"

@@ -60,8 +60,8 @@ def _stored(engine: LocalEngine) -> Snapshot:
     for number in range(FILES):
         (data / str(number)).write_bytes(_content(number))
     snapshot = agent.end(call)
-    engine.flush()
-    engine.stop(agent.id)
+    engine.storage.flush()
+    engine.runs.stop(agent.id)
     return snapshot
 
 
@@ -78,10 +78,10 @@ def cold(engine: LocalEngine, stored: Snapshot) -> Iterator[Snapshot]:
     with engine._cold._lock:
         engine._cold._forget_evicted()
     yield stored
-    engine.flush()
-    for trajectory in engine.trajectories():
+    engine.storage.flush()
+    for trajectory in engine.snapshots.trajectories():
         if trajectory.id != stored.trajectory:
-            engine.remove(trajectory.id, force=True)
+            engine.runs.remove(trajectory.id, force=True)
 
 
 def _content(number: int) -> bytes:
@@ -92,7 +92,7 @@ def _content(number: int) -> bytes:
 def _read(engine: LocalEngine, trajectory: str, number: int) -> bytes | None:
     """A file of a sandbox; None when its program says that it cannot be read."""
     said: list[bytes] = []
-    sandbox = engine._sessions.running(engine.trajectory(trajectory))
+    sandbox = engine._sessions.running(engine.snapshots.trajectory(trajectory))
     result = engine._sessions.exec(
         sandbox,
         CommandFields(("cat", f"data/{number}"), cwd="/workspace"),
@@ -103,7 +103,7 @@ def _read(engine: LocalEngine, trajectory: str, number: int) -> bytes | None:
 
 
 def _fork(engine: LocalEngine, snapshot: Snapshot) -> str:
-    return engine.fork(snapshot.id, 1, args=None, name=None).trajectories[0].id
+    return engine.branching.fork(snapshot.id, 1, args=None, name=None).trajectories[0].id
 
 
 def _lazy_pid(engine: LocalEngine) -> int:
@@ -158,7 +158,7 @@ def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Local
             assert time.monotonic() - began < SOON_S
         second = _fork(engine, cold)  # which starts the process again
         assert _read(engine, second, 1) == _content(1)
-    engine.rewind(first, cold.id, mode="files")
+    engine.branching.rewind(first, cold.id, mode="files")
     assert [_read(engine, first, number) for number in range(6)] == [_content(number) for number in range(6)]
 
 
@@ -182,8 +182,8 @@ def test_the_next_command_finds_the_files_again(engine: LocalEngine, cold: Snaps
     kept = agent.tool("look", {}, "cat data/3 > /dev/null; cat note")
     assert not sandbox.root.lazy
     assert agent.sandbox is sandbox
-    assert b"".join(engine.cat(kept.id, b"workspace/note")) == b"note\n"
-    assert b"".join(engine.cat(kept.id, b"workspace/data/3")) == _content(3)
+    assert b"".join(engine.snapshots.cat(kept.id, b"workspace/note")) == b"note\n"
+    assert b"".join(engine.snapshots.cat(kept.id, b"workspace/data/3")) == _content(3)
 
 
 def test_a_step_without_a_command_leaves_the_dead_mount(engine: LocalEngine, cold: Snapshot) -> None:
@@ -216,7 +216,7 @@ def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: S
         fork = _fork(engine, cold)
         assert _read(engine, fork, 3) == _content(3)
         wait_until(lambda: all(item.written.done() for item in engine._cold._rebuilt.values()), "the layer is written")
-        engine.remove(fork, force=True)
+        engine.runs.remove(fork, force=True)
         wait_until(
             lambda: engine._parts.disposal.evict() == 0 and engine._context.store.sized_bytes() == 0,
             "the layer is evicted again",
@@ -228,7 +228,7 @@ def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: S
 
 
 def _waits_for_fuse(engine: LocalEngine, trajectory: str) -> bool:
-    for pid in engine._sessions.running(engine.trajectory(trajectory)).cgroup.processes():
+    for pid in engine._sessions.running(engine.snapshots.trajectory(trajectory)).cgroup.processes():
         try:
             if any(word in Path(f"/proc/{pid}/wchan").read_text() for word in ("fuse", "request_wait")):
                 return True
@@ -245,14 +245,14 @@ def _restored_some(target: Path) -> bool:
 def test_a_restore_during_which_the_fuse_process_is_killed(engine: LocalEngine, cold: Snapshot, tmp_path: Path) -> None:
     lazy = _lazy_pid(engine)
     fork = _fork(engine, cold)
-    restored = _in_thread(lambda: engine.restore(cold.id, tmp_path / "to", path=b"/workspace"))
+    restored = _in_thread(lambda: engine.snapshots.restore(cold.id, tmp_path / "to", path=b"/workspace"))
     wait_until(lambda: _restored_some(tmp_path), "the restore is in the middle")
     os.kill(lazy, signal.SIGKILL)
     restored.join()
     assert {path.name: path.read_bytes() for path in (tmp_path / "to/data").iterdir()} == {
         str(n): _content(n) for n in range(FILES)
     }
-    engine.remove(fork, force=True)
+    engine.runs.remove(fork, force=True)
 
 
 def test_a_restore_whose_own_process_is_killed(engine: LocalEngine, cold: Snapshot, tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_restore_whose_own_process_is_killed(engine: LocalEngine, cold: Snapsh
 
     def restore() -> None:
         try:
-            engine.restore(cold.id, tmp_path / "to", path=b"/workspace")
+            engine.snapshots.restore(cold.id, tmp_path / "to", path=b"/workspace")
         except InternalError as exc:
             failures.append(exc)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.runs.recover import mark_clean
 from snapshotd.engine.storing import evict
 from snapshotd.types import SnapshotState
@@ -24,16 +24,16 @@ Left = Callable[[], AbstractContextManager[SqliteCatalog]]
 
 
 @pytest.fixture
-def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalEngine]:
+def engine(small_root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
 @pytest.fixture
-def left(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Left:
+def left(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Left:
     """Opens a copy of the catalog without the end of its WAL that was not flushed."""
-    path, flush, flushed_bytes = engine._context.state_dir / "catalog.db", os.fdatasync, dict[int, int]()
+    path, flush, flushed_bytes = engine.life._context.state_dir / "catalog.db", os.fdatasync, dict[int, int]()
 
     def fdatasync(fd: int) -> None:
         size = os.fstat(fd).st_size
@@ -52,24 +52,24 @@ def left(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 
 
 def test_a_snapshot_that_repair_gives_up_stays_lost(
-    engine: LocalEngine, left: Left, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, left: Left, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = mind_rig.agent(engine)
     taken = agent.tool("write", {}, "echo 1 > file")
-    engine.stop(agent.id)
-    engine.flush()
-    stored = engine.snapshot(taken.id)
-    wait_until(lambda: not any(map(engine._context.store.is_held, stored.stack.layers)), "the layers are let go")
-    engine._parts.disposal.evict()
-    monkeypatch.setattr(engine._upkeep, "_unreadable", lambda _: {stored.tree})
-    assert taken.id in engine.repair(lambda _: None).lost
+    engine.runs.stop(agent.id)
+    engine.storage.flush()
+    stored = engine.snapshots.get(taken.id)
+    wait_until(lambda: not any(map(engine.life._context.store.is_held, stored.stack.layers)), "the layers are let go")
+    engine.life._disposal.evict()
+    monkeypatch.setattr(engine.life._upkeep, "_unreadable", lambda _: {stored.tree})
+    assert taken.id in engine.storage.repair(lambda _: None).lost
     with left() as catalog:
         assert catalog.get_snapshot(taken.id).state is SnapshotState.LOST
 
 
-def test_the_mark_of_a_clean_end_stays(engine: LocalEngine, left: Left) -> None:
+def test_the_mark_of_a_clean_end_stays(engine: Engine, left: Left) -> None:
     """Without it the next start declares lost whatever was only captured."""
-    engine.flush()
-    mark_clean(engine._context)
+    engine.storage.flush()
+    mark_clean(engine.life._context)
     with left() as catalog:
-        assert catalog.get_meta("clean_boot_id") == engine._catalog.get_meta("boot_id")
+        assert catalog.get_meta("clean_boot_id") == engine.life._catalog.get_meta("boot_id")

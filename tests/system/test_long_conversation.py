@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from tests import long, mind_rig
 from tests.mind_rig import Agent
 
@@ -33,10 +33,10 @@ class Cost:
 
 
 @contextmanager
-def _statements(engine: LocalEngine) -> Iterator[list[int]]:
+def _statements(engine: Engine) -> Iterator[list[int]]:
     """How many this thread asks of the catalog."""
     count, own = [0], threading.get_ident()
-    catalog = engine._catalog
+    catalog = engine.life._catalog
     assert isinstance(catalog, SqliteCatalog)
 
     def traced(*_: Any) -> bool:
@@ -58,7 +58,7 @@ def _measured(agent: Agent, first: int) -> Cost:
             before = _written_bytes()
             _say(agent, start, WINDOW)
             windows.append(_written_bytes() - before)
-    agent.engine.flush()
+    agent.engine.storage.flush()
     return Cost(count[0], statistics.median(windows), _packs_bytes(agent.engine) - packs)
 
 
@@ -67,8 +67,8 @@ def _written_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("wchar:"))
 
 
-def _packs_bytes(engine: LocalEngine) -> int:
-    packs = engine._context.state_dir / "repo" / "store"
+def _packs_bytes(engine: Engine) -> int:
+    packs = engine.life._context.state_dir / "repo" / "store"
     return sum(path.stat().st_size for path in packs.rglob("*") if path.is_file())
 
 
@@ -82,10 +82,10 @@ def _say(agent: Agent, first: int, count: int) -> None:
 def test_the_last_thousand_messages_cost_what_the_first_did(small_root: Path) -> None:
     with mind_rig.engine(small_root) as engine:
         agent = mind_rig.agent(engine)
-        engine.flush()
+        engine.storage.flush()
         first = _measured(agent, 0)
         _say(agent, PART, MESSAGES - 2 * PART)
-        engine.flush()
+        engine.storage.flush()
         last = _measured(agent, MESSAGES - PART)
         assert len(agent.said()) == MESSAGES
     assert first.statements == last.statements > 0

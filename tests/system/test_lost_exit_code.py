@@ -34,16 +34,18 @@ def run(engine: LocalEngine, script: str) -> Agent:
     """A program that ends when it is let go."""
     waits = "while [ ! -e go ]; do sleep 0.05; done; "
     return Agent(
-        engine, engine.run(RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", waits + script))).id
+        engine, engine.runs.run(RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", waits + script))).id
     )
 
 
 def let_go(agent: Agent) -> None:
-    agent.engine.exec(agent.id, ExecRequest(("touch", "go"), cwd="/workspace"), sink=lambda *_: None)
+    agent.engine.runs.exec(agent.id, ExecRequest(("touch", "go"), cwd="/workspace"), sink=lambda *_: None)
 
 
 def finished(agent: Agent) -> list[dict[str, Any]]:
-    return [event for event in agent.engine.events(agent.id, follow=True) if event["event"] in ("warning", "finished")]
+    return [
+        event for event in agent.engine.runs.events(agent.id, follow=True) if event["event"] in ("warning", "finished")
+    ]
 
 
 def test_all_but_the_exit_code_is_recorded(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,9 +63,9 @@ def test_all_but_the_exit_code_is_recorded(engine: LocalEngine, monkeypatch: pyt
     assert (end["status"], end["exit_code"]) == (TrajectoryStatus.INTERRUPTED, None)
     call = agent.head.call
     assert (call.name, call.status, call.exit_code) == ("exit", CallStatus.UNKNOWN, None)
-    assert b"".join(engine.output(agent.head.id, "stdout")) == b"said\n"
-    assert b"".join(engine.cat(agent.head.id, b"workspace/file")) == b"wrote\n"
-    engine.resume(agent.id)
+    assert b"".join(engine.snapshots.output(agent.head.id, "stdout")) == b"said\n"
+    assert b"".join(engine.snapshots.cat(agent.head.id, b"workspace/file")) == b"wrote\n"
+    engine.runs.resume(agent.id)
     let_go(agent)
     (end,) = finished(agent)
     assert (end["status"], end["exit_code"]) == (TrajectoryStatus.FAILED, 3)
@@ -81,8 +83,8 @@ def test_a_program_whose_sandbox_is_gone_is_not_running(engine: LocalEngine, mon
 
     def winding_up() -> None:
         if not resumed:
-            assert engine.sandboxes() == []
-            resumed.append(pool.submit(engine.resume, agent.id))
+            assert engine.runs.sandboxes() == []
+            resumed.append(pool.submit(engine.runs.resume, agent.id))
             wait_until(lambda: resumed[0].done() or waits.is_set(), "it has been refused, or waits")
         wait()
 
@@ -93,4 +95,4 @@ def test_a_program_whose_sandbox_is_gone_is_not_running(engine: LocalEngine, mon
         let_go(agent)
         wait_until(lambda: bool(resumed), "it ends")
         assert resumed[0].result(WAIT_S).status is TrajectoryStatus.RUNNING
-    engine.stop(agent.id)
+    engine.runs.stop(agent.id)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.storing import merging
 from snapshotd.types import Snapshot
 from tests import long, mind_rig
@@ -43,8 +43,8 @@ class Work:
 
 
 @contextmanager
-def _counted(engine: LocalEngine) -> Iterator[list[Work]]:
-    catalog, own = engine._catalog, threading.get_ident()
+def _counted(engine: Engine) -> Iterator[list[Work]]:
+    catalog, own = engine.life._catalog, threading.get_ident()
     assert isinstance(catalog, SqliteCatalog)
     instructions = calls = listed = 0
     result: list[Work] = []
@@ -70,7 +70,7 @@ def _counted(engine: LocalEngine) -> Iterator[list[Work]]:
         result.append(Work(instructions, calls, listed))
 
 
-def _work(engine: LocalEngine, verb: Callable[[], object]) -> Work:
+def _work(engine: Engine, verb: Callable[[], object]) -> Work:
     """The least of a few rounds, since waiting for something is calls, too."""
     seen = []
     for _ in range(3):
@@ -88,23 +88,23 @@ def _write(agent: Agent, first: int, end: int) -> None:
         (workspace / f"d{number % FOLDERS}").mkdir(exist_ok=True)
         (workspace / f"d{number % FOLDERS}/f{number % FILES}").write_text(f"step {number}\n")
         agent.end(call)
-    agent.engine.flush()
+    agent.engine.storage.flush()
 
 
 def _verbs(agent: Agent, first: Snapshot) -> dict[str, Work]:
     engine = agent.engine
-    newest = engine.log(agent.id, NEIGHBOURS + 1)
-    compared = [_work(engine, lambda a=a, b=b: list(engine.diff(a.id, b.id))) for a, b in pairwise(newest)]  # type: ignore[misc]
+    newest = engine.snapshots.log(agent.id, NEIGHBOURS + 1)
+    compared = [_work(engine, lambda a=a, b=b: list(engine.snapshots.diff(a.id, b.id))) for a, b in pairwise(newest)]  # type: ignore[misc]
     assert max(work.listed for work in compared) <= LISTED, "what was merged in between is not looked at"
 
     def fork() -> None:
-        (made,) = engine.fork(newest[-1].id, 1, args=None, name=None).trajectories
-        engine.remove(made.id, force=True)
+        (made,) = engine.branching.fork(newest[-1].id, 1, args=None, name=None).trajectories
+        engine.runs.remove(made.id, force=True)
 
     return {
-        "log": _work(engine, lambda: engine.log(agent.id, 50)),
-        "show": _work(engine, lambda: engine.snapshot(newest[-1].id)),
-        "show the first": _work(engine, lambda: engine.snapshot(first.id)),
+        "log": _work(engine, lambda: engine.snapshots.log(agent.id, 50)),
+        "show": _work(engine, lambda: engine.snapshots.get(newest[-1].id)),
+        "show the first": _work(engine, lambda: engine.snapshots.get(first.id)),
         "fork": _work(engine, fork),
         "diff": Work(
             *(
@@ -128,7 +128,7 @@ def test_the_last_snapshots_are_the_work_that_the_first_were(small_root: Path) -
             report = f"{verb}: {before} with {FEW} snapshots, {after} with {MANY}"
             assert 0 < after.instructions <= 2 * before.instructions + 50, report
             assert 0 < after.calls <= 2 * before.calls, report
-        store, merged = engine._context.store, engine._parts.merger._merged
+        store, merged = engine.life._context.store, engine.life._disposal._merger._merged
         assert len(store._pins) - len(merged) < FEW, "what the catalog refers to is not remembered besides"
 
 
@@ -137,16 +137,16 @@ def test_merged_layers_may_be_forgotten(small_root: Path, monkeypatch: pytest.Mo
     with mind_rig.engine(small_root) as engine:
         agent = mind_rig.agent(engine)
         _write(agent, 0, 120)
-        assert len(engine._parts.merger._merged) == 12
-        assert len(engine._parts.merger._level) == 12
-        taken = engine.log(agent.id)
+        assert len(engine.life._disposal._merger._merged) == 12
+        assert len(engine.life._disposal._merger._level) == 12
+        taken = engine.snapshots.log(agent.id)
         assert max(len(snapshot.stack.layers) for snapshot in taken) <= merging.MAX_DEPTH
-        (fork,) = engine.fork(taken[60].id, 1, args=None, name=None).trajectories
-        engine.remove(fork.id, force=True)
-        engine._parts.disposal.sweep()
+        (fork,) = engine.branching.fork(taken[60].id, 1, args=None, name=None).trajectories
+        engine.runs.remove(fork.id, force=True)
+        engine.life._disposal.sweep()
         for number in (0, 59, 60, 119):
             path = f"workspace/d{number % FOLDERS}/f{number}".encode()
-            assert b"".join(engine.cat(taken[number + 1].id, path)) == f"step {number}\n".encode()
-            assert [c.path for c in engine.diff(taken[number + 1].id, None) if c.path.endswith(b"/f%d" % number)] == [
-                path
-            ]
+            assert b"".join(engine.snapshots.cat(taken[number + 1].id, path)) == f"step {number}\n".encode()
+            assert [
+                c.path for c in engine.snapshots.diff(taken[number + 1].id, None) if c.path.endswith(b"/f%d" % number)
+            ] == [path]

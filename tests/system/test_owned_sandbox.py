@@ -27,11 +27,13 @@ pytestmark = pytest.mark.runc
 WAIT_S = 60.0
 ROUNDS = 12
 OTHERS: dict[str, Callable[[Agent, Snapshot], object]] = {
-    "rewind": lambda agent, first: agent.engine.rewind(agent.id, first.id),
-    "rewind of files": lambda agent, first: agent.engine.rewind(agent.id, first.id, mode="files"),
-    "rewind of the conversation": lambda agent, first: agent.engine.rewind(agent.id, first.id, mode="conversation"),
-    "undo": lambda agent, _: agent.engine.undo(agent.id),
-    "retry": lambda agent, _: agent.engine.retry(agent.id, "task", resume=False),
+    "rewind": lambda agent, first: agent.engine.branching.rewind(agent.id, first.id),
+    "rewind of files": lambda agent, first: agent.engine.branching.rewind(agent.id, first.id, mode="files"),
+    "rewind of the conversation": lambda agent, first: agent.engine.branching.rewind(
+        agent.id, first.id, mode="conversation"
+    ),
+    "undo": lambda agent, _: agent.engine.branching.undo(agent.id),
+    "retry": lambda agent, _: agent.engine.branching.retry(agent.id, "task", resume=False),
 }
 
 
@@ -47,13 +49,13 @@ def agent(engine: LocalEngine) -> Agent:
 
 
 def execute(agent: Agent, script: str, sink: Callable[[str, bytes], object] = lambda *_: None) -> ExecResult:
-    return agent.engine.exec(agent.id, ExecRequest(("sh", "-c", script), cwd="/workspace"), sink=sink)  # type: ignore[arg-type]
+    return agent.engine.runs.exec(agent.id, ExecRequest(("sh", "-c", script), cwd="/workspace"), sink=sink)  # type: ignore[arg-type]
 
 
 def own(agent: Agent, done: ExecResult) -> bytes:
     """What the command's own snapshot has in the file `own`."""
     assert done.snapshot is not None
-    return b"".join(agent.engine.cat(done.snapshot.id, b"workspace/own"))
+    return b"".join(agent.engine.snapshots.cat(done.snapshot.id, b"workspace/own"))
 
 
 def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = execution) -> None:
@@ -82,7 +84,7 @@ def test_what_comes_between_a_commands_end_and_its_snapshot(
         first = agent.tool("write", {}, "echo before > own")
     agent.tool("write", {}, "echo after > other")
     if what == "undo":
-        agent.engine.rewind(agent.id, first.id)
+        agent.engine.branching.rewind(agent.id, first.id)
     at_the_gap(monkeypatch, "exec", lambda: refused(agent, first, what))
     done = execute(agent, "echo mine > own")
     assert own(agent, done) == b"mine\n"
@@ -95,11 +97,11 @@ def test_what_comes_between_a_commands_end_and_its_snapshot(
 def test_a_compensation_is_a_command_too(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     first = agent.tool("write", {}, "echo before > own")
     agent.send("mail", "a")
-    agent.engine.rewind(agent.id, first.id)
+    agent.engine.branching.rewind(agent.id, first.id)
     at_the_gap(monkeypatch, effects.COMPENSATE, lambda: refused(agent, first, "rewind of files"), effects)
-    agent.engine.compensate(agent.id, ())
+    agent.engine.branching.compensate(agent.id, ())
     assert agent.head.call.name == effects.COMPENSATE
-    assert b"".join(agent.engine.cat(agent.head.id, b"workspace/undone")).count(b'"key": "a"') == 1
+    assert b"".join(agent.engine.snapshots.cat(agent.head.id, b"workspace/undone")).count(b'"key": "a"') == 1
 
 
 def test_a_replay_waits_for_it(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +134,7 @@ def test_a_fork_that_is_being_edited(agent: Agent, monkeypatch: pytest.MonkeyPat
         assert go_on.wait(WAIT_S)
 
     def look_into_it(_: str) -> None:
-        fork = next(one for one in agent.engine.trajectories() if one.forked_from == source.id)
+        fork = next(one for one in agent.engine.snapshots.trajectories() if one.forked_from == source.id)
         running.append(pool.submit(execute, Agent(agent.engine, fork.id), "echo mine > own"))
         assert at_gap.wait(WAIT_S)
 
@@ -141,11 +143,11 @@ def test_a_fork_that_is_being_edited(agent: Agent, monkeypatch: pytest.MonkeyPat
     with pool:
         try:
             with pytest.raises(Conflict, match="has not ended"):
-                agent.engine.edit(source.id, EditRequest(files=(FileEdit(b"workspace/own", b"edited"),)))
+                agent.engine.branching.edit(source.id, EditRequest(files=(FileEdit(b"workspace/own", b"edited"),)))
         finally:
             go_on.set()
     assert running[0].exception() is not None, "the fork is gone"
-    assert [one for one in agent.engine.trajectories() if one.forked_from == source.id] == []
+    assert [one for one in agent.engine.snapshots.trajectories() if one.forked_from == source.id] == []
 
 
 def test_commands_and_rewinds_as_fast_as_they_can(agent: Agent) -> None:
@@ -157,7 +159,7 @@ def test_commands_and_rewinds_as_fast_as_they_can(agent: Agent) -> None:
         nonlocal rewound
         while not ended.is_set():
             try:
-                agent.engine.rewind(agent.id, first.id)
+                agent.engine.branching.rewind(agent.id, first.id)
                 rewound += 1
             except Conflict:
                 continue
@@ -200,19 +202,19 @@ def begun(agent: Agent, pool: ThreadPoolExecutor, script: str = HALF) -> Future[
 def is_interrupted(agent: Agent, done: ExecResult) -> None:
     """With what it had printed and written."""
     assert done.snapshot is not None
-    call = agent.engine.snapshot(done.snapshot.id).call
+    call = agent.engine.snapshots.get(done.snapshot.id).call
     assert (call.name, call.status, call.exit_code) == ("exec", CallStatus.INTERRUPTED, 137)
-    assert b"".join(agent.engine.output(done.snapshot.id, "stdout")) == b"said so far\n"
+    assert b"".join(agent.engine.snapshots.output(done.snapshot.id, "stdout")) == b"said so far\n"
     assert own(agent, done) == b"half\n"
 
 
 def test_a_stop_cuts_it_off_and_it_is_recorded(agent: Agent) -> None:
     with ThreadPoolExecutor(2) as pool:
         running = [begun(agent, pool) for _ in range(2)]
-        assert agent.engine.stop(agent.id).status is TrajectoryStatus.STOPPED
+        assert agent.engine.runs.stop(agent.id).status is TrajectoryStatus.STOPPED
         for one in running:
             is_interrupted(agent, one.result(WAIT_S))
-    assert [one.call.name for one in agent.engine.log(agent.id)][:3] == ["start", "exec", "exec"]
+    assert [one.call.name for one in agent.engine.snapshots.log(agent.id)][:3] == ["start", "exec", "exec"]
     assert agent.files()["own"] == "half\n"
 
 
@@ -222,7 +224,7 @@ def test_a_stop_waits_until_one_that_has_ended_is_recorded(agent: Agent, monkeyp
         stopping: list[Future[object]] = []
 
         def stop() -> None:
-            stopping.append(pool.submit(agent.engine.stop, agent.id))
+            stopping.append(pool.submit(agent.engine.runs.stop, agent.id))
             wait_until(lambda: stopping[0].done() or bool(sandbox.use._changing._waiters), "it has stopped, or waits")  # type: ignore[attr-defined]
 
         at_the_gap(monkeypatch, "exec", stop)
@@ -242,19 +244,19 @@ def test_a_stop_that_fails_leaves_the_sandbox_as_it_was(agent: Agent, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
         with pytest.raises(OutOfSpace):
-            agent.engine.stop(agent.id)
+            agent.engine.runs.stop(agent.id)
     assert own(agent, execute(agent, "echo mine > own")) == b"mine\n"
     assert agent.files().keys() == {"late", "own"}
 
 
 def test_the_end_of_the_program_cuts_it_off_too(engine: LocalEngine) -> None:
     run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"))
-    agent = Agent(engine, engine.run(run).id)
+    agent = Agent(engine, engine.runs.run(run).id)
     with ThreadPoolExecutor(1) as pool:
         running = begun(agent, pool)
         execute(agent, "touch go")
         is_interrupted(agent, running.result(WAIT_S))
-    assert [event["status"] for event in engine.events(agent.id, follow=True) if event["event"] == "finished"] == [
+    assert [event["status"] for event in engine.runs.events(agent.id, follow=True) if event["event"] == "finished"] == [
         "finished"
     ]
     assert agent.head.call.name == "exit"
@@ -264,25 +266,25 @@ def test_a_compensation_that_is_cut_off(agent: Agent) -> None:
     """It is not called done, and does not run again."""
     first = agent.tool("write", {}, "echo before > own")
     agent.send("mail", "a", compensate=("sh", "-c", "touch /workspace/begun; exec sleep 1000"))
-    agent.engine.rewind(agent.id, first.id)
+    agent.engine.branching.rewind(agent.id, first.id)
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(agent.engine.compensate, agent.id, ())
+        running = pool.submit(agent.engine.branching.compensate, agent.id, ())
         wait_until(lambda: "begun" in agent.files(), "it has begun")
-        agent.engine.stop(agent.id)
+        agent.engine.runs.stop(agent.id)
         with pytest.raises(SandboxFailed, match="cut off"):
             running.result(WAIT_S)
-    (left,) = agent.engine.effects(agent.id)
+    (left,) = agent.engine.branching.effects(agent.id)
     assert left.compensated is CallStatus.INTERRUPTED
     assert (agent.head.call.name, agent.head.call.status) == (effects.COMPENSATE, CallStatus.INTERRUPTED)
 
 
 def test_a_resume_does_not_cut_it_off(engine: LocalEngine) -> None:
     run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "exit 3"))
-    agent = Agent(engine, engine.run(run).id)
-    list(engine.events(agent.id, follow=True))
+    agent = Agent(engine, engine.runs.run(run).id)
+    list(engine.runs.events(agent.id, follow=True))
     with ThreadPoolExecutor(1) as pool:
         running = begun(agent, pool)
         with pytest.raises(Conflict, match="has not ended"):
-            engine.resume(agent.id)
-        engine.stop(agent.id)
+            engine.runs.resume(agent.id)
+        engine.runs.stop(agent.id)
         is_interrupted(agent, running.result(WAIT_S))

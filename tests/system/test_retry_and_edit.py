@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.base import EditRequest, FileEdit
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.mind.replay import Kept, Replay
 from snapshotd.errors import Conflict, NotFound, UsageError
 from snapshotd.types import CallStatus, EntryKind, SideEffect
@@ -19,13 +19,13 @@ pytestmark = pytest.mark.runc
 
 
 @pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
 @pytest.fixture
-def agent(engine: LocalEngine) -> Agent:
+def agent(engine: Engine) -> Agent:
     return mind_rig.agent(engine)
 
 
@@ -42,18 +42,18 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
         agent.calls.state_set("docs", (True,))
         agent.send("publish", "docs", task="docs")
         agent.tool("write", {"n": 3}, "echo docs > docs; ln docs docs2", task="docs", result="written")
-    before = [e.id for e in agent.engine.journal(agent.id)]
-    snapshot = agent.engine.retry(agent.id, "build", resume=False)
+    before = [e.id for e in agent.engine.mind.journal(agent.id)]
+    snapshot = agent.engine.branching.retry(agent.id, "build", resume=False)
     assert snapshot.call.arguments["kept"] == ["docs"]
     assert agent.files() == {"plan": "plan\n", "docs": "docs\n", "docs2": "docs\n"}
     assert agent.sh("stat -c %h docs").strip() == "2"
-    assert agent.engine.state(agent.id) == {"docs": True}
-    assert {t.name: t.status for t in agent.engine.tasks(agent.id)} == {"plan": "completed", "docs": "completed"}
+    assert agent.engine.mind.state(agent.id) == {"docs": True}
+    assert {t.name: t.status for t in agent.engine.mind.tasks(agent.id)} == {"plan": "completed", "docs": "completed"}
     # What it did outside was made up for; what the kept task did is not left behind.
-    assert [(e.entry.arguments["key"], e.compensated) for e in agent.engine.effects(agent.id)] == [
+    assert [(e.entry.arguments["key"], e.compensated) for e in agent.engine.branching.effects(agent.id)] == [
         ("broken", CallStatus.DONE)
     ]
-    entries = list(agent.engine.journal(agent.id))
+    entries = list(agent.engine.mind.journal(agent.id))
     assert [(e.kind, e.name) for e in entries] == [
         (EntryKind.TOOL, "write"),
         (EntryKind.TASK, "plan"),
@@ -76,8 +76,8 @@ def test_what_others_completed_stays_and_the_rest_goes(agent: Agent) -> None:
     skipped = kept.skip_task("docs")
     assert skipped is not None
     assert skipped.result == {"of": "docs"}
-    agent.engine.undo(agent.id)
-    assert [e.id for e in agent.engine.journal(agent.id)] == before
+    agent.engine.branching.undo(agent.id)
+    assert [e.id for e in agent.engine.mind.journal(agent.id)] == before
     assert agent.files()["build"] == "broken\n"
 
 
@@ -88,7 +88,7 @@ def test_a_kept_link_to_a_file_that_goes_back_leaves_that_file_as_it_was(agent: 
         agent.tool("write", {"n": 2}, "echo broken > plan", task="build")
     with agent.task("docs"):
         agent.tool("write", {"n": 3}, "ln plan docs", task="docs")
-    agent.engine.retry(agent.id, "build", resume=False)
+    agent.engine.branching.retry(agent.id, "build", resume=False)
     assert agent.files() == {"plan": "plan\n", "docs": "broken\n"}
 
 
@@ -97,14 +97,14 @@ def test_the_layer_of_what_was_kept_is_part_of_the_snapshot(agent: Agent) -> Non
         agent.tool("write", {}, "echo x > x", task="fails")
     with agent.task("works"):
         agent.tool("write", {}, "echo y > y", task="works")
-    snapshot = agent.engine.retry(agent.id, "fails", resume=False)
+    snapshot = agent.engine.branching.retry(agent.id, "fails", resume=False)
     agent.tool("write", {}, "echo z > z")
-    agent.engine.flush()
-    stored = agent.engine.snapshot(snapshot.id)
+    agent.engine.storage.flush()
+    stored = agent.engine.snapshots.get(snapshot.id)
     assert stored.tree is not None
-    (fork,) = agent.engine.fork(snapshot.id, 1, args=None, name=None).trajectories
+    (fork,) = agent.engine.branching.fork(snapshot.id, 1, args=None, name=None).trajectories
     assert Agent(agent.engine, fork.id).files() == {"y": "y\n"}
-    assert agent.engine.check(read_data=True, progress=lambda _: None).damages == ()
+    assert agent.engine.storage.check(read_data=True, progress=lambda _: None).damages == ()
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_what_builds_on_the_failed_task_is_refused_before_anything_happens(
         agent.tool("write", {}, script, task="docs")
     head = agent.head.id
     with pytest.raises(Conflict, match=path):
-        agent.engine.retry(agent.id, "build", resume=False)
+        agent.engine.branching.retry(agent.id, "build", resume=False)
     assert agent.head.id == head
-    assert agent.engine.effects(agent.id) == []
+    assert agent.engine.branching.effects(agent.id) == []
 
 
 def test_dependents_go_with_it(agent: Agent) -> None:
@@ -131,10 +131,10 @@ def test_dependents_go_with_it(agent: Agent) -> None:
     with agent.task("build", "plan"):
         agent.tool("write", {}, "echo build > build", task="build")
     with pytest.raises(NotFound, match="'plan', 'build'"):
-        agent.engine.retry(agent.id, "deploy", resume=False)
-    agent.engine.retry(agent.id, "plan", resume=False)
+        agent.engine.branching.retry(agent.id, "deploy", resume=False)
+    agent.engine.branching.retry(agent.id, "plan", resume=False)
     assert agent.files() == {}
-    assert agent.engine.tasks(agent.id) == []
+    assert agent.engine.mind.tasks(agent.id) == []
 
 
 def test_a_value_that_another_had_changed_is_refused(agent: Agent) -> None:
@@ -145,7 +145,7 @@ def test_a_value_that_another_had_changed_is_refused(agent: Agent) -> None:
         agent.calls.state_set("count", (2,))
         agent.tool("write", {}, "true", task="docs")
     with pytest.raises(Conflict, match="'count'"):
-        agent.engine.retry(agent.id, "build", resume=False)
+        agent.engine.branching.retry(agent.id, "build", resume=False)
 
 
 # -- edit --------------------------------------------------------------------------------------------------------------
@@ -162,15 +162,21 @@ def past(agent: Agent) -> Agent:
 
 
 def edited(agent: Agent, request: EditRequest) -> Agent:
-    trajectory = agent.engine.edit(agent.head.id, request)
+    trajectory = agent.engine.branching.edit(agent.head.id, request)
     assert trajectory.forked_from == agent.head.id
-    snapshot = agent.engine.snapshot(trajectory.id)
+    snapshot = agent.engine.snapshots.get(trajectory.id)
     assert (snapshot.call.name, snapshot.parent, snapshot.trajectory) == ("edit", agent.head.id, trajectory.id)
     return Agent(agent.engine, trajectory.id)
 
 
 def test_nothing_of_the_original_changes(past: Agent) -> None:
-    before = past.files(), past.said(), past.engine.state(past.id), list(past.engine.journal(past.id)), past.head.id
+    before = (
+        past.files(),
+        past.said(),
+        past.engine.mind.state(past.id),
+        list(past.engine.mind.journal(past.id)),
+        past.head.id,
+    )
     edited(
         past,
         EditRequest(files=(FileEdit(b"workspace/file", b"x"),), drop_messages=1, state=(("k", 2),), result=("three",)),
@@ -178,8 +184,8 @@ def test_nothing_of_the_original_changes(past: Agent) -> None:
     assert (
         past.files(),
         past.said(),
-        past.engine.state(past.id),
-        list(past.engine.journal(past.id)),
+        past.engine.mind.state(past.id),
+        list(past.engine.mind.journal(past.id)),
         past.head.id,
     ) == before
 
@@ -198,7 +204,7 @@ def test_files(past: Agent) -> None:
     assert other.files() == {"file": "changed\n", "new": "new\n"}
     assert other.sh("stat -c '%a %u' file new").split() == ["640", "0", "755", "0"]
     assert other.head.follows is None
-    assert (other.said(), len(list(other.engine.journal(other.id)))) == (["first", "second"], 2)
+    assert (other.said(), len(list(other.engine.mind.journal(other.id)))) == (["first", "second"], 2)
     other.tool("write", {}, "echo more > more")
     assert "more" in other.files()
 
@@ -211,7 +217,7 @@ def test_messages(past: Agent) -> None:
     assert edited(past, EditRequest(messages=())).said() == []
     added = edited(past, EditRequest(add_messages=(message("third"),)))
     assert (added.said(), added.head.follows) == (["first", "second", "third"], None)
-    assert {len(list(a.engine.journal(a.id))) for a in (dropped, whole, added)} == {2}
+    assert {len(list(a.engine.mind.journal(a.id))) for a in (dropped, whole, added)} == {2}
     added.say("fourth")
     added.tool("write", {})
     assert added.said() == ["first", "second", "third", "fourth"]
@@ -221,8 +227,8 @@ def test_state_result_and_environment(past: Agent) -> None:
     other = edited(
         past, EditRequest(state=(("k", None), ("l", [1])), result=({"is": 3},), env=(("GREETING", "hello"),))
     )
-    assert other.engine.state(other.id) == {"l": [1]}
-    entries = list(other.engine.journal(other.id))
+    assert other.engine.mind.state(other.id) == {"l": [1]}
+    entries = list(other.engine.mind.journal(other.id))
     assert [(e.name, e.arguments, e.status) for e in entries] == [("read", {"n": n}, CallStatus.DONE) for n in (1, 2)]
     assert entries[1].result == {"is": 3}
     assert entries[1].snapshot == other.head.id
@@ -243,18 +249,18 @@ def test_state_result_and_environment(past: Agent) -> None:
     ],
 )
 def test_what_cannot_be_edited(past: Agent, request_: EditRequest) -> None:
-    before = past.engine.trajectories()
+    before = past.engine.snapshots.trajectories()
     with pytest.raises(UsageError):
-        past.engine.edit(past.head.id, request_)
-    assert past.engine.trajectories() == before
+        past.engine.branching.edit(past.head.id, request_)
+    assert past.engine.snapshots.trajectories() == before
 
 
 def test_what_is_not_there(past: Agent) -> None:
     with pytest.raises(NotFound, match="/workspace/none"):
-        past.engine.edit(past.head.id, EditRequest(files=(FileEdit(b"workspace/none", None),)))
-    past.engine.rewind(past.id, past.head.id)
+        past.engine.branching.edit(past.head.id, EditRequest(files=(FileEdit(b"workspace/none", None),)))
+    past.engine.branching.rewind(past.id, past.head.id)
     with pytest.raises(UsageError, match="no result"):
-        past.engine.edit(past.head.id, EditRequest(result=(1,)))
+        past.engine.branching.edit(past.head.id, EditRequest(result=(1,)))
 
 
 def test_a_kept_irreversible_call_is_one_call(agent: Agent) -> None:
@@ -265,13 +271,13 @@ def test_a_kept_irreversible_call_is_one_call(agent: Agent) -> None:
     with agent.task("works"):
         agent.send("mail", "a", task="works")
     for _ in range(2):
-        began = agent.engine.retry(agent.id, "fails", resume=False)
-        assert agent.engine.effects(agent.id) == []
-        agent.engine.undo(agent.id)
-    agent.engine.rewind(agent.id, began.id)
-    agent.engine.rewind(agent.id, start.id)
-    (effect,) = agent.engine.effects(agent.id)
+        began = agent.engine.branching.retry(agent.id, "fails", resume=False)
+        assert agent.engine.branching.effects(agent.id) == []
+        agent.engine.branching.undo(agent.id)
+    agent.engine.branching.rewind(agent.id, began.id)
+    agent.engine.branching.rewind(agent.id, start.id)
+    (effect,) = agent.engine.branching.effects(agent.id)
     assert effect.entry.side_effect is SideEffect.IRREVERSIBLE
-    agent.engine.compensate(agent.id, ())
-    agent.engine.compensate(agent.id, ())
+    agent.engine.branching.compensate(agent.id, ())
+    agent.engine.branching.compensate(agent.id, ())
     assert len(agent.sh("cat undone").splitlines()) == 1

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.layers.pivot import Target
 from tests import long, mind_rig
 
@@ -23,7 +23,7 @@ ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
@@ -45,7 +45,7 @@ def _counted() -> Iterator[list[int]]:
         sys.setprofile(None)
 
 
-def _costs(engine: LocalEngine, script: str) -> tuple[int, int]:
+def _costs(engine: Engine, script: str) -> tuple[int, int]:
     """Of a rewind over what `script` does, and of its undo; the least of a few rounds, since waiting for something is
     calls, too."""
     agent = mind_rig.agent(engine)
@@ -57,26 +57,24 @@ def _costs(engine: LocalEngine, script: str) -> tuple[int, int]:
     rewinds, undos = [], []
     for _ in range(ROUNDS):
         with _counted() as count:
-            engine.rewind(agent.id, before.id)
+            engine.branching.rewind(agent.id, before.id)
         rewinds.append(count[0])
         assert (agent.files(), agent.said()) == ({}, ["before"])
         with _counted() as count:
-            engine.undo(agent.id)
+            engine.branching.undo(agent.id)
         undos.append(count[0])
         assert (agent.sh("ls -A * | wc -l"), agent.said()) == (seen, ["before", "after"])
     return min(rewinds), min(undos)
 
 
-def test_a_rewind_of_thousands_of_files_does_what_that_of_one_does(engine: LocalEngine) -> None:
+def test_a_rewind_of_thousands_of_files_does_what_that_of_one_does(engine: Engine) -> None:
     one = _costs(engine, "echo 1 > file")
     many = _costs(engine, f"mkdir d; cd d; i=0; while [ $i -lt {MANY} ]; do echo $i > $i; i=$((i+1)); done")
     for few, as_few in zip(one, many, strict=True):
         assert 0 < as_few < few + MANY // 20, (one, many)
 
 
-def test_a_rewind_does_not_wait_until_the_old_root_is_gone(
-    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rewind_does_not_wait_until_the_old_root_is_gone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Letting go of a root evicts whatever was touched there."""
     let_go: list[int] = []
 
@@ -89,12 +87,12 @@ def test_a_rewind_does_not_wait_until_the_old_root_is_gone(
     agent = mind_rig.agent(engine)
     before = agent.head
     agent.sh("echo 1 > uncaptured")  # so that the rewind takes a snapshot first: two roots are left
-    engine.flush()  # other sandboxes' roots are gone by now
+    engine.storage.flush()  # other sandboxes' roots are gone by now
     monkeypatch.setattr(Target, "bury", seen)
-    engine.rewind(agent.id, before.id)
-    engine.undo(agent.id)
+    engine.branching.rewind(agent.id, before.id)
+    engine.branching.undo(agent.id)
     assert agent.files() == {"uncaptured": "1\n"}
-    engine.flush()
+    engine.storage.flush()
     assert len(let_go) == 3
     assert threading.get_ident() not in let_go
     assert not agent.sandbox.root._target.retired

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, SideEffect, Snapshot
 from tests import mind_rig
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.runc
 
 
 @pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
 @pytest.fixture
-def agent(engine: LocalEngine) -> Agent:
+def agent(engine: Engine) -> Agent:
     return mind_rig.agent(engine)
 
 
@@ -40,7 +40,12 @@ def two_steps(agent: Agent) -> tuple[Snapshot, Snapshot]:
 
 def everything(agent: Agent) -> tuple[object, ...]:
     """Files, conversation, state, journal."""
-    return agent.files(), agent.said(), agent.engine.state(agent.id), [e.id for e in agent.engine.journal(agent.id)]
+    return (
+        agent.files(),
+        agent.said(),
+        agent.engine.mind.state(agent.id),
+        [e.id for e in agent.engine.mind.journal(agent.id)],
+    )
 
 
 AT_ONE = {"file": "one\n", "one": "one\n"}
@@ -56,34 +61,34 @@ def test_the_chosen_parts_go_back_and_undo_brings_them_again(
 ) -> None:
     one, two = two_steps(agent)
     before = everything(agent)
-    preview = agent.engine.preview_rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
-    rewound = agent.engine.rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
+    preview = agent.engine.branching.preview_rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
+    rewound = agent.engine.branching.rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
     assert rewound.call.arguments == {"to": one.id, "mode": mode, "from": two.id}
     assert (rewound.parent, rewound.follows) == (two.id, None if mode == "files" else one.id)
     assert agent.files() == files
     assert agent.said() == said
-    assert agent.engine.state(agent.id) == {"at": "two" if mode == "files" else "one"}
-    assert len(list(agent.engine.journal(agent.id))) == (2 if mode == "files" else 1)
+    assert agent.engine.mind.state(agent.id) == {"at": "two" if mode == "files" else "one"}
+    assert len(list(agent.engine.mind.journal(agent.id))) == (2 if mode == "files" else 1)
     assert [m.content for m in preview.messages] == ["say two"][: 2 - len(said)]
     assert {c.path for c in preview.files} == {p for p in (b"workspace/file", b"workspace/two") if files == AT_ONE}
     assert preview.file_count == len(preview.files)
-    undone = agent.engine.undo(agent.id)
+    undone = agent.engine.branching.undo(agent.id)
     assert undone.call.arguments == {"of": rewound.id, "to": two.id}
     assert everything(agent) == before
-    agent.engine.undo(agent.id)
+    agent.engine.branching.undo(agent.id)
     assert (agent.files(), agent.said()) == (files, said)
 
 
 def test_steps_after_a_rewind_go_on_from_there(agent: Agent) -> None:
     one, _ = two_steps(agent)
-    agent.engine.rewind(agent.id, one.id)
+    agent.engine.branching.rewind(agent.id, one.id)
     agent.say("say three")
     third = agent.tool("write", {"name": "three"}, "echo three > three")
     assert agent.said() == ["say one", "say three"]
     assert agent.files() == {**AT_ONE, "three": "three\n"}
     with pytest.raises(Conflict, match="nothing to undo"):
-        agent.engine.undo(agent.id)
-    assert agent.engine.snapshot(agent.id).id == third.id
+        agent.engine.branching.undo(agent.id)
+    assert agent.engine.snapshots.get(agent.id).id == third.id
 
 
 def test_what_was_not_yet_captured_is_kept_on_the_line_that_is_left(agent: Agent) -> None:
@@ -92,13 +97,13 @@ def test_what_was_not_yet_captured_is_kept_on_the_line_that_is_left(agent: Agent
     agent.say("a late word")
     agent.calls.state_set("at", ("late",))
     before = (agent.files(), ["say one", "say two", "a late word"], {"at": "late"})
-    preview = agent.engine.preview_rewind(agent.id, one.id)
+    preview = agent.engine.branching.preview_rewind(agent.id, one.id)
     assert b"workspace/late" in {c.path for c in preview.files}
     assert [m.content for m in preview.messages] == ["say two", "a late word"]
-    agent.engine.rewind(agent.id, one.id)
-    assert (agent.files(), agent.said(), agent.engine.state(agent.id)) == (AT_ONE, ["say one"], {"at": "one"})
-    agent.engine.undo(agent.id)
-    assert (agent.files(), agent.said(), agent.engine.state(agent.id)) == before
+    agent.engine.branching.rewind(agent.id, one.id)
+    assert (agent.files(), agent.said(), agent.engine.mind.state(agent.id)) == (AT_ONE, ["say one"], {"at": "one"})
+    agent.engine.branching.undo(agent.id)
+    assert (agent.files(), agent.said(), agent.engine.mind.state(agent.id)) == before
 
 
 def test_a_rewind_of_files_that_fails_keeps_what_no_snapshot_has(agent: Agent) -> None:
@@ -113,29 +118,29 @@ def test_a_rewind_of_files_that_fails_keeps_what_no_snapshot_has(agent: Agent) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
         with pytest.raises(OutOfSpace):
-            agent.engine.rewind(agent.id, one.id, mode="files")
+            agent.engine.branching.rewind(agent.id, one.id, mode="files")
     agent.tool("write", {}, "echo three > three")
     assert agent.files() == {**AT_TWO, "three": "three\n"}
     assert agent.said() == ["say one", "say two", "a late word"]
-    assert agent.engine.state(agent.id) == {"at": "late"}
+    assert agent.engine.mind.state(agent.id) == {"at": "late"}
 
 
-def test_the_mind_only_goes_where_it_has_been(engine: LocalEngine, agent: Agent) -> None:
+def test_the_mind_only_goes_where_it_has_been(engine: Engine, agent: Agent) -> None:
     one, two = two_steps(agent)
     other = mind_rig.agent(engine)
     other.tool("write", {}, "echo mine > mine")
     for mode in ("conversation", "both"):
         with pytest.raises(Conflict, match="not of its history"):
-            engine.rewind(other.id, one.id, mode=mode)  # type: ignore[arg-type]
-    engine.rewind(other.id, one.id, mode="files")
+            engine.branching.rewind(other.id, one.id, mode=mode)  # type: ignore[arg-type]
+    engine.branching.rewind(other.id, one.id, mode="files")
     assert other.files() == AT_ONE
-    (fork,) = engine.fork(one.id, 1, args=None, name=None).trajectories
+    (fork,) = engine.branching.fork(one.id, 1, args=None, name=None).trajectories
     forked = Agent(engine, fork.id)
     forked.tool("write", {}, "echo x > x")
-    engine.rewind(fork.id, one.id)
+    engine.branching.rewind(fork.id, one.id)
     assert (forked.files(), forked.said()) == (AT_ONE, ["say one"])
     with pytest.raises(Conflict, match="not of its history"):
-        engine.rewind(fork.id, two.id)
+        engine.branching.rewind(fork.id, two.id)
 
 
 def test_a_live_process_is_not_pulled_away_from_its_files(agent: Agent) -> None:
@@ -144,7 +149,7 @@ def test_a_live_process_is_not_pulled_away_from_its_files(agent: Agent) -> None:
     head = agent.head
     for mode in ("files", "conversation", "both"):
         with pytest.raises(Conflict, match="is live"):
-            agent.engine.rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
+            agent.engine.branching.rewind(agent.id, one.id, mode=mode)  # type: ignore[arg-type]
     assert agent.head.id == head.id
 
 
@@ -157,20 +162,20 @@ def test_irreversible_calls_that_are_left_behind_are_listed_and_compensated_once
         agent.send("mail", key, result={"sent": key})
     agent.tool("mail without", {"key": "c"}, side_effect=SideEffect.IRREVERSIBLE)
     begun, _ = agent.begin("mail", {"key": "d"}, side_effect=SideEffect.IRREVERSIBLE)
-    preview = agent.engine.preview_rewind(agent.id, start.id)
+    preview = agent.engine.branching.preview_rewind(agent.id, start.id)
     assert [(e.entry.arguments["key"], e.compensation is not None, e.compensated) for e in preview.effects] == [
         ("d", False, None),
         ("c", False, None),
         ("b", True, None),
         ("a", True, None),
     ]
-    assert agent.engine.preview_rewind(agent.id, start.id, mode="files").effects == ()
-    assert agent.engine.effects(agent.id) == []
-    agent.engine.rewind(agent.id, start.id)
-    left = agent.engine.effects(agent.id)
+    assert agent.engine.branching.preview_rewind(agent.id, start.id, mode="files").effects == ()
+    assert agent.engine.branching.effects(agent.id) == []
+    agent.engine.branching.rewind(agent.id, start.id)
+    left = agent.engine.branching.effects(agent.id)
     assert [e.entry.arguments["key"] for e in left] == ["d", "c", "b", "a"]
     assert {e.entry.id: e.entry.status for e in left}[begun] is CallStatus.UNKNOWN  # type: ignore[index]
-    done = agent.engine.compensate(agent.id, ())
+    done = agent.engine.branching.compensate(agent.id, ())
     assert [(e.entry.arguments["key"], e.compensated) for e in done] == [
         ("d", None),
         ("c", None),
@@ -179,11 +184,11 @@ def test_irreversible_calls_that_are_left_behind_are_listed_and_compensated_once
     ]
     undone = agent.sh("cat undone").splitlines()
     assert [('"key": "b"' in line, '"sent": "b"' in line) for line in undone] == [(True, True), (False, False)]
-    assert [s.call.name for s in agent.engine.log(agent.id)][-3:] == ["rewind", "compensate", "compensate"]
-    agent.engine.compensate(agent.id, ())
+    assert [s.call.name for s in agent.engine.snapshots.log(agent.id)][-3:] == ["rewind", "compensate", "compensate"]
+    agent.engine.branching.compensate(agent.id, ())
     assert len(agent.sh("cat undone").splitlines()) == 2
     with pytest.raises(Conflict, match="at most once"):
-        agent.engine.compensate(agent.id, (left[3].entry.id[:8],))
+        agent.engine.branching.compensate(agent.id, (left[3].entry.id[:8],))
 
 
 def test_a_rewind_compensates_first_and_stays_where_it_is_if_that_fails(agent: Agent) -> None:
@@ -191,34 +196,34 @@ def test_a_rewind_compensates_first_and_stays_where_it_is_if_that_fails(agent: A
     agent.send("mail", "a")
     agent.send("mail", "b", compensate=("sh", "-c", "echo cannot; exit 3"))
     with pytest.raises(SandboxFailed, match="exit code 3"):
-        agent.engine.rewind(agent.id, start.id, compensate=True)
+        agent.engine.branching.rewind(agent.id, start.id, compensate=True)
     assert agent.head.call.name == "compensate"
-    assert b"".join(agent.engine.output(agent.head.id, "stdout")) == b"cannot\n"
+    assert b"".join(agent.engine.snapshots.output(agent.head.id, "stdout")) == b"cannot\n"
     assert agent.files().keys() == {"x"}
     with pytest.raises(Conflict, match="does not run again"):
-        agent.engine.rewind(agent.id, start.id, compensate=True)
-    agent.engine.rewind(agent.id, start.id)
+        agent.engine.branching.rewind(agent.id, start.id, compensate=True)
+    agent.engine.branching.rewind(agent.id, start.id)
     assert agent.head.call.name == "rewind"
-    assert [e.compensated for e in agent.engine.effects(agent.id)] == [CallStatus.FAILED, None]
-    agent.engine.undo(agent.id)
-    assert agent.engine.effects(agent.id) == []
+    assert [e.compensated for e in agent.engine.branching.effects(agent.id)] == [CallStatus.FAILED, None]
+    agent.engine.branching.undo(agent.id)
+    assert agent.engine.branching.effects(agent.id) == []
 
 
-def test_what_cannot_be_removed_goes_on_running(engine: LocalEngine) -> None:
+def test_what_cannot_be_removed_goes_on_running(engine: Engine) -> None:
     """Another trajectory was put onto a snapshot of it, and that is not stored yet: `rm --force` refuses, and ends
     nothing."""
     source, other = mind_rig.agent(engine), mind_rig.agent(engine)
     one, _ = two_steps(source)
-    engine.flush()
-    with engine._archive.paused():
-        engine.rewind(other.id, one.id, mode="files")
+    engine.storage.flush()
+    with engine.life._archive.paused():
+        engine.branching.rewind(other.id, one.id, mode="files")
         sandbox = source.sandbox
         source.sh("echo three > file")
         with pytest.raises(Conflict, match="not stored yet"):
-            engine.remove(source.id, force=True)
+            engine.runs.remove(source.id, force=True)
         assert not sandbox.closed
         assert source.sandbox is sandbox
         assert source.files()["file"] == "three\n"
-    engine.flush()
-    engine.remove(source.id, force=True)
+    engine.storage.flush()
+    engine.runs.remove(source.id, force=True)
     assert other.files() == AT_ONE

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from snapshotd.engine.base import EditRequest, SandboxRequest
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.types import DEFAULT_TENANT
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.runc
 
 
 @pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
-def _begun(engine: LocalEngine, tenant: str) -> Agent:
-    return Agent(engine, engine.create(SandboxRequest(runtime="runc", tenant=tenant))[0].id)
+def _begun(engine: Engine, tenant: str) -> Agent:
+    return Agent(engine, engine.runs.create(SandboxRequest(runtime="runc", tenant=tenant))[0].id)
 
 
 def _put(agent: Agent, value: Any) -> None:
@@ -40,29 +40,29 @@ def _get(agent: Agent) -> Any:
     return agent.calls.store("get", {"namespace": "n", "key": "k", "version": None}, None).get("value")
 
 
-def test_agents_reach_the_values_of_their_tenant_alone(engine: LocalEngine) -> None:
+def test_agents_reach_the_values_of_their_tenant_alone(engine: Engine) -> None:
     acme, other, nobody = _begun(engine, "acme"), _begun(engine, "other"), _begun(engine, DEFAULT_TENANT)
     _put(acme, "of acme")
     assert [_get(agent) for agent in (acme, other, nobody)] == ["of acme", None, None]
     _put(nobody, "of all")
     assert [_get(agent) for agent in (acme, other, nobody)] == ["of acme", None, "of all"]
-    assert engine.get_value("acme", "n", "k").value == "of acme"
-    assert engine.get_value(DEFAULT_TENANT, "n", "k").value == "of all"
+    assert engine.values.get("acme", "n", "k").value == "of acme"
+    assert engine.values.get(DEFAULT_TENANT, "n", "k").value == "of all"
     with pytest.raises(NotFound):
-        engine.get_value("other", "n", "k")
+        engine.values.get("other", "n", "k")
 
 
-def test_forks_and_edits_stay_with_the_tenant(engine: LocalEngine) -> None:
+def test_forks_and_edits_stay_with_the_tenant(engine: Engine) -> None:
     agent = _begun(engine, "firm")
     head = agent.tool("write", {}, "echo 1 > one")
     _put(agent, 1)
-    (forked,) = engine.fork(head.id, 1, args=None, name=None).trajectories
-    edited = engine.edit(head.id, EditRequest(env=(("OTHER", "x"),)))
+    (forked,) = engine.branching.fork(head.id, 1, args=None, name=None).trajectories
+    edited = engine.branching.edit(head.id, EditRequest(env=(("OTHER", "x"),)))
     assert [_get(Agent(engine, made.id)) for made in (forked, edited)] == [1, 1]
     assert TENANT not in agent.sh("env")
 
 
-def test_a_tenant_is_a_name(engine: LocalEngine) -> None:
+def test_a_tenant_is_a_name(engine: Engine) -> None:
     for wrong in ("", "a/b", "-x", "x" * 65):
         with pytest.raises(UsageError, match="tenant"):
-            engine.create(replace(SandboxRequest(runtime="runc"), tenant=wrong))
+            engine.runs.create(replace(SandboxRequest(runtime="runc"), tenant=wrong))

@@ -11,7 +11,7 @@ import pytest
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.storing import cold, evict, records
 from snapshotd.errors import OutOfSpace
 from snapshotd.types import Image, Snapshot, SnapshotState, TrajectoryStatus
@@ -25,13 +25,13 @@ SEALED = "echo {0} > file{0}"
 
 
 @pytest.fixture(scope="module")
-def only(small_root: Path) -> Iterator[LocalEngine]:
+def only(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
 @pytest.fixture
-def engine(only: LocalEngine) -> Iterator[LocalEngine]:
+def engine(only: Engine) -> Iterator[Engine]:
     yield only
     mind_rig.clear(only)
 
@@ -40,11 +40,13 @@ def refuse(*_: object, **__: object) -> None:
     raise OutOfSpace("the catalog's disk is full")
 
 
-def _filled(engine: LocalEngine) -> list[str]:
+def _filled(engine: Engine) -> list[str]:
     """The layers that a sweep leaves, but for those made ahead."""
-    engine._parts.disposal.sweep()
+    engine.life._disposal.sweep()
     return [
-        name for name in engine._context.store.layers() if any((engine._context.store.root / name / "upper").iterdir())
+        name
+        for name in engine.life._context.store.layers()
+        if any((engine.life._context.store.root / name / "upper").iterdir())
     ]
 
 
@@ -53,26 +55,26 @@ def _filled(engine: LocalEngine) -> list[str]:
     [("runc", SEALED), ("runc", COPIED), ("none", SEALED), ("none", COPIED)],
     ids=["sealed", "copied", "in a folder", "in a folder with something alive"],
 )
-def test_a_step_that_is_never_committed(engine: LocalEngine, runtime: str, script: str) -> None:
+def test_a_step_that_is_never_committed(engine: Engine, runtime: str, script: str) -> None:
     agent = mind_rig.agent(engine, runtime)
     agent.tool("write", {}, script.format(0))
-    engine.flush()  # what stores the first step holds its layers meanwhile
-    store = engine._context.store
+    engine.storage.flush()  # what stores the first step holds its layers meanwhile
+    store = engine.life._context.store
     before = dict(store._held)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SqliteCatalog, "commit_snapshot", refuse)
         for number in (1, 2):
             with pytest.raises(OutOfSpace):
                 agent.tool("write", {}, script.format(number))
-            engine._parts.disposal.sweep()
+            engine.life._disposal.sweep()
         held = sum(store._held.values()) - sum(before.values())
         assert held <= 2, "each uncommitted step is held once, as a part of what the sandbox stands on"
-        engine.remove(agent.id, force=True)
+        engine.runs.remove(agent.id, force=True)
     assert not store._held
     assert not _filled(engine)
 
 
-def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
+def test_a_copy_that_is_never_committed(engine: Engine) -> None:
     """It is gone with the next copy, though the sandbox lives."""
     agent = mind_rig.agent(engine)
     agent.tool("write", {}, COPIED.format(0))
@@ -83,11 +85,11 @@ def test_a_copy_that_is_never_committed(engine: LocalEngine) -> None:
                 agent.tool("write", {}, SEALED.format(number))
     last = agent.tool("write", {}, SEALED.format(3))
     assert last.method == "copy"
-    engine._background.wait()
-    assert set(_filled(engine)) == {*engine._catalog.referenced_layers(), agent.sandbox.root.upper}
+    engine.life._background.wait()
+    assert set(_filled(engine)) == {*engine.life._catalog.referenced_layers(), agent.sandbox.root.upper}
 
 
-def test_a_stop_without_room_says_how_to_end_without_a_last_snapshot(engine: LocalEngine) -> None:
+def test_a_stop_without_room_says_how_to_end_without_a_last_snapshot(engine: Engine) -> None:
     agent = mind_rig.agent(engine)
     head = agent.tool("write", {}, SEALED.format(0))
     with pytest.MonkeyPatch.context() as patch:
@@ -97,53 +99,53 @@ def test_a_stop_without_room_says_how_to_end_without_a_last_snapshot(engine: Loc
         with pytest.raises(
             OutOfSpace, match=r"disk is full; `snapshotd stop --discard .*` ends it .*loses what changed"
         ):
-            engine.stop(agent.id)
-        assert engine.trajectory(agent.id).status is TrajectoryStatus.RUNNING
-        stopped = engine.stop(agent.id, discard=True)
+            engine.runs.stop(agent.id)
+        assert engine.snapshots.trajectory(agent.id).status is TrajectoryStatus.RUNNING
+        stopped = engine.runs.stop(agent.id, discard=True)
     assert (stopped.status, stopped.head) == (TrajectoryStatus.STOPPED, head.id)
-    assert engine._sessions.find(agent.id) is None
+    assert engine.life._sessions.find(agent.id) is None
 
 
-def test_one_that_is_removed_while_it_is_stored_is_no_failure(
-    engine: LocalEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_is_removed_while_it_is_stored_is_no_failure(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The snapshots of others are stored with the same batch."""
     gone, stays = mind_rig.agent(engine), mind_rig.agent(engine)
-    engine.flush()
+    engine.storage.flush()
     encode = records.encode_from
 
     def removed_first(catalog: Catalog, snapshot: Snapshot, image: Image) -> bytes:
-        if snapshot.trajectory == gone.id and snapshot.trajectory in {one.id for one in engine.trajectories()}:
-            engine.remove(gone.id, force=True)
+        if snapshot.trajectory == gone.id and snapshot.trajectory in {
+            one.id for one in engine.snapshots.trajectories()
+        }:
+            engine.runs.remove(gone.id, force=True)
         return encode(catalog, snapshot, image)
 
     monkeypatch.setattr(records, "encode_from", removed_first)
     for agent in (gone, stays):
         agent.tool("write", {}, SEALED.format(0))
-    engine.flush()
-    assert [one.id for one in engine.trajectories()] == [stays.id]
-    assert engine.snapshot(stays.head.id).state is SnapshotState.STORED
+    engine.storage.flush()
+    assert [one.id for one in engine.snapshots.trajectories()] == [stays.id]
+    assert engine.snapshots.get(stays.head.id).state is SnapshotState.STORED
 
 
-def test_what_came_back_goes_again_by_itself(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_came_back_goes_again_by_itself(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fork of a cold snapshot is removed before its layer is written, and nothing else happens after that."""
     monkeypatch.setattr(evict, "budget_bytes", lambda _: 0)
     may_end = threading.Event()
     monkeypatch.setattr(cold, "hit", lambda _: may_end.wait(60))
     agent = mind_rig.agent(engine)
     agent.tool("write", {}, "echo 0 > file")
-    engine.stop(agent.id)
-    engine.flush()
+    engine.runs.stop(agent.id)
+    engine.storage.flush()
 
     def evicted() -> bool:
-        engine._parts.disposal.evict()
-        return not set(agent.head.stack.layers) & set(engine._context.store.layers())
+        engine.life._disposal.evict()
+        return not set(agent.head.stack.layers) & set(engine.life._context.store.layers())
 
     wait_until(evicted, "no other thread holds its layer any more")
-    stack = engine._cold.take(agent.head)
-    engine._context.store.release(stack.layers)
+    stack = engine.life._cold.take(agent.head)
+    engine.life._context.store.release(stack.layers)
     (layer,) = stack.layers
-    assert engine._context.store.lazy(layer), "it is still to be written"
+    assert engine.life._context.store.lazy(layer), "it is still to be written"
     may_end.set()
-    wait_until(lambda: not engine._context.store.lazy(layer), "it is written")
-    wait_until(lambda: layer not in engine._context.store.layers(), "the layer directory keeps its budget")
+    wait_until(lambda: not engine.life._context.store.lazy(layer), "it is written")
+    wait_until(lambda: layer not in engine.life._context.store.layers(), "the layer directory keeps its budget")

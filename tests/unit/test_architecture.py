@@ -43,6 +43,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
     ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
+    ("daemon", "engine"): ("base", "engine"),  # its words, and its services
     ("client", "store"): ("base", "open"),  # a cache of bundles has the address of a store
     ("integrations", "sqlite"): ("Database", "Form", "Row", "Value", "create", "creating"),  # files without a daemon
     ("engine", "secrets"): ("base", "configured", "redactor", "stream"),  # not which vault
@@ -52,7 +53,9 @@ the engine."""
 
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "engine": (
-        ("command_verbs", "engine", "file_verbs", "folder_expiry", "folder_verbs", "mind_verbs", "share"),
+        ("engine",),
+        ("services", "folder_expiry"),
+        ("share",),
         ("past",),
         ("runs", "host", "folders"),
         ("transfer", "mind"),
@@ -268,8 +271,8 @@ def test_every_package_is_in_the_tables() -> None:
         ("engine/sandbox/step.py", "snapshotd.daemon.http.api", False),
         ("daemon/wiring.py", "snapshotd.catalog.sqlite.SqliteCatalog", True),
         ("daemon/wiring.py", "snapshotd.cli.main", False),
-        ("daemon/http/api.py", "snapshotd.engine.base.Engine", True),
-        ("daemon/http/api.py", "snapshotd.engine.engine", False),
+        ("daemon/http/api.py", "snapshotd.engine.engine.Engine", True),
+        ("daemon/http/api.py", "snapshotd.engine.runs.sessions", False),
         ("images/build.py", "snapshotd.formats.ingest", True),
         ("formats/ingest.py", "snapshotd.images.base", False),
         ("runtime/runc.py", "snapshotd.trees.base", False),

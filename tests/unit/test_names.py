@@ -19,7 +19,6 @@ SHARED = {
     "DamagedOutput": API,
     "EditRequest": API,
     "ExecResult": CLIENT,
-    "Mind": "each is the part about the mind of a class with many methods: the engine and its client",
     "Provider": API,
     "RewindPreview": API,
     "Sandbox": CLIENT,

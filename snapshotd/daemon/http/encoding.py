@@ -70,9 +70,10 @@ def _record(kind: type[R], value: Any, **own: Any) -> R:
     made = object.__new__(kind)
     members = vars(made)  # all of them, so `__init__`, which is slow in a frozen class, has nothing to do
     for name, get, form in _getters(kind):  # type: ignore[arg-type]
-        if name not in own:
+        if name in own:
+            members[name] = own[name]
+        else:
             members[name] = get(value) if form is None else form(get(value))
-    members.update(own)
     return made
 
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from snapshotd.daemon.http.failures import error_json
-from snapshotd.engine.base import Engine
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import NotPermitted
 from snapshotd.kernel import rootless
 from snapshotd.kernel.holding import cgroup
@@ -66,10 +66,10 @@ def in_sandbox_of(engine: Engine) -> SandboxPredicate:
             return True  # gone
         if namespace == own_namespace:
             inside = variable_of(pid, SANDBOX)
-            return bool(inside) and any(info.container == inside for info in engine.sandboxes())
+            return bool(inside) and any(info.container == inside for info in engine.runs.sandboxes())
         return any(
             _pid_namespace(info.pid) == namespace or (text != own_cgroup and cgroup.path_of(info.pid) == text)
-            for info in engine.sandboxes()
+            for info in engine.runs.sandboxes()
         )
 
     return predicate

@@ -11,7 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Generator, Iterator
 
-from snapshotd.engine.base import Engine, Event
+from snapshotd.engine.base import Event
+from snapshotd.engine.engine import Engine
 
 log = logging.getLogger("snapshotd.daemon")
 
@@ -41,7 +42,7 @@ class Watchers:
         watcher = _Watcher()
         with self._changed:
             if not self._running:
-                events = engine.watch()
+                events = engine.life.watch()
                 threading.Thread(target=self._run, args=(events,), name="watch", daemon=True).start()
                 self._running = True
             self._watchers.add(watcher)

@@ -29,7 +29,7 @@ from typing import Any
 from snapshotd.api.storage import Policy
 from snapshotd.engine.base import Opener, RewindMode, RewindPreview
 from snapshotd.engine.context import Context
-from snapshotd.engine.folders import transcripts
+from snapshotd.engine.folders import events, transcripts
 from snapshotd.engine.folders.calls import OpenCall, Part, end_of, parts_of, session_of
 from snapshotd.engine.folders.cut_off import CutOff
 from snapshotd.engine.folders.events import HookEvent
@@ -111,10 +111,18 @@ class Folders:
 
     # -- hooks ---------------------------------------------------------------------------------------------------------
 
-    def hook(self, user: HostUser, root: int, event: HookEvent, hook: int | None = None) -> Snapshot | None:
-        """Take the snapshot that an event of an agent calls for, of the folder that `root` holds. None: nothing changed,
-        and no call has ended. `hook`: the process that told of it, which is a child of the agent. LimitExceeded,
-        NotPermitted, OutOfSpace."""
+    def hook(
+        self, user: HostUser, root: int, name: str, payload: dict[str, Any], hook: int | None = None
+    ) -> Snapshot | None:
+        """Take the snapshot that a hook of the agent `name` calls for, of the folder that `root` holds, with the rights of
+        `user`. None: nothing changed, and no call has ended. `hook`: the process that told of it, which is a child of the
+        agent and lives until the answer. UsageError: the payload; LimitExceeded, NotPermitted: no snapshots are taken of
+        such a folder; OutOfSpace."""
+        if name not in events.AGENTS:
+            raise UsageError(f"no hooks of {name[:40]!r} are known; choose {', '.join(events.AGENTS)}")
+        event = events.read(name, payload)
+        if event is None:
+            return None
         agent = None if hook is None else agent_of(hook)
         with self._held(user, root, longest_s=LONGEST_S) as folder, _before_others(root):
             folder.refusal.check(root)
@@ -260,9 +268,10 @@ class Folders:
 
     # -- going back ----------------------------------------------------------------------------------------------------
 
-    def session_of(self, user: HostUser, root: int, hook: int, to: Snapshot) -> str | None:
+    def session_of(self, user: HostUser, root: int, hook: int, ref: str) -> str | None:
         """The session in which a person asks for a rewind, known by the process: None where it is not known, or is the
-        only one that has changed files since."""
+        only one that has changed files since the snapshot `ref`."""
+        to = self._catalog.resolve_snapshot(ref)
         with self._held(user, root) as folder:
             self._recorder.settle(folder, root)
             history = History.since(self._context, self._catalog.get_trajectory(folder.trajectory), to.seq)
@@ -274,7 +283,7 @@ class Folders:
     def rewind(
         self, trajectory: Trajectory, to: Snapshot, opener: Opener, mode: RewindMode, session: str | None = None
     ) -> Snapshot:
-        """See `Engine.rewind`. Only files that the agent has touched since are put back; the conversation becomes a new
+        """See `BranchingService.rewind`. Only files that the agent has touched since are put back; the conversation becomes a new
         session of the agent. The call of the snapshot names the command that goes on with it (`resume`), and what had
         to stay (`left`). `to` is pinned."""
         self._check(trajectory, to)
@@ -287,7 +296,7 @@ class Folders:
             return self._go(folder, root, "rewind", facts, to, (history, chosen), line)
 
     def undo(self, trajectory: Trajectory, opener: Opener) -> Snapshot:
-        """See `Engine.undo`."""
+        """See `BranchingService.undo`."""
         with self._reopened(trajectory, opener) as (folder, root):
             self._recorder.settle(folder, root)
             last = self._last_rewind(trajectory)
@@ -310,7 +319,7 @@ class Folders:
         max_files: int,
         session: str | None = None,
     ) -> RewindPreview:
-        """See `Engine.preview_rewind`."""
+        """See `BranchingService.preview_rewind`."""
         self._check(trajectory, to)
         found, left = RewindPlan(), list[str]()
         with self._reopened(trajectory, opener) as (folder, root):

@@ -174,7 +174,7 @@ class Gate:
         question: str | None,
         expires_s: float | None,
     ) -> Approval | None:
-        """See `Engine.ask`."""
+        """See `ApprovalService.ask`."""
         if not CALL_PATTERN.fullmatch(call):
             raise UsageError(f"the call {call[:80]!r} is malformed: use 1 to 64 letters, digits, '.', '_' or '-'")
         conceal = self._context.secrecy.of(trajectory).conceal
@@ -373,7 +373,7 @@ class Gate:
         return self._rows.find(ref)
 
     def approve(self, ref: str, *, by: str, reason: str | None, arguments: tuple[Any] | None) -> Approval:
-        """See `Engine.approve`."""
+        """See `ApprovalService.approve`."""
         approval = self._open(ref, by, reason)
         if not self._still_holds(approval):
             self._decide(approval, ApprovalStatus.STALE, by, "the files had changed since it was asked")
@@ -386,7 +386,7 @@ class Gate:
         return self._decide(approval, ApprovalStatus.APPROVED, by, conceal(reason), edited)
 
     def deny(self, ref: str, *, by: str, reason: str | None) -> Approval:
-        """See `Engine.deny`."""
+        """See `ApprovalService.deny`."""
         approval = self._open(ref, by, reason)
         return self._decide(approval, ApprovalStatus.DENIED, by, self._concealer(approval)(reason))
 

@@ -8,6 +8,7 @@ import logging
 import math
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
@@ -32,8 +33,9 @@ class KeyValueStore:
     """The verbs of the store, each checked first. Thread-safe. UsageError (malformed names), LimitExceeded, and the
     catalog's errors."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._values = catalog.values
+    def __init__(self, catalog: Catalog, conceal: Callable[[Any], Any] = lambda value: value) -> None:
+        """`conceal`: gives a value without the secrets in it."""
+        self._values, self._conceal = catalog.values, conceal
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -48,8 +50,9 @@ class KeyValueStore:
         expected_version: int | None = None,
         request: str | None = None,
     ) -> StoredValue:
-        """See `Engine.put_value`; `request` as in `catalog.base.KeyValues`."""
+        """Conflict: there is another version than the `expected_version`. `request`: as in `catalog.base.KeyValues`."""
         _check(tenant, namespace, key)
+        value = self._conceal(value)
         size = len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass"))
         if size > MAX_VALUE_BYTES:
             raise LimitExceeded(

@@ -81,7 +81,7 @@ class Editing:
         self._half_made = HalfMade(context.catalog)
 
     def edit(self, source: Snapshot, request: EditRequest, name: str | None) -> Trajectory:
-        """See `Engine.edit`, without the resumption. `source` is pinned. Nothing is left when it raises."""
+        """See `BranchingService.edit`, without the resumption. `source` is pinned. Nothing is left when it raises."""
         self.check(source, request)
         with self.making() as announce:
             trajectory = self._fork(source, name, announce)

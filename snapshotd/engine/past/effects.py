@@ -73,7 +73,7 @@ class Effects:
         return self._effects(trajectory.id, present, self._catalog.journal(target.id))
 
     def left_behind(self, trajectory: Trajectory) -> list[Effect]:
-        """See `Engine.effects`. Cost: the journals that rewinds left."""
+        """See `BranchingService.effects`. Cost: the journals that rewinds left."""
         present = [*self._catalog.journal(trajectory.head), *self._catalog.unbound(trajectory.id)]
         return self._effects(trajectory.id, self._abandoned(trajectory.id), present)
 
@@ -104,7 +104,7 @@ class Effects:
     # -- compensation --------------------------------------------------------------------------------------------------
 
     def compensate(self, trajectory: Trajectory, calls: Sequence[str]) -> list[Effect]:
-        """See `Engine.compensate`."""
+        """See `BranchingService.compensate`."""
         effects = self.left_behind(trajectory)
         if not calls:
             return self.run(trajectory, effects)

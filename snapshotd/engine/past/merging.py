@@ -33,7 +33,7 @@ class Merging:
         self._rewinding = rewinding
 
     def merge(self, into: Trajectory, source: Snapshot, request: MergeRequest) -> Snapshot:
-        """See `Engine.merge`. `source` is pinned."""
+        """See `BranchingService.merge`. `source` is pinned."""
         for edit in request.edits:
             check_file(edit)
         with self._sessions.started_for_change(into) as sandbox, self._rewinding.quiet(sandbox, "merge into"):

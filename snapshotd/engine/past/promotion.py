@@ -37,7 +37,7 @@ class Promotion:
         self._rewinding, self._effects = rewinding, effects
 
     def promote(self, branch: Trajectory, into: Trajectory | None, *, leave_behind: bool, compensate: bool) -> Snapshot:
-        """See `Engine.promote`."""
+        """See `BranchingService.promote`."""
         target = into or self._origin(branch)
         self._check_related(branch, target)
         with self._context.pins.pinned(self._settled_head(branch)) as head:

@@ -72,7 +72,7 @@ class Retry:
         self._rewinding, self._effects = rewinding, effects
 
     def retry(self, trajectory: Trajectory, name: str, *, compensate: bool) -> Snapshot:
-        """See `Engine.retry`, without the resumption."""
+        """See `BranchingService.retry`, without the resumption."""
         with self._sessions.started_for_change(trajectory) as sandbox:
             with self._rewinding.quiet(sandbox, "retry a task of"):
                 self._rewinding.settle(sandbox, mind=True)

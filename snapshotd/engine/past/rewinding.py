@@ -60,7 +60,7 @@ class Rewinding:
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     def rewind(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, *, compensate: bool) -> Snapshot:
-        """See `Engine.rewind`. `to` is pinned."""
+        """See `BranchingService.rewind`. `to` is pinned."""
         self._check(trajectory, to, mode)
         with self._sessions.started_for_change(trajectory) as sandbox:
             if compensate and mode != "files":
@@ -75,7 +75,7 @@ class Rewinding:
                 )
 
     def undo(self, trajectory: Trajectory) -> Snapshot:
-        """See `Engine.undo`."""
+        """See `BranchingService.undo`."""
         with (
             self._sessions.started_for_change(trajectory) as sandbox,
             self.quiet(sandbox, "undo", end=False),  # their snapshots would be what it finds
@@ -98,7 +98,7 @@ class Rewinding:
                 )
 
     def preview(self, trajectory: Trajectory, to: Snapshot, mode: RewindMode, max_files: int) -> RewindPreview:
-        """See `Engine.preview_rewind`."""
+        """See `BranchingService.preview_rewind`."""
         self._check(trajectory, to, mode)
         head = self._catalog.get_snapshot(trajectory.head)
         files, count = ((), 0) if mode == "conversation" else self._changes(trajectory, head, to, max_files)

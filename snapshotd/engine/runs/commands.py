@@ -364,7 +364,7 @@ class Commands:
         return info
 
     def signal(self, trajectory: Trajectory, ref: str, number: int) -> CommandInfo:
-        """See `Engine.signal_command`."""
+        """See `RunService.signal_command`."""
         info = self.find(trajectory, ref)
         sandbox, command, process = self._process_of(info)
         with sandbox.lock:
@@ -384,7 +384,7 @@ class Commands:
         raise _ended_already(info)
 
     def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
-        """See `Engine.write_command`."""
+        """See `RunService.write_command`."""
         info = self._find_in_background(trajectory, ref)
         if not info.stdin:
             raise UsageError(
@@ -424,7 +424,7 @@ class Commands:
         return count
 
     def events(self, trajectory: Trajectory, ref: str, *, follow: bool) -> Iterator[Event]:
-        """See `Engine.command_events`."""
+        """See `RunService.command_events`."""
         info = self._find_in_background(trajectory, ref)
         return completed(self._logs.follow(_name(info), wait=follow), self._recorded)
 

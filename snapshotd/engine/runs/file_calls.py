@@ -115,18 +115,18 @@ class FileCalls:
     # -- reading -------------------------------------------------------------------------------------------------------
 
     def read(self, ref: str, path: bytes) -> Iterator[bytes]:
-        """See `Engine.read_file`."""
+        """A regular file's content in pieces; of a live one as much as it had when it was opened."""
         with self._view(ref) as view, placing.told("read", path):
             fd = view.open(follow(view, path)[0])
         return _pieces(fd, os.fstat(fd).st_size)
 
     def stat(self, ref: str, path: bytes) -> FileEntry:
-        """See `Engine.stat_file`."""
+        """The entry at a path, behind all links."""
         with self._view(ref) as view, placing.told("look at", path):
             return FileEntry(path, follow(view, path)[1])
 
     def list(self, ref: str, path: bytes) -> Iterator[FileEntry]:
-        """See `Engine.list_files`."""
+        """The entries of a directory, sorted by the bytes of their names; links are not followed."""
         with self._view(ref) as view, placing.told("list", path):
             directory = view.directory(follow(view, path)[0])
             for child in view.children(directory):
@@ -137,7 +137,8 @@ class FileCalls:
                     yield FileEntry(found, child.entry, view.readlink_of(child) if is_link else None)
 
     def archive(self, ref: str, path: bytes, write: Callable[[bytes], object]) -> tuple[str, ...]:
-        """See `Engine.read_archive`."""
+        """Write what is there, with everything below it, as a tar whose members' paths begin with its last name (the
+        root's with `./`). Returns warnings: what the form cannot hold."""
         with self._view(ref) as view, placing.told("read", path):
             return write_tree(view, write, top=follow(view, path)[0])
 
@@ -185,7 +186,9 @@ class FileCalls:
     def write(
         self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None, mode: int | None
     ) -> Written:
-        """See `Engine.write_file`."""
+        """Fill a file with what `read(count)` gives until it gives nothing, and put it in place in one instant: until
+        then the old one is there, and it stays when anything fails. Missing directories are made. A file that is
+        overwritten keeps its owner, and its mode unless `mode` is given (0644 for a new file)."""
 
         arguments: dict[str, Any] = {"path": _shown(path)}
 
@@ -211,7 +214,8 @@ class FileCalls:
     def unpack(
         self, ref: str, path: bytes, read: Callable[[int], bytes], *, user: str | None, attributes: bool
     ) -> Written:
-        """See `Engine.write_archive`."""
+        """Put the members of a tar below the directory `path`, each as `write_file`. With `attributes` modes and times
+        are the archive's. Other files stay."""
         done = Unpacked()
 
         def receive(call: _Call) -> Place:
@@ -227,7 +231,7 @@ class FileCalls:
         return Written(snapshot, done.files, done.directories, done.bytes, tuple(done.warnings))
 
     def make_dir(self, ref: str, path: bytes, *, user: str | None) -> Snapshot:
-        """See `Engine.make_dir`."""
+        """A directory, with those above it. Not an error when it is there."""
 
         def receive(call: _Call) -> Place:
             owner = call.owner(user)
@@ -236,7 +240,7 @@ class FileCalls:
         return self._make(ref, "make_dir", {"path": _shown(path)}, path, receive)
 
     def remove(self, ref: str, path: bytes) -> Snapshot:
-        """See `Engine.remove_file`."""
+        """Remove a file, a link, or a directory with everything in it."""
 
         def receive(call: _Call) -> Place:
             def place(root: int) -> None:
@@ -248,7 +252,7 @@ class FileCalls:
         return self._make(ref, "remove", {"path": _shown(path)}, path, receive)
 
     def rename(self, ref: str, path: bytes, to: bytes) -> Snapshot:
-        """See `Engine.rename_file`."""
+        """As rename(2): in place of a file, or of an empty directory."""
         arguments = {"path": _shown(path), "to": _shown(to)}
         return self._make(ref, "rename", arguments, path, lambda _: lambda root: placing.rename(root, path, to))
 

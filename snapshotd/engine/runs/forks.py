@@ -49,7 +49,7 @@ _PLACE = re.compile(r"\{(index|variant)\}")
 def children(
     n: int, args: tuple[str, ...] | None, name: str | None, variants: tuple[Variant, ...], part: ForkPlace | None = None
 ) -> tuple[Variant, ...]:
-    """Each child of a fork with its own name, arguments and environment. UsageError: see `Engine.fork`."""
+    """Each child of a fork with its own name, arguments and environment. UsageError: see `BranchingService.fork`."""
     if variants and n != len(variants):
         raise UsageError(
             f"{number_of(n, 'fork')} cannot have {number_of(len(variants), 'variant')}: each variant is one fork"
@@ -154,7 +154,7 @@ class Forks:
         part: ForkPlace | None = None,
         request: RequestKey | None = None,
     ) -> Forked:
-        """See `Engine.fork`. `source` is pinned by the caller, `forked` comes from `children`. `request`: the client's,
+        """See `BranchingService.fork`. `source` is pinned by the caller, `forked` comes from `children`. `request`: the client's,
         if the forks are what it asks for."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None

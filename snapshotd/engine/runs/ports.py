@@ -18,7 +18,7 @@ _CONNECT_S = 10.0
 
 
 def connect(sandbox: Sandbox | None, trajectory: Trajectory, port: int, ended: Callable[[], object]) -> Connection:
-    """See `Engine.connect`. `sandbox`: the trajectory's, None if it has none."""
+    """See `RunService.connect`. `sandbox`: the trajectory's, None if it has none."""
     name = trajectory.name or short(trajectory.id)
     if sandbox is None or not alive(sandbox):
         raise _not_running(name)

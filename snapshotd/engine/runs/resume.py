@@ -40,7 +40,7 @@ class Resumes:
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
 
     def resume(self, trajectory: Trajectory, decisions: Sequence[Decision]) -> Trajectory:
-        """See `Engine.resume`."""
+        """See `RunService.resume`."""
         while True:
             with self._sessions.starting(
                 trajectory.id

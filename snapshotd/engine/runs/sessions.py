@@ -375,7 +375,7 @@ class Sessions:
             return self._execution.run(sandbox, command, request, sink=sink, record=record, save=save, caller=caller)
 
     def exec_in_background(self, sandbox: Sandbox, request: BackgroundRequest) -> CommandInfo:
-        """See `Engine.exec_in_background`."""
+        """See `RunService.exec_in_background`."""
         if not request.argv:
             raise UsageError("there is no command to run: the list of its words is empty")
         self.check_place(sandbox)

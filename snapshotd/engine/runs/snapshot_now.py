@@ -25,7 +25,7 @@ def take_snapshot(
     *,
     if_changed: bool,
 ) -> Snapshot:
-    """See `Engine.take_snapshot`. `listener` is told of the step."""
+    """See `RunService.take_snapshot`. `listener` is told of the step."""
     if name is not None and if_changed:
         raise UsageError("a snapshot with a name is taken in any case; leave out the name, or `if_changed`")
     sandbox = sessions.find(trajectory.id)

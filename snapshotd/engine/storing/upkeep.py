@@ -67,7 +67,7 @@ class Upkeep:
         progress: ProgressSink,
         only: Callable[[Trajectory], bool] | None = None,
     ) -> PruneInfo:
-        """See `Engine.prune`. `only`: of these trajectories, by their own rules; it costs little when nothing goes."""
+        """See `StorageService.prune`. `only`: of these trajectories, by their own rules; it costs little when nothing goes."""
         with self._one_at_a_time:
             progress("deciding what goes")
             decisions = self._decide(policy, only, progress)
@@ -159,7 +159,7 @@ class Upkeep:
     # -- check and repair ----------------------------------------------------------------------------------------------
 
     def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
-        """See `Engine.check`."""
+        """See `StorageService.check`."""
         with self._one_at_a_time:
             with self._archive.paused():
                 # Without readers: a failed start from a snapshot that is lost by now is one, and nothing could repair
@@ -202,7 +202,7 @@ class Upkeep:
         ]
 
     def repair(self, progress: ProgressSink) -> RepairInfo:
-        """See `Engine.repair`."""
+        """See `StorageService.repair`."""
         with self._one_at_a_time:
             with self._archive.paused():
                 sizes = self._output_sizes()
@@ -289,7 +289,7 @@ class Upkeep:
     # -- usage ---------------------------------------------------------------------------------------------------------
 
     def usage(self, budget: int) -> UsageInfo:
-        """See `Engine.usage`."""
+        """See `StorageService.usage`."""
         context = self._context
         states = Counter(str(s.state) for s in context.catalog.all_snapshots())
         return UsageInfo(

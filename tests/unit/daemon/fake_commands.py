@@ -15,13 +15,14 @@ from snapshotd.errors import Conflict, NotFound, UsageError
 from tests.unit.daemon.fake_mind import NOW_NS
 
 
-class FakeCommands(base.Engine):
+class FakeCommands:
     """Part of the fake engine, which has the rest."""
 
     background: dict[str, base.CommandInfo]
     printed: dict[str, list[base.Event]]
     changed: threading.Condition
-    files: dict[str, dict[bytes, bytes]]
+    contents: dict[str, dict[bytes, bytes]]
+    trajectory: Callable[[str], t.Trajectory]
     _take: Callable[..., t.Snapshot]
     _call: Callable[..., t.ToolCall]
     _execute: Callable[[tuple[str, ...], base.OutputSink], int]
@@ -49,7 +50,7 @@ class FakeCommands(base.Engine):
     def _end(self, info: base.CommandInfo, code: int) -> None:
         line = self.trajectory(info.trajectory)
         call = dataclasses.replace(self._call("exec", {"argv": list(info.argv), "background": True}, code), id=info.id)
-        taken = self._take(line, call, self.files[line.head])
+        taken = self._take(line, call, self.contents[line.head])
         ended = dataclasses.replace(info, status=call.status, exit_code=code, ended_at_ns=NOW_NS + 1, snapshot=taken.id)
         with self.changed:
             self.background[info.id] = ended

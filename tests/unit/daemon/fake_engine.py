@@ -36,6 +36,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from snapshotd import types as t
@@ -45,6 +46,7 @@ from snapshotd.api.storage import CheckInfo, DamageInfo, Policy, PrunedInfo, Pru
 from snapshotd.api.trajectories import ForkPlace
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
+from snapshotd.engine.requests import Asking, T
 from snapshotd.engine.runs.forks import children
 from snapshotd.errors import (
     Ambiguous,
@@ -56,8 +58,7 @@ from snapshotd.errors import (
     OutOfSpace,
     UsageError,
 )
-from snapshotd.kernel.identity import HostUser
-from snapshotd.trees.base import Change, ChangeKind, RestoreReport
+from snapshotd.trees.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
 from tests.unit.daemon.fake_commands import FakeCommands
 from tests.unit.daemon.fake_files import FakeFiles, entry
@@ -66,10 +67,8 @@ from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 IMAGE = t.ImageID("1ba9e" + "0" * 27)
 
 
-class _Asking(base.Asking):
-    def once(
-        self, make: Callable[[], base.T], recall: Callable[[tuple[str, ...]], base.T], *, recall_only: bool = False
-    ) -> base.T:
+class _Asking(Asking):
+    def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
         return make()
 
     def asked_again(self) -> bool:
@@ -82,7 +81,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self.changed = threading.Condition()
         self.lines: dict[str, t.Trajectory] = {}
         self.taken: dict[str, t.Snapshot] = {}
-        self.files: dict[str, dict[bytes, bytes]] = {}
+        self.contents: dict[str, dict[bytes, bytes]] = {}
         self.outputs: dict[str, dict[str, bytes]] = {}
         self.log_of: dict[str, list[base.Event]] = {}
         self.made_images = [t.Image(IMAGE, "default", "recipe default", "x", 1000, 10, NOW_NS)]
@@ -94,6 +93,35 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self.imported: dict[str, int] = {}
         self.repaired = False
         self.connections: dict[socket.socket, tuple[str, Callable[[], object]]] = {}
+        self.runs = self.snapshots = self.branching = self.mind = self.storage = self.requests = self.life = self
+        self.files = SimpleNamespace(
+            read=self.read_file,
+            stat=self.stat_file,
+            list=self.list_files,
+            archive=self.read_archive,
+            write=self.write_file,
+            unpack=self.write_archive,
+            make_dir=self.make_dir,
+            remove=self.remove_file,
+            rename=self.rename_file,
+        )
+        self.approvals = SimpleNamespace(
+            ask=self.ask, list=self.all_asked, view=self.approval, approve=self.approve, deny=self.deny
+        )
+        self.values = SimpleNamespace(
+            put=self.put_value,
+            get=self.get_value,
+            delete=self.delete_value,
+            search=self.search_values,
+            history=self.value_history,
+        )
+        self.images = SimpleNamespace(
+            list=lambda: self.made_images,
+            ensure=self.ensure_image,
+            build=self.build_image,
+            import_=self.import_image,
+            remove=self.remove_image,
+        )
 
     # -- the test's side -----------------------------------------------------------------------------------------------
 
@@ -118,7 +146,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         )
         with self.changed:
             self.taken[snapshot.id] = snapshot
-            self.files[snapshot.id] = files
+            self.contents[snapshot.id] = files
             self._replace(trajectory.id, head=snapshot.id)
             self.changed.notify_all()
         return snapshot
@@ -154,7 +182,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self._take(line, self._call("start", None, None), {b"workspace/a.txt": b"hello\n"})
         return self.lines[line.id]
 
-    def asking(self, request: t.RequestKey | None) -> AbstractContextManager[base.Asking]:
+    def asking(self, request: t.RequestKey | None) -> AbstractContextManager[Asking]:
         """Keys mean nothing here: `e2e/test_asked_again.py` has them."""
         return contextlib.nullcontext(_Asking())
 
@@ -234,7 +262,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self, ref: str, request: ExecRequest, *, sink: base.OutputSink, caller: Caller | None = None
     ) -> base.ExecResult:
         line, argv, expected_head = self.trajectory(ref), request.argv, request.if_head
-        if expected_head is not None and self.snapshot(expected_head).id != line.head:
+        if expected_head is not None and self.get(expected_head).id != line.head:
             raise Conflict(
                 f"the head is {t.short(line.head)}: go on from there, or `snapshotd fork {expected_head[:12]}`"
             )
@@ -247,14 +275,14 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         call = self._call(
             "exec", {"argv": list(argv), "cwd": request.cwd, "env": request.env, "user": request.user, **limit}, code
         )
-        taken = self._take(line, call, {**self.files[line.head], b"workspace/ran": " ".join(argv).encode()})
+        taken = self._take(line, call, {**self.contents[line.head], b"workspace/ran": " ".join(argv).encode()})
         self.bind_entries(line, taken)
         return base.ExecResult(code, taken, call)
 
     def exec_snapshot(
         self, ref: str, request: CommandFields, *, sink: base.OutputSink, caller: Caller | None = None
     ) -> base.ExecResult:
-        self.snapshot(ref)
+        self.get(ref)
         argv = request.argv
         code = self._execute(argv, sink)
         return base.ExecResult(code, None, self._call("exec", {"argv": list(argv)}, code))
@@ -297,9 +325,9 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         line = self.trajectory(ref)
         if line.status is not t.TrajectoryStatus.RUNNING:
             raise Conflict(f"{line.name} is not running; `snapshotd tag {line.head[:12]} NAME` names its head")
-        if if_changed and self.files[line.head] == self.files.get(self.taken[line.head].parent or ""):
+        if if_changed and self.contents[line.head] == self.contents.get(self.taken[line.head].parent or ""):
             return self.taken[line.head]
-        taken = self._take(line, self._call("snapshot", {"name": name}, None), self.files[line.head])
+        taken = self._take(line, self._call("snapshot", {"name": name}, None), self.contents[line.head])
         if name is not None:
             self.tag(taken.id, name, move=False)
         return self.taken[taken.id]
@@ -332,7 +360,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         idle_timeout_s: float | None = None,
         part: ForkPlace | None = None,
     ) -> base.Forked:
-        origin = self.snapshot(ref)
+        origin = self.get(ref)
         if resume and self.lines[origin.trajectory].agent is None:
             raise UsageError(
                 f"no program ever ran in {t.short(origin.trajectory)}, so there is nothing to resume; leave out --resume"
@@ -396,7 +424,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             raise NotFound(f"there is no trajectory {ref!r}; `snapshotd ls` lists those there are")
         return found[0]
 
-    def snapshot(self, ref: str) -> t.Snapshot:
+    def get(self, ref: str) -> t.Snapshot:
         for taken in list(self.taken.values()):  # other threads take snapshots meanwhile
             if ref in taken.tags or taken.id.startswith(ref):
                 return taken
@@ -410,32 +438,32 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         own = [s for s in list(self.taken.values()) if s.trajectory == line.id]
         return own if last is None else own[-last:]
 
-    def all_snapshots(self) -> list[t.Snapshot]:
+    def all(self) -> list[t.Snapshot]:
         return list(self.taken.values())
 
     def conversation(self, ref: str) -> list[t.Message]:
         return self.messages.get(
-            self.snapshot(ref).id, [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})]
+            self.get(ref).id, [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})]
         )
 
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
-        self.snapshot(ref)
+        self.get(ref)
         yield from (b"first ", b"second\n")
 
     def diff(self, a: str, b: str | None) -> Iterator[Change]:
-        self.snapshot(a)
+        self.get(a)
         yield Change(b"workspace/new\xff.txt", ChangeKind.ADDED, None, entry(10))
         yield Change(b"workspace/a\x1b.txt", ChangeKind.CHANGED, entry(6), entry(2048))
         yield Change(b"tmp/gone", ChangeKind.DELETED, entry(0, Kind.DIRECTORY), None)
 
     def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
-        self.snapshot(a)
+        self.get(a)
         write(b"--- a/a.txt\n")
         write(b"+++ b/a.txt \xff\n")
         return 1
 
     def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
-        files = self.files[self.snapshot(ref).id]
+        files = self.contents[self.get(ref).id]
         if path == b"workspace/broken":
             yield b"begin"
             raise ZeroDivisionError("in the middle")
@@ -445,8 +473,8 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             raise NotFound(f"there is no file {'/' + path.decode(errors='replace')} in snapshot {ref}")
         yield files[path]
 
-    def lstat(self, ref: str, path: bytes) -> tuple[base.TreeEntry, bytes | None]:
-        files = self.files[self.snapshot(ref).id]
+    def lstat(self, ref: str, path: bytes) -> tuple[Entry, bytes | None]:
+        files = self.contents[self.get(ref).id]
         if path == b"workspace":
             return entry(0, Kind.DIRECTORY), None
         if path == b"workspace/link":
@@ -456,7 +484,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         return entry(len(files[path])), None
 
     def restore(self, ref: str, to: Path, *, path: bytes, namespace_pid: int = 0) -> RestoreReport:
-        self.snapshot(ref)
+        self.get(ref)
         if to.exists() and any(to.iterdir()):
             raise Conflict(f"the folder {to} is not empty; name one that is, or that does not exist")
         to.mkdir(exist_ok=True)
@@ -464,7 +492,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         return RestoreReport(files=1, directories=1, bytes=len(path), warnings=("one fifo was left out",))
 
     def tag(self, ref: str, name: str, *, move: bool) -> t.SnapshotID:
-        taken = self.snapshot(ref)
+        taken = self.get(ref)
         holder = next((s for s in self.taken.values() if name in s.tags), None)
         if holder is not None and not move:
             raise Conflict(f"the tag {name} belongs to snapshot {t.short(holder.id)}; --move takes it away")
@@ -481,23 +509,6 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         raise NotFound(f"there is no tag {name!r}; `snapshotd log` shows tags")
 
     # -- durable storage -----------------------------------------------------------------------------------------------
-
-    def folder_session(self, user: HostUser, folder: int, hook: int, to: str) -> str | None:
-        raise NotFound("this engine has no folders")
-
-    def folder_hook(
-        self, user: HostUser, folder: int, agent: str, payload: dict[str, Any], hook: int | None = None
-    ) -> t.Snapshot | None:
-        raise NotFound("this engine has no folders")
-
-    def folder_checkpoint(self, user: HostUser, folder: int, name: str) -> t.Snapshot:
-        raise NotFound("this engine has no folders")
-
-    def folder_snapshot(self, user: HostUser, folder: int, ref: str) -> t.Snapshot:
-        raise NotFound("this engine has no folders")
-
-    def folder_trajectory(self, user: HostUser, folder: int) -> t.Trajectory:
-        raise NotFound("this engine has no folders")
 
     def usage(self) -> UsageInfo:
         states = {state.value: sum(s.state is state for s in self.taken.values()) for state in t.SnapshotState}
@@ -556,7 +567,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         write: Callable[[bytes], object],
         progress: base.ProgressSink,
     ) -> tuple[str, ...]:
-        line = self.lines[self.snapshot(ref).trajectory]
+        line = self.lines[self.get(ref).trajectory]
         if form != "bundle" and (whole or since is not None):
             raise UsageError(f"an export as {form} holds one snapshot; leave out --trajectory and --since")
         if form in ("atif", "jsonl"):
@@ -604,9 +615,6 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
             raise NotFound(f"nothing of snapshotd is mounted on {directory}; `findmnt -t fuse` lists what is")
 
     # -- images --------------------------------------------------------------------------------------------------------
-
-    def images(self) -> list[t.Image]:
-        return self.made_images
 
     def ensure_image(self, name: str, progress: base.ProgressSink) -> t.Image:
         if name == "new":

@@ -22,10 +22,13 @@ def entry(size: int, kind: Kind = Kind.FILE) -> Entry:
     return Entry(kind, 0o644, 0, 0, size, NOW_NS, 0, 1, (1, 1), NOW_NS)
 
 
-class FakeFiles(base.Engine):
+class FakeFiles:
     """Part of the fake engine, which has the rest."""
 
-    files: dict[str, dict[bytes, bytes]]
+    contents: dict[str, dict[bytes, bytes]]
+    get: Callable[[str], t.Snapshot]
+    trajectory: Callable[[str], t.Trajectory]
+    cat: Callable[[str, bytes], Iterator[bytes]]
     _take: Callable[..., t.Snapshot]
     _call: Callable[..., t.ToolCall]
 
@@ -97,11 +100,11 @@ class FakeFiles(base.Engine):
         return self._changed(ref, "rename", {"path": _shown(path), "to": _shown(to)}, new)
 
     def _files_of(self, ref: str) -> dict[bytes, bytes]:
-        return self.files[self.snapshot(ref).id]
+        return self.contents[self.get(ref).id]
 
     def _changed(self, ref: str, name: str, arguments: dict[str, Any], new: dict[bytes, Any]) -> t.Snapshot:
         line = self.trajectory(ref)
-        files = {**self.files[line.head], **new}
+        files = {**self.contents[line.head], **new}
         call = dataclasses.replace(self._call(name, arguments), exit_code=None)
         return self._take(line, call, {path: files[path] for path in files if files[path] is not None})
 

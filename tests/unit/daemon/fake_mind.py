@@ -18,7 +18,6 @@ from __future__ import annotations
 import dataclasses
 import queue
 import threading
-from abc import ABC
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,11 +30,11 @@ NOW_NS = 1_700_000_000_123_456_789
 MIND_WORDS = ("effect", "cutoff", "ask", "remember")
 
 
-class FakeMind(base.Engine, ABC):
+class FakeMind:
     changed: threading.Condition
     lines: dict[str, t.Trajectory]
     taken: dict[str, t.Snapshot]
-    files: dict[str, dict[bytes, bytes]]
+    contents: dict[str, dict[bytes, bytes]]
     log_of: dict[str, list[base.Event]]
     closed: bool
 
@@ -45,7 +44,7 @@ class FakeMind(base.Engine, ABC):
         self.messages: dict[str, list[t.Message]] = {}
         self.asked: dict[str, t.Approval] = {}
         self.compensated: dict[str, t.CallStatus] = {}
-        self.values: dict[tuple[str, str, str], list[t.StoredValue]] = {}
+        self.kept: dict[tuple[str, str, str], list[t.StoredValue]] = {}
         self.secret_names: dict[str, list[str]] = {}
         self.providers: dict[str, tuple[base.Provider, ...]] = {}
         self.watching: list[queue.SimpleQueue[base.Event | None]] = []
@@ -128,14 +127,14 @@ class FakeMind(base.Engine, ABC):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def journal(self, ref: str) -> list[t.JournalEntry]:
-        way = set(self._way(self.snapshot(ref).id))
+        way = set(self._way(self.get(ref).id))
         return [entry for own in list(self.entries.values()) for entry in own if entry.snapshot in way]
 
     def state(self, ref: str) -> dict[str, Any]:
-        return next((self.states[each] for each in self._way(self.snapshot(ref).id) if each in self.states), {})
+        return next((self.states[each] for each in self._way(self.get(ref).id) if each in self.states), {})
 
     def tasks(self, ref: str) -> list[base.Task]:
-        head = self.snapshot(ref).id
+        head = self.get(ref).id
         names = self.state(ref).get("tasks", [])
         before = [(), *[(name,) for name in names]]
         return [base.Task(name, "completed", before[i], None, head, head) for i, name in enumerate(names)]
@@ -163,7 +162,7 @@ class FakeMind(base.Engine, ABC):
         ]
         events.append({"event": "live", "snapshot": line.head, "replayed": len(done)})
         arguments = {"decisions": [[item.call, item.action] for item in decisions], "results": results}
-        taken = self._take(line, self._call("went_on", arguments), self.files[line.head])  # type: ignore[attr-defined]
+        taken = self._take(line, self._call("went_on", arguments), self.contents[line.head])  # type: ignore[attr-defined]
         events.append(
             {
                 "event": "snapshot",
@@ -181,7 +180,7 @@ class FakeMind(base.Engine, ABC):
         return line
 
     def _target(self, ref: str, to: str) -> tuple[t.Trajectory, t.Snapshot]:
-        line, target = self.trajectory(ref), self.snapshot(to)
+        line, target = self.trajectory(ref), self.get(to)
         if target.trajectory not in (line.id, self.taken[line.forked_from].trajectory if line.forked_from else None):
             raise Conflict(
                 f"snapshot {t.short(target.id)} is not of the history of {t.short(line.id)}; fork it instead"
@@ -238,7 +237,7 @@ class FakeMind(base.Engine, ABC):
         if any(name.startswith("bad") for name in done):
             raise SandboxFailed("a compensation failed; nothing was rewound")
         arguments = {"to": target.id, "mode": mode, "compensated": done}
-        files = self.files[line.head if mode == "conversation" else target.id]
+        files = self.contents[line.head if mode == "conversation" else target.id]
         follows = None if mode == "files" else target.id
         return self._take(line, self._call("rewind", arguments), files, follows)  # type: ignore[attr-defined,no-any-return]
 
@@ -251,7 +250,7 @@ class FakeMind(base.Engine, ABC):
             )
         assert head.parent is not None
         call = self._call("undo", {"of": head.id, "to": head.parent})  # type: ignore[attr-defined]
-        return self._take(line, call, self.files[head.parent], head.parent)  # type: ignore[attr-defined,no-any-return]
+        return self._take(line, call, self.contents[head.parent], head.parent)  # type: ignore[attr-defined,no-any-return]
 
     def promote(
         self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
@@ -264,13 +263,13 @@ class FakeMind(base.Engine, ABC):
             raise Conflict(f"{t.short(line.id)} went on since the fork; `snapshotd promote --yes` leaves that behind")
         arguments = {"branch": branch.id, "of": branch.head, "since": branch.forked_from, "from": line.head}
         call = self._call("promote", arguments)  # type: ignore[attr-defined]
-        return self._take(line, call, self.files[branch.head], branch.forked_from)  # type: ignore[attr-defined,no-any-return]
+        return self._take(line, call, self.contents[branch.head], branch.forked_from)  # type: ignore[attr-defined,no-any-return]
 
     def merge(self, ref: str, source: str, request: base.MergeRequest) -> t.Snapshot:
-        line, other = self.trajectory(ref), self.files[self.snapshot(source).id]
+        line, other = self.trajectory(ref), self.contents[self.get(source).id]
         if line.head != request.head:
             raise Conflict(f"{t.short(line.id)} has changed since it was compared; repeat the command")
-        files = {path: data for path, data in self.files[line.head].items() if path not in request.delete}
+        files = {path: data for path, data in self.contents[line.head].items() if path not in request.delete}
         files |= {path: other[path] for path in request.take}
         files |= {edit.path: edit.content or b"" for edit in request.edits}
         call = self._call("merge", {"from": source, "base": request.base, "paths": request.paths})  # type: ignore[attr-defined]
@@ -279,10 +278,10 @@ class FakeMind(base.Engine, ABC):
     def edit(
         self, ref: str, request: base.EditRequest, *, name: str | None = None, resume: bool = False
     ) -> t.Trajectory:
-        origin = self.snapshot(ref)
+        origin = self.get(ref)
         made = self.fork(origin.id, 1, args=None, name=None, resume=resume).trajectories[0]
         made = self._replace(made.id, name=name)  # type: ignore[attr-defined]
-        files = dict(self.files[origin.id])
+        files = dict(self.contents[origin.id])
         for item in request.files:
             if item.content is None:
                 files.pop(item.path)
@@ -302,7 +301,7 @@ class FakeMind(base.Engine, ABC):
         if task not in {item.name for item in self.tasks(ref)}:
             raise NotFound(f"there is no task {task!r} in {t.short(line.id)}; `snapshotd tasks` lists those there are")
         call = self._call("retry", {"task": task, "compensate": compensate, "resume": resume})  # type: ignore[attr-defined]
-        return self._take(line, call, self.files[line.head])  # type: ignore[attr-defined,no-any-return]
+        return self._take(line, call, self.contents[line.head])  # type: ignore[attr-defined,no-any-return]
 
     def effects(self, ref: str) -> list[base.Effect]:
         line = self.trajectory(ref)
@@ -355,7 +354,7 @@ class FakeMind(base.Engine, ABC):
         self._tell(approval)
         return approval
 
-    def approvals(self, status: t.ApprovalStatus | None = None) -> list[t.Approval]:
+    def all_asked(self, status: t.ApprovalStatus | None = None) -> list[t.Approval]:
         return [item for item in list(self.asked.values()) if status in (None, item.status)]
 
     def _approval(self, ref: str) -> t.Approval:
@@ -423,7 +422,7 @@ class FakeMind(base.Engine, ABC):
     ) -> t.StoredValue:
         if not namespace or namespace.startswith("/"):
             raise UsageError(f"{namespace!r} cannot be a namespace: write parts separated by slashes")
-        versions = self.values.setdefault((tenant, namespace, key), [])
+        versions = self.kept.setdefault((tenant, namespace, key), [])
         now = versions[0].version if versions and not versions[0].deleted else 0
         if expected_version not in (None, now):
             raise Conflict(f"{key} has version {now}, not {expected_version}; read it and try again")
@@ -432,7 +431,7 @@ class FakeMind(base.Engine, ABC):
         return versions[0]
 
     def get_value(self, tenant: str, namespace: str, key: str, version: int | None = None) -> t.StoredValue:
-        versions = self.values.get((tenant, namespace, key), [])
+        versions = self.kept.get((tenant, namespace, key), [])
         found = [item for item in versions if item.version == version] if version is not None else versions[:1]
         if not found or found[0].deleted:
             raise NotFound(f"there is no {key!r} in {namespace}; `snapshotd store ls {namespace}` lists what there is")
@@ -442,7 +441,7 @@ class FakeMind(base.Engine, ABC):
         newest = self.get_value(tenant, namespace, key)
         if expected_version not in (None, newest.version):
             raise Conflict(f"{key} has version {newest.version}, not {expected_version}; read it and try again")
-        versions = self.values[tenant, namespace, key]
+        versions = self.kept[tenant, namespace, key]
         versions.insert(0, dataclasses.replace(newest, version=len(versions) + 1, value=None, deleted=True))
 
     def search_values(
@@ -457,7 +456,7 @@ class FakeMind(base.Engine, ABC):
     ) -> list[t.StoredValue]:
         newest = [
             versions[0]
-            for key, versions in sorted(self.values.items())
+            for key, versions in sorted(self.kept.items())
             if key[0] == tenant and versions and not versions[0].deleted
         ]
         found = [
@@ -471,7 +470,7 @@ class FakeMind(base.Engine, ABC):
         return found[:limit]
 
     def value_history(self, tenant: str, namespace: str, key: str) -> list[t.StoredValue]:
-        return list(self.values.get((tenant, namespace, key), []))
+        return list(self.kept.get((tenant, namespace, key), []))
 
 
 def _field(value: Any, path: str) -> tuple[bool, Any]:

@@ -32,7 +32,8 @@ def test_a_long_copy_ends_when_its_client_has_gone() -> None:
 
     async def ask() -> None:
         request = SimpleNamespace(receive=receive)
-        service = SimpleNamespace(engine=SimpleNamespace(asking=lambda _: nullcontext(_Unnamed())))
+        requests = SimpleNamespace(asking=lambda _: nullcontext(_Unnamed()))
+        service = SimpleNamespace(engine=SimpleNamespace(requests=requests))
         named = SimpleNamespace(request=lambda _: None, recall=False)
         await once_unless_abandoned(
             cast(Any, request), cast(Service, service), cast(Named, named), None, copy, lambda _: "", lambda _: None

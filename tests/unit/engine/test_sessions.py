@@ -13,13 +13,13 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.engine.base import SandboxRequest
-from snapshotd.engine.engine import LocalEngine
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.sandbox import SandboxUse, UnsavedMind
 from snapshotd.engine.sandbox.writer import TrajectoryWriter
+from snapshotd.engine.services.runs import RunService
 from snapshotd.errors import Conflict, OutOfSpace
 from snapshotd.types import AgentSpec, Snapshot, Trajectory, TrajectoryID, TrajectoryStatus
 from tests.records import begin, make_image
@@ -221,10 +221,10 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
     forgotten: list[str] = []
     begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
     disposal = SimpleNamespace(forget=forgotten.append)
-    parts = SimpleNamespace(disposal=disposal)
-    engine: Any = SimpleNamespace(_begin=lambda *_: begun, _sessions=world.sessions, _parts=parts)
+    creation = SimpleNamespace(begin=lambda *_: begun)
+    runs: Any = SimpleNamespace(_creation=creation, _sessions=world.sessions, _disposal=disposal)
     with pytest.raises(OutOfSpace):
-        LocalEngine.create(engine, SandboxRequest())
+        RunService.create(runs, SandboxRequest())
     assert world.made[0].ended
     assert forgotten == [world.trajectory.id]
 

@@ -12,7 +12,7 @@ import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,7 +27,6 @@ from snapshotd.terms import number_of
 
 if TYPE_CHECKING:
     from snapshotd.daemon.host import Footing
-    from snapshotd.engine.base import Engine
 
 STOP_TIMEOUT_S = 120.0
 """A last snapshot of every sandbox; with live processes and much changed, seconds each."""
@@ -145,8 +144,8 @@ def _serve(client: Snapshotd, foreground: bool, ready_fd: int | None, isolation:
         config = _config(client)
         footing = footing_of(config, isolation)
 
-    def open_engine(ground: Footing) -> Engine:
-        from snapshotd.daemon import wiring
+    def open_engine(ground: Footing) -> Any:
+        from snapshotd.daemon import wiring  # only when this process has the rights that it is to have
 
         return wiring.open_engine(config, ground)
 

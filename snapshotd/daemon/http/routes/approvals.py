@@ -24,14 +24,14 @@ _Approval = Annotated[str, PathParameter(description="A unique prefix of the app
 @handles(operations.APPROVALS)
 def approvals(service: ServiceDep, status: Annotated[t.ApprovalStatus | None, Query()] = None) -> list[t.Approval]:
     """Oldest first; without `status` all."""
-    return service.engine.approvals(status)
+    return service.engine.approvals.list(status)
 
 
 @handles(operations.ASK)
 def ask(body: AskRequest, service: ServiceDep) -> t.Approval | None:
     """Ask a person about a call of a program outside of the sandbox; with the same `call` again: what has been decided.
     null: the policy lets it run, and nobody is asked. Denied: the policy does not; Conflict: another call has the name."""
-    return service.engine.ask(
+    return service.engine.approvals.ask(
         check_ref(body.trajectory, "trajectory"),
         body.call,
         body.tool,
@@ -47,7 +47,9 @@ def approval(
     approval: _Approval, service: ServiceDep, max_files: Annotated[int, Query(ge=0, le=LIST_MAX)] = PREVIEW_FILES
 ) -> ApprovalView:
     """One, with the files that changed since the trajectory's last approval."""
-    return approval_view(service.engine.approval(check_ref(approval, "approval"), max_files=max_files + 1), max_files)
+    return approval_view(
+        service.engine.approvals.view(check_ref(approval, "approval"), max_files=max_files + 1), max_files
+    )
 
 
 @handles(operations.APPROVE_CALL)
@@ -55,7 +57,7 @@ def approve(request: Request, approval: _Approval, body: ApproveRequest, service
     """Let the call run, with other arguments if they are given. Conflict: decided already, or the files are others by
     now."""
     arguments = given_json(body.arguments, "the arguments")
-    return service.engine.approve(
+    return service.engine.approvals.approve(
         check_ref(approval, "approval"), by=body.by or user_of(request), reason=body.reason, arguments=arguments
     )
 
@@ -63,7 +65,9 @@ def approve(request: Request, approval: _Approval, body: ApproveRequest, service
 @handles(operations.DENY_CALL)
 def deny(request: Request, approval: _Approval, body: DenyRequest, service: ServiceDep) -> t.Approval:
     """Refuse it; the agent is told why."""
-    return service.engine.deny(check_ref(approval, "approval"), by=body.by or user_of(request), reason=body.reason)
+    return service.engine.approvals.deny(
+        check_ref(approval, "approval"), by=body.by or user_of(request), reason=body.reason
+    )
 
 
 @handles(

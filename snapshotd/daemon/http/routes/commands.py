@@ -33,16 +33,16 @@ async def start_command(
     environment(body.env)
 
     def start() -> CommandInfo:
-        return engine.exec_in_background(ref, body)
+        return engine.runs.exec_in_background(ref, body)
 
     def undo(info: CommandInfo) -> None:
         try:
-            engine.signal_command(info.trajectory, info.id, signal.SIGKILL)
+            engine.runs.signal_command(info.trajectory, info.id, signal.SIGKILL)
         except Conflict:
             pass  # it has ended by itself
 
     def recalled(made: tuple[str, ...]) -> CommandInfo:
-        info = engine.command(ref, made[0])
+        info = engine.runs.command(ref, made[0])
         if info.status is CallStatus.UNKNOWN:
             raise SandboxFailed(
                 f"the command {short(info.id)} may have run: the daemon was killed while it started the command, or the sandbox "
@@ -56,12 +56,12 @@ async def start_command(
 @handles(operations.COMMANDS)
 def commands(ref: Ref, service: ServiceDep) -> list[CommandInfo]:
     """Its background commands: those that run, and the newest of those that have ended, oldest first."""
-    return service.engine.commands(ref)
+    return service.engine.runs.commands(ref)
 
 
 @handles(operations.COMMAND)
 def command(ref: Ref, command: CommandRef, service: ServiceDep) -> CommandInfo:
-    return service.engine.command(ref, command)
+    return service.engine.runs.command(ref, command)
 
 
 @handles(
@@ -76,18 +76,18 @@ async def command_events(
     engine = service.engine
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.each(emit, map(command_event, engine.command_events(ref, command, follow=follow))),
+        lambda emit: streams.each(emit, map(command_event, engine.runs.command_events(ref, command, follow=follow))),
     )
 
 
 @handles(operations.SIGNAL_COMMAND)
 def signal_command(ref: Ref, command: CommandRef, body: SignalRequest, service: ServiceDep) -> CommandInfo:
     """Send a signal to a command's process group; the one that kills, to all that it started."""
-    return service.engine.signal_command(ref, command, body.signal)
+    return service.engine.runs.signal_command(ref, command, body.signal)
 
 
 @handles(operations.WRITE_COMMAND)
 def write_command(ref: Ref, command: CommandRef, body: InputRequest, service: ServiceDep) -> InputInfo:
     """Write to a command's standard input. The answer may take some seconds if the command does not read."""
     data = data_bytes(body.data_b64, "the data", "encode its bytes")
-    return InputInfo(service.engine.write_command(ref, command, data, end=body.end))
+    return InputInfo(service.engine.runs.write_command(ref, command, data, end=body.end))

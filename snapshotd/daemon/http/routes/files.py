@@ -36,13 +36,13 @@ async def read(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
     """The content of a regular file. A trajectory's name or id stands for its files as they are now, a snapshot's id or
     tag for those of the snapshot; so for all that reads here. Links are followed."""
     path = sandbox_path(path_b64)
-    return await streams.octets(service.streams, lambda: service.engine.read_file(ref, path))
+    return await streams.octets(service.streams, lambda: service.engine.files.read(ref, path))
 
 
 @handles(operations.STAT_FILE)
 def stat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> FileEntry:
     """The entry at a path, behind all links."""
-    return service.engine.stat_file(ref, sandbox_path(path_b64))
+    return service.engine.files.stat(ref, sandbox_path(path_b64))
 
 
 @handles(
@@ -52,7 +52,7 @@ async def list_(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
     """The entries of a directory."""
     path = sandbox_path(path_b64)
     return await streams.ndjson(
-        service.streams, lambda emit: streams.listing(emit, service.engine.list_files(ref, path))
+        service.streams, lambda emit: streams.listing(emit, service.engine.files.list(ref, path))
     )
 
 
@@ -66,7 +66,7 @@ async def read_archive(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Resp
     path = sandbox_path(path_b64)
 
     def produce(emit: streams.Emit, write: streams.Write) -> None:
-        emit({"event": "result", "warnings": service.engine.read_archive(ref, path, write)})
+        emit({"event": "result", "warnings": service.engine.files.archive(ref, path, write)})
 
     return await streams.frames(service.streams, produce)
 
@@ -87,7 +87,7 @@ async def write(
         service,
         named,
         [path_b64, user, mode],
-        lambda: service.engine.write_file(ref, path, upload.read, user=user, mode=mode),
+        lambda: service.engine.files.write(ref, path, upload.read, user=user, mode=mode),
     )
 
 
@@ -107,7 +107,7 @@ async def write_archive(
         service,
         named,
         [path_b64, user, attributes],
-        lambda: service.engine.write_archive(ref, path, upload.read, user=user, attributes=attributes),
+        lambda: service.engine.files.unpack(ref, path, upload.read, user=user, attributes=attributes),
     )
 
 
@@ -115,7 +115,7 @@ async def _write(service: Service, named: Named, body: object, make: Callable[[]
     """The answer to an upload that becomes one step."""
 
     def produce(emit: streams.Emit) -> None:
-        done = once(service, named, body, make, lambda made: Written.told_by(service.engine.snapshot(made[0])))
+        done = once(service, named, body, make, lambda made: Written.told_by(service.engine.snapshots.get(made[0])))
         emit(event("result", done))
 
     return await streams.ndjson(service.streams, produce, uploading=True)
@@ -125,18 +125,18 @@ async def _write(service: Service, named: Named, body: object, make: Callable[[]
 def make_dir(ref: Ref, body: MakeDirRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
     """Make a directory, with those above it."""
     path = sandbox_path(body.path_b64)
-    return step_once(service, named, body, lambda: service.engine.make_dir(ref, path, user=body.user))
+    return step_once(service, named, body, lambda: service.engine.files.make_dir(ref, path, user=body.user))
 
 
 @handles(operations.REMOVE_FILE)
 def remove(ref: Ref, body: RemoveFileRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
     """Remove a file, a link, or a directory with all that is in it."""
     path = sandbox_path(body.path_b64)
-    return step_once(service, named, body, lambda: service.engine.remove_file(ref, path))
+    return step_once(service, named, body, lambda: service.engine.files.remove(ref, path))
 
 
 @handles(operations.RENAME_FILE)
 def rename(ref: Ref, body: RenameFileRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
     """Rename a file or a directory."""
     path, to = sandbox_path(body.path_b64), sandbox_path(body.to_b64)
-    return step_once(service, named, body, lambda: service.engine.rename_file(ref, path, to))
+    return step_once(service, named, body, lambda: service.engine.files.rename(ref, path, to))

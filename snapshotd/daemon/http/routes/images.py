@@ -19,33 +19,33 @@ _SAYS = 'Lines: `{"event":"progress","message"}`, at last `{"event":"result","im
 
 @handles(operations.IMAGES)
 def images(service: ServiceDep) -> list[Image]:
-    return service.engine.images()
+    return service.engine.images.list()
 
 
 @handles(operations.ENSURE_IMAGE, says=_SAYS)
 async def ensure(body: EnsureImageRequest, service: ServiceDep) -> Response:
     """The image that a sandbox of this name would start from. One that is not there is built or imported."""
-    return await _answer(service, lambda progress: service.engine.ensure_image(body.image, progress))
+    return await _answer(service, lambda progress: service.engine.images.ensure(body.image, progress))
 
 
 @handles(operations.BUILD_IMAGE, says=_SAYS)
 async def build(body: ImageRequest, service: ServiceDep) -> Response:
     """Build from a recipe folder, or from one that comes with snapshotd (`default`, `minimal`)."""
     source = _checked(body.source)
-    return await _answer(service, lambda progress: service.engine.build_image(source, body.name, progress))
+    return await _answer(service, lambda progress: service.engine.images.build(source, body.name, progress))
 
 
 @handles(operations.IMPORT_IMAGE, says=_SAYS)
 async def import_(body: ImageRequest, service: ServiceDep) -> Response:
     """Import a folder, a root file system tar, a `docker save` or OCI archive, or a Docker image by name."""
     source = _checked(body.source)
-    return await _answer(service, lambda progress: service.engine.import_image(source, body.name, progress))
+    return await _answer(service, lambda progress: service.engine.images.import_(source, body.name, progress))
 
 
 @handles(operations.REMOVE_IMAGE)
 def remove(ref: str, service: ServiceDep) -> None:
     """Remove an image that no trajectory uses. `ref` may contain slashes, as Docker's names do."""
-    service.engine.remove_image(ref)
+    service.engine.images.remove(ref)
 
 
 def _checked(source: str) -> str:

@@ -34,19 +34,19 @@ from snapshotd.types import Snapshot, Trajectory
 async def journal(ref: Ref, service: ServiceDep) -> Response:
     """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
     program's beginning."""
-    return await streams.ndjson(service.streams, lambda emit: streams.listing(emit, service.engine.journal(ref)))
+    return await streams.ndjson(service.streams, lambda emit: streams.listing(emit, service.engine.mind.journal(ref)))
 
 
 @handles(operations.STATE)
 def state(ref: Ref, service: ServiceDep) -> dict[str, Any]:
     """The agent's own JSON state as it was saved with the snapshot."""
-    return service.engine.state(ref)
+    return service.engine.mind.state(ref)
 
 
 @handles(operations.TASKS)
 def tasks(ref: Ref, service: ServiceDep) -> list[Task]:
     """The subtasks as they were at the snapshot, in the order in which they were declared."""
-    return service.engine.tasks(ref)
+    return service.engine.mind.tasks(ref)
 
 
 @handles(operations.RESUME)
@@ -54,7 +54,7 @@ def resume(ref: Ref, body: ResumeRequest, service: ServiceDep) -> Trajectory:
     """Start its program again from the top, replay its journal, and let it run on. Answers when it is started; its
     events follow under /trajectories/{ref}/events. `Undecided`: an irreversible call may or may not have happened, and
     `decisions` does not cover it."""
-    return service.engine.resume(ref, decisions=decisions(body.decisions))
+    return service.engine.runs.resume(ref, decisions=decisions(body.decisions))
 
 
 @handles(operations.PREVIEW_REWIND)
@@ -72,7 +72,7 @@ def preview_rewind(
     ] = None,
 ) -> RewindPreview:
     """The effect that a rewind would have. Changes nothing."""
-    return service.engine.preview_rewind(
+    return service.engine.branching.preview_rewind(
         ref, check_ref(to), mode=mode, max_files=max_files, session=session, opener=_opener(request)
     )
 
@@ -83,7 +83,7 @@ def rewind(request: Request, ref: Ref, body: RewindRequest, service: ServiceDep,
 
     def make() -> Snapshot:
         options: dict[str, Any] = {"mode": body.mode, "compensate": body.compensate, "session": body.session}
-        return service.engine.rewind(ref, check_ref(body.to), **options, opener=_opener(request))
+        return service.engine.branching.rewind(ref, check_ref(body.to), **options, opener=_opener(request))
 
     return step_once(service, named, body, make)
 
@@ -91,7 +91,7 @@ def rewind(request: Request, ref: Ref, body: RewindRequest, service: ServiceDep,
 @handles(operations.UNDO)
 def undo(request: Request, ref: Ref, service: ServiceDep, named: NamedDep) -> Snapshot:
     """Take the last rewind (or undo) back."""
-    return step_once(service, named, None, lambda: service.engine.undo(ref, opener=_opener(request)))
+    return step_once(service, named, None, lambda: service.engine.branching.undo(ref, opener=_opener(request)))
 
 
 @handles(operations.PROMOTE)
@@ -103,7 +103,9 @@ def promote(ref: Ref, body: PromoteRequest, service: ServiceDep, named: NamedDep
         service,
         named,
         body,
-        lambda: service.engine.promote(ref, into=into, leave_behind=body.leave_behind, compensate=body.compensate),
+        lambda: service.engine.branching.promote(
+            ref, into=into, leave_behind=body.leave_behind, compensate=body.compensate
+        ),
     )
 
 
@@ -112,27 +114,27 @@ def merge(ref: Ref, body: MergeFields, service: ServiceDep, named: NamedDep) -> 
     """Change files of a trajectory to what they are in another snapshot, or to given contents, in one step; recorded as a
     new snapshot, and `undo` takes it back. The client decides which; `Conflict` if the head is another one by now."""
     return step_once(
-        service, named, body, lambda: service.engine.merge(ref, check_ref(body.source), merge_request(body))
+        service, named, body, lambda: service.engine.branching.merge(ref, check_ref(body.source), merge_request(body))
     )
 
 
 @handles(operations.RETRY)
 def retry(ref: Ref, body: RetryRequest, service: ServiceDep, named: NamedDep) -> Snapshot:
     """Go back to before a task began, compensate its irreversible calls, and let the program go on from there."""
-    return step_once(service, named, body, lambda: service.engine.retry(ref, **vars(body)))
+    return step_once(service, named, body, lambda: service.engine.branching.retry(ref, **vars(body)))
 
 
 @handles(operations.EFFECTS)
 def effects(ref: Ref, service: ServiceDep) -> list[Effect]:
     """The irreversible calls that its present history does not hold: left behind by rewinds. Newest first."""
-    return service.engine.effects(ref)
+    return service.engine.branching.effects(ref)
 
 
 @handles(operations.COMPENSATE)
 def compensate(ref: Ref, body: CompensateRequest, service: ServiceDep) -> list[Effect]:
     """Run the compensations of calls that were left behind, newest first, each at most once. It goes on when the client
     goes away."""
-    return service.engine.compensate(ref, tuple(check_ref(call, "call") for call in body.calls))
+    return service.engine.branching.compensate(ref, tuple(check_ref(call, "call") for call in body.calls))
 
 
 @handles(operations.EDIT)
@@ -144,15 +146,15 @@ async def edit(request: Request, ref: Ref, body: EditRequest, service: ServiceDe
     wanted = edit_request(body, body.env)
 
     def undo(line: Trajectory) -> None:
-        engine.stop(line.id)
+        engine.runs.stop(line.id)
 
     return await once_unless_abandoned(
         request,
         service,
         named,
         body,
-        lambda: engine.edit(ref, wanted, name=body.name, resume=body.resume),
-        lambda made: engine.trajectory(made[0]),
+        lambda: engine.branching.edit(ref, wanted, name=body.name, resume=body.resume),
+        lambda made: engine.snapshots.trajectory(made[0]),
         undo,
     )
 

@@ -30,7 +30,8 @@ from snapshotd.daemon.http.routes.shared import (
     once_unless_abandoned,
     step_once,
 )
-from snapshotd.engine.base import Caller, Engine, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
+from snapshotd.engine.base import Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import Snapshot, Trajectory
 
@@ -61,10 +62,16 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
     sandbox = sandbox_request(body, client_pid(request))
 
     def recalled(made: tuple[str, ...]) -> tuple[Trajectory, Snapshot]:
-        return engine.trajectory(made[0]), engine.log(made[0])[0]
+        return engine.snapshots.trajectory(made[0]), engine.snapshots.log(made[0])[0]
 
     trajectory, snapshot = await once_unless_abandoned(
-        request, service, named, body, lambda: engine.create(sandbox), recalled, lambda made: _stop(engine, made[0])
+        request,
+        service,
+        named,
+        body,
+        lambda: engine.runs.create(sandbox),
+        recalled,
+        lambda made: _stop(engine, made[0]),
     )
     return CreatedInfo(encoding.trajectory(trajectory), encoding.snapshot(snapshot))
 
@@ -72,7 +79,7 @@ async def create(request: Request, body: CreateRequest, service: ServiceDep, nam
 @handles(operations.SANDBOXES)
 def sandboxes(service: ServiceDep) -> list[SandboxInfo]:
     """The live sandboxes."""
-    return service.engine.sandboxes()
+    return service.engine.runs.sandboxes()
 
 
 @handles(operations.RUN_AGENT)
@@ -87,36 +94,42 @@ async def run(request: Request, body: RunAgentRequest, service: ServiceDep, name
             _stop(engine, trajectory)
 
     return await once_unless_abandoned(
-        request, service, named, body, lambda: engine.run(asked), lambda made: engine.trajectory(made[0]), undo
+        request,
+        service,
+        named,
+        body,
+        lambda: engine.runs.run(asked),
+        lambda made: engine.snapshots.trajectory(made[0]),
+        undo,
     )
 
 
 @handles(operations.TRAJECTORIES)
 def trajectories(service: ServiceDep) -> list[Trajectory]:
-    return service.engine.trajectories()
+    return service.engine.snapshots.trajectories()
 
 
 @handles(operations.TRAJECTORY)
 def trajectory(ref: Ref, service: ServiceDep) -> Trajectory:
-    return service.engine.trajectory(ref)
+    return service.engine.snapshots.trajectory(ref)
 
 
 @handles(operations.REMOVE)
 def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = False) -> None:
     """Forget a trajectory and free what only it used. A tag or a snapshot is refused: it names one of them, not all."""
-    service.engine.remove(ref, force=force)
+    service.engine.runs.remove(ref, force=force)
 
 
 @handles(operations.LOG)
 def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> Response:
     """Its snapshots, oldest first; with `last`, only this number of the newest."""
-    return streams.listed(service.engine.log(ref, last))
+    return streams.listed(service.engine.snapshots.log(ref, last))
 
 
 @handles(operations.STOP)
 def stop(ref: Ref, service: ServiceDep, discard: bool = False) -> Trajectory:
     """Take a last snapshot if anything changed and end the sandbox. `discard`: without one."""
-    return service.engine.stop(ref, discard=discard)
+    return service.engine.runs.stop(ref, discard=discard)
 
 
 @handles(operations.TAKE_SNAPSHOT)
@@ -124,7 +137,7 @@ def take_snapshot(ref: Ref, body: SnapshotRequest, service: ServiceDep, named: N
     """Take a snapshot of a running sandbox as it is now. Processes in it run on. `Conflict`: it does not run, its
     program is being replayed, or the name is taken."""
     return step_once(
-        service, named, body, lambda: service.engine.take_snapshot(ref, name=body.name, if_changed=body.if_changed)
+        service, named, body, lambda: service.engine.runs.take_snapshot(ref, name=body.name, if_changed=body.if_changed)
     )
 
 
@@ -138,7 +151,7 @@ async def events(ref: Ref, service: ServiceDep, follow: Annotated[bool, Query()]
     """The events of its run from the beginning; with `follow`, until it has finished."""
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.each(emit, map(encoding.run_event, service.engine.events(ref, follow=follow))),
+        lambda emit: streams.each(emit, map(encoding.run_event, service.engine.runs.events(ref, follow=follow))),
     )
 
 
@@ -183,7 +196,9 @@ async def attended_exec_in_snapshot(request: Request, ref: Ref, service: Service
 )
 async def connect(request: Request, ref: Ref, port: PortNumber, service: ServiceDep) -> Response:
     """A connection to a server on the loopback of a running sandbox. It is cut when the client goes away."""
-    return await carrying.carried(request, service.connections, lambda ended: service.engine.connect(ref, port, ended))
+    return await carrying.carried(
+        request, service.connections, lambda ended: service.engine.runs.connect(ref, port, ended)
+    )
 
 
 @handles(operations.FORK)
@@ -194,7 +209,7 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
     variants = tuple(map(variant, body.variants))
 
     def recalled(made: tuple[str, ...]) -> Forked:
-        forks = tuple(map(engine.trajectory, made))
+        forks = tuple(map(engine.snapshots.trajectory, made))
         assert forks[0].experiment is not None
         return Forked(forks[0].experiment, forks)
 
@@ -203,7 +218,7 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
         service,
         named,
         body,
-        lambda: engine.fork(
+        lambda: engine.branching.fork(
             ref,
             body.count,
             args=body.args,
@@ -228,7 +243,7 @@ def _body(line: bytes) -> ExecRequest:
 def _in_trajectory(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]:
     if body.if_head is not None:
         check_ref(body.if_head)
-    return engine.exec
+    return engine.runs.exec
 
 
 def _in_snapshot(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]:
@@ -236,7 +251,7 @@ def _in_snapshot(engine: Engine, body: ExecRequest) -> Callable[..., ExecResult]
         raise UsageError("a throw-away fork has no head to compare with; leave out `if_head`, or name a trajectory")
     if body.idle_timeout_s is not None:
         raise UsageError("a throw-away fork ends with its command; leave out `idle_timeout_s`, or name a trajectory")
-    return engine.exec_snapshot
+    return engine.runs.exec_snapshot
 
 
 async def _exec(
@@ -277,9 +292,9 @@ async def _exec(
 
 def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
     """A command that was executed, from its snapshot; what it has printed goes to `sink`. SandboxFailed as then."""
-    taken = engine.snapshot(snapshot)
+    taken = engine.snapshots.get(snapshot)
     for stream in STREAMS:
-        for data in engine.output(taken.id, stream):
+        for data in engine.snapshots.output(taken.id, stream):
             sink(stream, data)
     if taken.call.exit_code is None:
         raise SandboxFailed(
@@ -290,4 +305,4 @@ def _recorded(engine: Engine, snapshot: str, sink: OutputSink) -> ExecResult:
 
 def _stop(engine: Engine, *trajectories: Trajectory) -> None:
     for item in trajectories:
-        engine.stop(item.id)
+        engine.runs.stop(item.id)

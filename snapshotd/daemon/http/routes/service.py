@@ -27,15 +27,17 @@ def status(service: ServiceDep) -> dict[str, Any]:
         "api_version": API_VERSION,
         "pid": service.pid,
         "state_dir": str(service.state_dir),
-        **service.engine.status(),
+        **service.engine.life.status(),
     }
 
 
 @handles(operations.FLUSH)
 def flush(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> None:
     """Return when every snapshot so far is stored and its files are counted."""
-    chosen = None if trajectory is None else t.TrajectoryID(service.engine.trajectory(check_ref(trajectory)).id)
-    service.engine.flush(chosen)
+    chosen = (
+        None if trajectory is None else t.TrajectoryID(service.engine.snapshots.trajectory(check_ref(trajectory)).id)
+    )
+    service.engine.storage.flush(chosen)
 
 
 @handles(operations.SHUTDOWN)

@@ -31,7 +31,7 @@ from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.peer import PEER_UID
 from snapshotd.daemon.http.streams import JSON, StreamLimit
 from snapshotd.daemon.http.watching import Watchers
-from snapshotd.engine.base import Engine
+from snapshotd.engine.engine import Engine
 from snapshotd.errors import UsageError
 from snapshotd.kernel import turns
 from snapshotd.types import RequestKey, Snapshot
@@ -197,13 +197,13 @@ Recall = Callable[[tuple[str, ...]], T]
 
 def once(service: Service, named: Named, body: object, make: Callable[[], T], recall: Recall[T]) -> T:
     """The answer to a request that makes something: see `Asking.once`."""
-    with service.engine.asking(named.request(body)) as asking:
+    with service.engine.requests.asking(named.request(body)) as asking:
         return asking.once(make, recall, recall_only=named.recall)
 
 
 def step_once(service: Service, named: Named, body: object, make: Callable[[], Snapshot]) -> Snapshot:
     """The same for what is answered with the snapshot of a step."""
-    return once(service, named, body, make, lambda made: service.engine.snapshot(made[0]))
+    return once(service, named, body, make, lambda made: service.engine.snapshots.get(made[0]))
 
 
 async def once_unless_abandoned(
@@ -218,7 +218,7 @@ async def once_unless_abandoned(
     """The same for what runs on: if the client has gone before the answer, and does not ask again, it is undone, and a
     copy of many files that it begins with does not go on."""
     given_up = threading.Event()
-    with service.engine.asking(named.request(body)) as asking:
+    with service.engine.requests.asking(named.request(body)) as asking:
 
         def work() -> T:
             with turns.until(given_up):

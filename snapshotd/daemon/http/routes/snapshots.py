@@ -25,37 +25,37 @@ _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
 @handles(operations.ALL_SNAPSHOTS)
 def all_snapshots(service: ServiceDep) -> Response:
     """Every snapshot of every trajectory."""
-    return streams.listed(service.engine.all_snapshots())
+    return streams.listed(service.engine.snapshots.all())
 
 
 @handles(operations.SNAPSHOT)
 def snapshot(ref: Ref, service: ServiceDep) -> t.Snapshot:
-    return service.engine.snapshot(ref)
+    return service.engine.snapshots.get(ref)
 
 
 @handles(operations.CONVERSATION)
 def conversation(ref: Ref, service: ServiceDep) -> list[t.Message]:
     """The conversation up to the snapshot, from its beginning, across forks."""
-    return service.engine.conversation(ref)
+    return service.engine.mind.conversation(ref)
 
 
 @handles(operations.OUTPUT)
 async def output(ref: Ref, which: Literal["stdout", "stderr", "output"], service: ServiceDep) -> Response:
     """The tool call's recorded output; empty if it has none."""
-    return await streams.octets(service.streams, lambda: service.engine.output(ref, which))
+    return await streams.octets(service.streams, lambda: service.engine.snapshots.output(ref, which))
 
 
 @handles(operations.CAT)
 async def cat(ref: Ref, path_b64: PathB64, service: ServiceDep) -> Response:
     """The content of a regular file."""
     path = sandbox_path(path_b64)
-    return await streams.octets(service.streams, lambda: service.engine.cat(ref, path))
+    return await streams.octets(service.streams, lambda: service.engine.snapshots.cat(ref, path))
 
 
 @handles(operations.FILE_STATUS)
 def status(ref: Ref, path_b64: PathB64, service: ServiceDep) -> FileStatus:
     """The entry at a path, links not followed."""
-    return file_status(*service.engine.lstat(ref, sandbox_path(path_b64)))
+    return file_status(*service.engine.snapshots.lstat(ref, sandbox_path(path_b64)))
 
 
 @handles(operations.RESTORE)
@@ -63,14 +63,16 @@ def restore(request: Request, ref: Ref, body: RestoreRequest, service: ServiceDe
     """Write the snapshot's tree, or a part of it, into a folder of the machine, by the path that the client sees."""
     to = absolute(body.to, "target folder")
     path = sandbox_path(base64.urlsafe_b64encode(body.path.encode()).decode())
-    return service.engine.restore(ref, to, path=path, namespace_pid=client_pid(request))
+    return service.engine.snapshots.restore(ref, to, path=path, namespace_pid=client_pid(request))
 
 
 @handles(operations.DIFF, says="One change per line.")
 async def diff(a: str, service: ServiceDep, b: Annotated[str | None, Query()] = None) -> Response:
     """The changes from `a` to `b`; without `b`, from the parent of `a` to `a`. Ends with `{"event":"end"}`."""
     _check(a, b)
-    return await streams.ndjson(service.streams, lambda emit: streams.listing(emit, service.engine.diff(a, b)))
+    return await streams.ndjson(
+        service.streams, lambda emit: streams.listing(emit, service.engine.snapshots.diff(a, b))
+    )
 
 
 @handles(operations.PATCH, says="Pieces of a patch.")
@@ -89,7 +91,7 @@ async def patch(
         def write(data: bytes) -> None:
             streams.require(emit({"event": "data", "data_b64": base64.b64encode(data).decode()}))
 
-        emit({"event": "end", "outside": service.engine.patch(a, b, root=root, write=write)})
+        emit({"event": "end", "outside": service.engine.snapshots.patch(a, b, root=root, write=write)})
 
     return await streams.ndjson(service.streams, produce)
 
@@ -103,7 +105,7 @@ def tag(name: str, body: TagRequest, service: ServiceDep, named: NamedDep) -> Ta
         service,
         named,
         body,
-        lambda: service.engine.tag(body.ref, name, move=body.move),
+        lambda: service.engine.snapshots.tag(body.ref, name, move=body.move),
         lambda made: t.SnapshotID(made[0]),
     )
     return TaggedInfo(tagged, name)
@@ -111,7 +113,7 @@ def tag(name: str, body: TagRequest, service: ServiceDep, named: NamedDep) -> Ta
 
 @handles(operations.UNTAG)
 def untag(name: str, service: ServiceDep) -> None:
-    service.engine.untag(check_ref(name, "tag"))
+    service.engine.snapshots.untag(check_ref(name, "tag"))
 
 
 def _check(a: str, b: str | None) -> None:

@@ -26,26 +26,26 @@ _REPORT = _SAYS % '"report"'
 @handles(operations.USAGE)
 def usage(service: ServiceDep) -> UsageInfo:
     """Disk use."""
-    return service.engine.usage()
+    return service.engine.storage.usage()
 
 
 @handles(operations.POLICY)
 def policy(service: ServiceDep, trajectory: _Line = None) -> Policy:
     """The retention policy: the global one, or the one that holds for a trajectory."""
-    return service.engine.policy(_checked(trajectory))
+    return service.engine.storage.policy(_checked(trajectory))
 
 
 @handles(operations.SET_POLICY)
 def set_policy(body: Policy, service: ServiceDep, trajectory: _Line = None) -> Policy:
     """Set it. Nothing is removed before the next prune."""
-    service.engine.set_policy(_checked(trajectory), body)
-    return service.engine.policy(trajectory)
+    service.engine.storage.set_policy(_checked(trajectory), body)
+    return service.engine.storage.policy(trajectory)
 
 
 @handles(operations.CLEAR_POLICY)
 def clear_policy(service: ServiceDep, trajectory: _Line = None) -> None:
     """Remove it."""
-    service.engine.set_policy(_checked(trajectory), None)
+    service.engine.storage.set_policy(_checked(trajectory), None)
 
 
 @handles(operations.PRUNE, says=_REPORT)
@@ -55,7 +55,9 @@ async def prune(body: PruneRequest, service: ServiceDep) -> Response:
 
     def produce(emit: streams.Emit) -> None:
         progress = streams.progress_lines(emit)
-        report = service.engine.prune(body.policy, dry_run=body.dry_run, grace_s=body.grace_s, progress=progress)
+        report = service.engine.storage.prune(
+            body.policy, dry_run=body.dry_run, grace_s=body.grace_s, progress=progress
+        )
         streams.result(emit, "report", report)
 
     return await streams.ndjson(service.streams, produce)
@@ -69,7 +71,7 @@ async def check(body: CheckRequest, service: ServiceDep) -> Response:
         def progress(message: str) -> None:
             streams.require(emit({"event": "progress", "message": message}))
 
-        streams.result(emit, "report", service.engine.check(read_data=body.read_data, progress=progress))
+        streams.result(emit, "report", service.engine.storage.check(read_data=body.read_data, progress=progress))
 
     return await streams.ndjson(service.streams, produce)
 
@@ -79,7 +81,7 @@ async def repair(service: ServiceDep) -> Response:
     """Rebuild damaged parts from intact ones. It goes on when the client goes away."""
     return await streams.ndjson(
         service.streams,
-        lambda emit: streams.result(emit, "report", service.engine.repair(streams.progress_lines(emit))),
+        lambda emit: streams.result(emit, "report", service.engine.storage.repair(streams.progress_lines(emit))),
     )
 
 
@@ -104,7 +106,7 @@ async def export(
 
     def produce(emit: streams.Emit, write: streams.Write) -> None:
         progress = streams.progress_lines(emit)
-        warnings = service.engine.export(
+        warnings = service.engine.storage.export(
             ref, form=form, whole=whole, since=since, forks=forks, write=write, progress=progress
         )
         streams.result(emit, "warnings", warnings)
@@ -123,7 +125,7 @@ async def import_(
     upload = streams.Upload(request)
 
     def produce(emit: streams.Emit) -> None:
-        imported = service.engine.import_bundle(upload.read, name, streams.progress_lines(emit))
+        imported = service.engine.storage.import_bundle(upload.read, name, streams.progress_lines(emit))
         streams.result(emit, "imported", imported)
 
     return await streams.ndjson(service.streams, produce, uploading=True)
@@ -133,13 +135,13 @@ async def import_(
 def mount(request: Request, body: MountRequest, service: ServiceDep) -> None:
     """Show every stored snapshot below a directory, read-only, to the process that asks and all that share its
     mounts."""
-    service.engine.mount(absolute(body.directory, "directory"), _namespace_pid(request))
+    service.engine.storage.mount(absolute(body.directory, "directory"), _namespace_pid(request))
 
 
 @handles(operations.UNMOUNT)
 def unmount(request: Request, body: MountRequest, service: ServiceDep) -> None:
     """End it."""
-    service.engine.unmount(absolute(body.directory, "directory"), _namespace_pid(request))
+    service.engine.storage.unmount(absolute(body.directory, "directory"), _namespace_pid(request))
 
 
 def _checked(trajectory: str | None) -> str | None:

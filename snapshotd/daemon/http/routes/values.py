@@ -23,7 +23,7 @@ def get(
     namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT, version: Version = None
 ) -> StoredValue:
     """The newest value of a key, or an older version of it."""
-    return service.engine.get_value(tenant, namespace, key, version)
+    return service.engine.values.get(tenant, namespace, key, version)
 
 
 @handles(operations.PUT_VALUE)
@@ -32,7 +32,7 @@ def put(
 ) -> StoredValue:
     """A new version. Conflict: another version is there than the one expected."""
     value = check_json(body.value, f"the value of {key!r}")
-    return service.engine.put_value(
+    return service.engine.values.put(
         tenant, namespace, key, value, ttl_s=body.ttl_s, expected_version=body.expected_version
     )
 
@@ -46,19 +46,19 @@ def delete(
     expected_version: Version = None,
 ) -> None:
     """Recorded as a version; older ones can still be read."""
-    service.engine.delete_value(tenant, namespace, key, expected_version=expected_version)
+    service.engine.values.delete(tenant, namespace, key, expected_version=expected_version)
 
 
 @handles(operations.VALUE_HISTORY)
 def history(namespace: Namespace, key: Key, service: ServiceDep, tenant: Tenant = DEFAULT_TENANT) -> list[StoredValue]:
     """All versions that are kept, newest first."""
-    return service.engine.value_history(tenant, namespace, key)
+    return service.engine.values.history(tenant, namespace, key)
 
 
 @handles(operations.SEARCH_VALUES)
 def search(body: SearchRequest, service: ServiceDep) -> list[StoredValue]:
     """The newest versions in the order of their keys."""
-    return service.engine.search_values(
+    return service.engine.values.search(
         body.tenant,
         body.namespace,
         prefix=body.prefix,

@@ -1,0 +1,176 @@
+"""The beginning of a trajectory: its first layers, its record, and its sandbox."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from snapshotd.api.commands import CommandFields
+from snapshotd.engine.base import SandboxRequest
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.mind.gateways import provider_env
+from snapshotd.engine.mind.keyvalue import tenant_env
+from snapshotd.engine.mind.reuse import INPUTS
+from snapshotd.engine.requests import present
+from snapshotd.engine.runs import folder_mode, inputs, programs, python_packages
+from snapshotd.engine.runs.forks import check_name
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.engine.sandbox.step import marker
+from snapshotd.errors import UsageError
+from snapshotd.types import (
+    NO_ISOLATION,
+    AgentSpec,
+    Image,
+    LayerID,
+    Limits,
+    Network,
+    SandboxSpec,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    Stack,
+    ToolCall,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    new_id,
+)
+
+
+class Creation:
+    """Makes new trajectories with a running sandbox."""
+
+    def __init__(self, context: Context, sessions: Sessions) -> None:
+        self._context, self._catalog, self._sessions = context, context.catalog, sessions
+
+    def begin(
+        self,
+        request: SandboxRequest,
+        agent_file: Path | None,
+        agent: AgentSpec | None,
+        *,
+        reuse: dict[str, bool] | None = None,
+    ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
+        """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
+        check_name(request.name)
+        requirements = python_packages.wanted(request, agent_file)
+        runtime = self._context.runtime(request.runtime)
+        isolated = runtime.name != NO_ISOLATION
+        if isolated:
+            runtime.check_limits(request.limits or Limits())
+            if request.network is folder_mode.NETWORK:
+                raise UsageError("the machine's own network is for sandboxes without isolation; choose none or bridge")
+        else:
+            folder_mode.check(request)
+            if requirements:
+                raise folder_mode.no_requirements()
+        images = self._context.images
+        image = images.ensure(request.image, lambda _: None) if isolated else images.empty((), "/workspace")
+        network = (request.network or Network.NONE) if isolated else folder_mode.NETWORK
+        spec = SandboxSpec(image.id, runtime.name, network, request.limits or Limits())
+        stack = Stack(image.id)
+        if request.program is not None:
+            stack = stack.push(programs.layer_for(self._context, stack, request.program, request.namespace_pid))
+        if requirements:
+            stack = stack.push(python_packages.layer_for(self._context, spec, requirements, self._install))
+        arguments = _start_arguments(request, image)
+        below = stack
+        directories = () if isolated else folder_mode.DIRECTORIES
+        layer = inputs.build(self._context.store, stack, request, agent_file, directories)
+        if layer is not None:
+            stack = stack.push(layer)
+        if agent is not None:
+            arguments |= {INPUTS: inputs.digest(self._context.store, below, layer), **(reuse or {})}
+        snapshot = first_snapshot(stack, marker("start", arguments))
+        plain, secret = provider_env(request.providers, capture_tokens=request.capture_tokens)
+        open_env = (*request.env, *plain, *tenant_env(request.tenant))
+        env = self._context.secrecy.environment(snapshot.trajectory, open_env, (*request.secrets, *secret))
+        trajectory = Trajectory(
+            id=snapshot.trajectory,
+            name=request.name,
+            spec=spec,
+            agent=agent,
+            head=snapshot.id,
+            status=TrajectoryStatus.RUNNING,
+            created_at_ns=snapshot.created_at_ns,
+            env=env,
+            began=None if agent is None else snapshot.id,
+        )
+        if agent is not None:
+            trajectory = replace(trajectory, agent=self._context.secrecy.concealed(trajectory, agent))
+        sandbox: Sandbox | None = None
+        try:
+            sandbox, calls = self._sessions.launch(trajectory, snapshot)
+            self._catalog.add_trajectories([(trajectory, snapshot)], request=present())
+        except BaseException:
+            if sandbox is not None:
+                self._sessions.discard(sandbox)
+            if layer is not None:
+                self._context.store.remove(layer)
+            raise
+        if layer is not None:
+            self._context.store.unpin([layer])
+        return trajectory, snapshot, sandbox, calls
+
+    def _install(self, spec: SandboxSpec, script: str, env: dict[str, str], ca_bundle: bytes) -> LayerID:
+        trajectory, snapshot = throw_away(spec, Stack(spec.image))
+        errors: list[bytes] = []
+        with self._sessions.throw_away(trajectory, snapshot) as sandbox:
+            if ca_bundle:
+                (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
+            result = self._sessions.exec(
+                sandbox,
+                CommandFields(("/bin/sh", "-c", script), cwd="/", env=env),
+                sink=lambda _, data: errors.append(data[-2000:]),
+                record=False,
+            )
+            if result.exit_code != 0:
+                said = result.call.error or b"".join(errors)[-2000:].decode(errors="replace").strip()
+                raise UsageError(f"the agent's dependencies cannot be installed (exit code {result.exit_code}): {said}")
+            with sandbox.lock:
+                captured = sandbox.root.capture()
+            if captured.method == "unchanged":
+                raise UsageError("the agent's dependencies cannot be installed: pip succeeded, but wrote nothing")
+            return python_packages.keep_packages_only(self._context, captured.stack.layers[0])
+
+
+def _start_arguments(request: SandboxRequest, image: Image) -> dict[str, Any]:
+    return {"image": image.name, "workspace": str(request.workspace) if request.workspace else None}
+
+
+def first_snapshot(stack: Stack, call: ToolCall) -> Snapshot:
+    """The snapshot that a new trajectory begins with."""
+    return Snapshot(
+        id=SnapshotID(new_id()),
+        parent=None,
+        trajectory=TrajectoryID(new_id()),
+        seq=0,
+        stack=stack,
+        call=call,
+        messages=0,
+        state=SnapshotState.CAPTURED,
+        pause_ns=0,
+        created_at_ns=time.time_ns(),
+        method="build",
+        own_layers=len(stack.layers),
+    )
+
+
+def throw_away(spec: SandboxSpec, stack: Stack, env: tuple[tuple[str, str], ...] = ()) -> tuple[Trajectory, Snapshot]:
+    """Records for a sandbox that no catalog row will ever mention."""
+    snapshot = first_snapshot(stack, marker("start", {}))
+    trajectory = Trajectory(
+        id=snapshot.trajectory,
+        name=None,
+        spec=spec,
+        agent=None,
+        head=snapshot.id,
+        status=TrajectoryStatus.RUNNING,
+        created_at_ns=snapshot.created_at_ns,
+        env=env,
+    )
+    return trajectory, snapshot

@@ -1,0 +1,86 @@
+"""Calls that a person decides about, as people and outside programs see them. The gate of the agents' own calls is
+`mind/approvals.py`."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import Any
+
+from snapshotd.engine.base import ApprovalView
+from snapshotd.engine.context import Context
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.storing import look
+from snapshotd.trees.base import Change
+from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, SnapshotID, SnapshotState, Trajectory
+
+
+class ApprovalService:
+    """Every method may raise NotFound or Ambiguous for a `ref`."""
+
+    def __init__(self, context: Context, gate: Gate) -> None:
+        self._context, self._catalog, self._gate = context, context.catalog, gate
+
+    def ask(
+        self,
+        ref: str,
+        call: str,
+        tool: str,
+        arguments: Any,
+        *,
+        side_effect: SideEffect = SideEffect.LOCAL,
+        question: str | None = None,
+        expires_s: float | None = None,
+    ) -> Approval | None:
+        """Ask a person about a call of a program outside of the sandbox, named `call` by it. Returns at once, and again with
+        the same call what has been decided by now. Without a question the policy decides; None: it lets the call run.
+
+        The approval is bound to the call's name and arguments, not to files: the program that asked sees to those.
+        Denied: the policy does not let it run; Conflict: another call has the name; UsageError: the name is malformed."""
+        return self._gate.ask(
+            self._catalog.resolve_trajectory(ref),
+            CallID(call),
+            tool,
+            arguments,
+            side_effect,
+            question=question,
+            expires_s=expires_s,
+        )
+
+    def list(self, status: ApprovalStatus | None = None) -> list[Approval]:
+        """Oldest first; by default all."""
+        return self._gate.list(status)
+
+    def approve(self, ref: str, *, by: str, reason: str | None = None, arguments: tuple[Any] | None = None) -> Approval:
+        """Let the call run, with other `arguments` if given. Conflict: decided already, or its trajectory has moved on
+        from the snapshot that the approval is bound to (it is stale then)."""
+        return self._gate.approve(ref, by=by, reason=reason, arguments=arguments)
+
+    def deny(self, ref: str, *, by: str, reason: str | None = None) -> Approval:
+        return self._gate.deny(ref, by=by, reason=reason)
+
+    def view(self, ref: str, *, max_files: int = 1000) -> ApprovalView:
+        """Returns what a person needs for a decision. No files are listed if the snapshot to compare with has given up its own."""
+        approval = self._gate.find(ref)
+        trajectory = self._catalog.get_trajectory(approval.trajectory)
+        since = self._compared_with(approval, trajectory)
+        files: tuple[Change, ...] = ()
+        if since is not None:
+            files = tuple(islice(look.changes(self._context, since, approval.snapshot), max_files))
+        return ApprovalView(approval, trajectory, files, since)
+
+    def _compared_with(self, approval: Approval, trajectory: Trajectory) -> SnapshotID | None:
+        catalog = self._catalog
+        decided = [
+            other
+            for other in catalog.approvals.list(None, trajectory.id)
+            if other.status in (ApprovalStatus.APPROVED, ApprovalStatus.DENIED)
+            and other.created_at_ns < approval.created_at_ns
+        ]
+        since = decided[-1].snapshot if decided else trajectory.began or trajectory.forked_from
+        if since is None:
+            first = catalog.get_snapshot(approval.snapshot)
+            while first.parent is not None:
+                first = catalog.get_snapshot(first.parent)
+            since = first.id
+        kept = catalog.get_snapshot(since).state in (SnapshotState.CAPTURED, SnapshotState.STORED)
+        return since if kept else None

@@ -1,0 +1,226 @@
+"""Going back and apart: forks, rewinds, edits, merges and the effects that they leave behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from snapshotd.api.trajectories import ForkPlace
+from snapshotd.engine.base import (
+    ITSELF,
+    EditRequest,
+    Effect,
+    Forked,
+    MergeRequest,
+    Opener,
+    RewindMode,
+    RewindPreview,
+    Variant,
+)
+from snapshotd.engine.context import Context
+from snapshotd.engine.folders.folders import Folders
+from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.past.editing import Editing
+from snapshotd.engine.past.effects import Effects
+from snapshotd.engine.past.merging import Merging
+from snapshotd.engine.past.promotion import Promotion
+from snapshotd.engine.past.retry import Retry
+from snapshotd.engine.past.rewinding import Rewinding
+from snapshotd.engine.requests import present
+from snapshotd.engine.runs.forks import Forks, check_name, children
+from snapshotd.engine.runs.resume import Resumes
+from snapshotd.engine.runs.sessions import Sessions
+from snapshotd.engine.sandbox.step import StepListener
+from snapshotd.engine.storing.cold import Cold
+from snapshotd.errors import UsageError
+from snapshotd.types import FOLDER, Snapshot, Trajectory, TrajectoryID, short
+
+MAX_FORKS = 256
+
+
+class BranchingService:
+    """Every method may raise NotFound or Ambiguous for a `ref`."""
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        cold: Cold,
+        gate: Gate,
+        folders: Folders,
+        forks: Forks,
+        resumes: Resumes,
+        listener: StepListener,
+        forget: Callable[[TrajectoryID], None],
+    ) -> None:
+        """`listener` is told of every step; `forget`: as in `Editing`."""
+        self._context, self._catalog = context, context.catalog
+        self._folders, self._forks, self._resumes = folders, forks, resumes
+        self._effects = Effects(context, sessions, gate, listener)
+        self._rewinding = Rewinding(context, sessions, cold, self._effects, listener)
+        self._retry = Retry(context, sessions, self._rewinding, self._effects)
+        self._promotion = Promotion(context, sessions, self._rewinding, self._effects)
+        self._merging = Merging(context, sessions, self._rewinding)
+        self._editing = Editing(context, sessions, self._rewinding, forks.once, forget, listener)
+
+    def fork(
+        self,
+        ref: str,
+        n: int,
+        *,
+        args: tuple[str, ...] | None,
+        name: str | None,
+        resume: bool = False,
+        variants: tuple[Variant, ...] = (),
+        idle_timeout_s: float | None = None,
+        part: ForkPlace | None = None,
+    ) -> Forked:
+        """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
+        trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument
+        is the fork's number from 0. With `resume` the program (with `args`, if given) is replayed up to the snapshot
+        and goes on from there; if it leaves the recorded path, it goes on live from the last snapshot that matched.
+        With `variants` there is one child for each, and `n` is their number. Several children are called NAME-0,
+        NAME-1, ..., or by the labels of their variants, unless `{index}` or `{variant}` in the name tells them apart.
+        `idle_timeout_s`: as in `SandboxRequest`; None: the daemon's default. `part`: these are some of more children.
+        With `resume`, the program of a child with an `edit` may not leave the recorded path before the snapshot: its run
+        is interrupted then, as one that `resume` starts. UsageError: there is no program to resume, two variants have
+        one label or name, an edit cannot be made, or a model is named where there is no gateway."""
+        if not 1 <= n <= MAX_FORKS:
+            raise UsageError(f"cannot fork {n} times: the number must be from 1 to {MAX_FORKS}")
+        forked = children(n, args, name, variants, part)
+        for one in forked:
+            check_name(one.name)
+        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
+            return self._forks.fork(
+                source,
+                forked,
+                self._editing,
+                resume=resume,
+                idle_timeout_s=idle_timeout_s,
+                part=part,
+                request=present(),
+            )
+
+    def rewind(
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        compensate: bool = False,
+        session: str | None = None,
+        opener: Opener = ITSELF,
+    ) -> Snapshot:
+        """Go back to snapshot `to`, in place: the rewind is recorded as a new snapshot, nothing is destroyed, and
+        `undo` takes it back. Commands in the background are ended, as `interrupted`; changes since the head are captured
+        first. With `compensate` the registered compensations
+        of the irreversible calls that are left behind run before the rewind, newest first, each at most once. Conflict
+        while a process other than init lives in the sandbox, or `to` is not of this trajectory's history;
+        SandboxFailed: a compensation failed (what ran stays recorded, nothing was rewound).
+
+        In a user's own folder a path is changed only if all changes since are an agent's, and what is there is what they
+        left; the others are named (`left` in the call's arguments). `session`: take the changes of this session of the
+        agent back alone, and of those that it continues ("all": of all). Conflict: it is None, and several have changed
+        files since; NotFound: it has changed none; UsageError: the trajectory is no folder's. `opener`: who opens that
+        folder. NotFound: there is none at its path; Conflict: another one is there; Unsupported: the opener cannot be
+        seen."""
+        trajectory = self._trajectory(ref)
+        is_folder = _is_folder(trajectory, session)
+        with self._context.pins.pinned(self._snapshot(to).id) as target:
+            if is_folder:
+                return self._folders.rewind(trajectory, target, opener, mode, session)
+            return self._rewinding.rewind(trajectory, target, mode, compensate=compensate)
+
+    def preview_rewind(
+        self,
+        ref: str,
+        to: str,
+        *,
+        mode: RewindMode = "both",
+        max_files: int = 1000,
+        session: str | None = None,
+        opener: Opener = ITSELF,
+    ) -> RewindPreview:
+        """Returns the effect that `rewind` would have; changes nothing."""
+        trajectory = self._trajectory(ref)
+        is_folder = _is_folder(trajectory, session)
+        with self._context.pins.pinned(self._snapshot(to).id) as target:
+            if is_folder:
+                return self._folders.preview(trajectory, target, opener, mode, max_files, session)
+            return self._rewinding.preview(trajectory, target, mode, max_files)
+
+    def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
+        """Take the last rewind (or promotion, or undo) of a trajectory back, files and mind, in place; recorded as a new snapshot.
+        Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
+        trajectory = self._trajectory(ref)
+        if _is_folder(trajectory):
+            return self._folders.undo(trajectory, opener)
+        return self._rewinding.undo(trajectory)
+
+    def promote(
+        self, ref: str, *, into: str | None = None, leave_behind: bool = False, compensate: bool = False
+    ) -> Snapshot:
+        """Make a fork's head the head of the trajectory that it was forked from (`into`: of one further up), files and
+        mind, in place; recorded as a new snapshot of that trajectory, and `undo` takes it back. Its program, arguments
+        and environment stay its own; the fork stays as it is. Conflict: it is no fork of it, or took no step; something
+        runs in either sandbox; the trajectory took steps since the fork, unless `leave_behind` or `compensate`, which
+        runs compensations first, as `rewind` does. LimitExceeded: the mind is too large to be copied."""
+        target = None if into is None else self._trajectory(into)
+        return self._promotion.promote(self._trajectory(ref), target, leave_behind=leave_behind, compensate=compensate)
+
+    def merge(self, ref: str, source: str, request: MergeRequest) -> Snapshot:
+        """Change files of a trajectory, in place, to what they are in the snapshot `source` or to what the request says;
+        all in one step, which is recorded as a new snapshot, and `undo` takes it back. The mind goes on. Conflict: the
+        trajectory's head is another than the request's, or as `rewind`; NotFound: a path is not in the snapshot."""
+        with self._context.pins.pinned(self._snapshot(source).id) as pinned:
+            return self._merging.merge(self._trajectory(ref), pinned, request)
+
+    def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
+        """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
+        UsageError: an edit that cannot be made (the message says which)."""
+        with self._context.pins.pinned(self._snapshot(ref).id) as source:
+            if resume:
+                self._check_program(self._catalog.get_trajectory(source.trajectory))
+            edited = self._editing.edit(source, request, name)
+        return self._resumes.resume(edited, ()) if resume else edited
+
+    def retry(self, ref: str, task: str, *, compensate: bool = True, resume: bool = True) -> Snapshot:
+        """Go back to before a task began (files and mind), compensate what it did, and with `resume` let the program go
+        on from there. Tasks that completed after it and do not depend on it stay completed, with their files. NotFound:
+        no such task."""
+        trajectory = self._trajectory(ref)
+        if resume:
+            self._check_program(trajectory)
+        snapshot = self._retry.retry(trajectory, task, compensate=compensate)
+        if resume:
+            self._resumes.resume(self._catalog.get_trajectory(trajectory.id), ())
+        return snapshot
+
+    def _check_program(self, trajectory: Trajectory) -> None:
+        if trajectory.agent is None or trajectory.began is None:
+            raise UsageError(
+                f"trajectory {short(trajectory.id)} has no program that could go on; ask for it without resuming"
+            )
+
+    def effects(self, ref: str) -> list[Effect]:
+        """The irreversible calls of a trajectory that its present history does not hold: left behind by rewinds. Newest
+        first."""
+        return self._effects.left_behind(self._trajectory(ref))
+
+    def compensate(self, ref: str, calls: tuple[str, ...]) -> list[Effect]:
+        """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
+        once."""
+        return self._effects.compensate(self._trajectory(ref), calls)
+
+    def _trajectory(self, ref: str) -> Trajectory:
+        return self._catalog.resolve_trajectory(ref)
+
+    def _snapshot(self, ref: str) -> Snapshot:
+        return self._catalog.resolve_snapshot(ref)
+
+
+def _is_folder(trajectory: Trajectory, session: str | None = None) -> bool:
+    """True for a user's own folder, where alone a session may be named (UsageError)."""
+    is_folder = trajectory.spec.runtime == FOLDER
+    if session is not None and not is_folder:
+        raise UsageError("a sandbox has one agent; a session is chosen in a user's own folder alone")
+    return is_folder

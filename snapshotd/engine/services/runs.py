@@ -1,0 +1,257 @@
+"""Sandboxes and what runs in them: agents, commands, their ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Literal
+
+from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
+from snapshotd.engine.base import (
+    CommandInfo,
+    Connection,
+    Decision,
+    Event,
+    ExecResult,
+    OutputSink,
+    RunRequest,
+    SandboxInfo,
+    SandboxRequest,
+)
+from snapshotd.engine.caller import Caller
+from snapshotd.engine.context import Context
+from snapshotd.engine.events import completed
+from snapshotd.engine.mind.reuse import REPLIES, REUSE
+from snapshotd.engine.runs import folder_mode, inputs, ports, snapshot_now
+from snapshotd.engine.runs.creation import Creation, throw_away
+from snapshotd.engine.runs.resume import Resumes
+from snapshotd.engine.runs.sessions import Sessions, check_not_running
+from snapshotd.engine.sandbox.background import Background
+from snapshotd.engine.storing import reserve
+from snapshotd.engine.storing.archive_queue import Archive
+from snapshotd.engine.storing.evict import Disposal
+from snapshotd.errors import UsageError
+from snapshotd.types import NO_ISOLATION, Snapshot, Trajectory, short
+
+
+class RunService:
+    """Every method may raise NotFound or Ambiguous for a `ref`."""
+
+    def __init__(
+        self,
+        context: Context,
+        sessions: Sessions,
+        resumes: Resumes,
+        background: Background,
+        archive: Archive,
+        disposal: Disposal,
+    ) -> None:
+        self._context, self._catalog, self._sessions, self._resumes = context, context.catalog, sessions, resumes
+        self._background, self._archive, self._disposal = background, archive, disposal
+        self._creation = Creation(context, sessions)
+
+    def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
+        """A sandbox without an agent, running, with its first snapshot."""
+        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, None)
+        sandbox.use.end_when_idle(request.idle_timeout_s)
+        try:
+            self._sessions.adopt(sandbox, calls)
+        except BaseException:
+            self._sessions.discard(sandbox)
+            self._disposal.forget(trajectory.id)
+            raise
+        self._background.submit(snapshot)
+        return trajectory, snapshot
+
+    def run(self, request: RunRequest) -> Trajectory:
+        """Start an agent and return; `events` follows it."""
+        if (request.agent is None) == (not request.command):
+            raise UsageError("give either an agent file or a command, not both or neither")
+        if request.agent is not None:
+            os.close(inputs.open_agent(request.agent, request.sandbox.namespace_pid))
+        isolated = self._context.runtime(request.sandbox.runtime).name != NO_ISOLATION
+        if request.user is not None and not isolated:
+            raise folder_mode.refused("another user", "leave it out; commands run as the daemon's own")
+        agent = inputs.agent_spec(request, isolated=isolated)
+        trajectory, snapshot, sandbox, calls = self._creation.begin(
+            request.sandbox, request.agent, agent, reuse=_reuse_arguments(request)
+        )
+        try:
+            self._sessions.adopt(sandbox, calls)
+            assert trajectory.agent is not None
+            self._sessions.start_agent(sandbox, trajectory.agent, first=snapshot)
+        except BaseException:
+            self._sessions.discard(sandbox)
+            self._disposal.forget(trajectory.id)
+            raise
+        return trajectory
+
+    def sandboxes(self) -> list[SandboxInfo]:
+        return [
+            SandboxInfo(
+                self._catalog.get_trajectory(s.trajectory.id),
+                s.container.id,
+                s.container.pid,
+                s.started_at_ns,
+                s.use.agent_running,
+            )
+            for s in self._sessions.live()
+            if not s.closed
+        ]
+
+    def events(self, ref: str, *, follow: bool) -> Iterator[Event]:
+        """The events of a trajectory's run from its beginning. With `follow`, waits for more until `finished`."""
+        trajectory = self._catalog.resolve_trajectory(ref)
+        last: Event | None = None
+        for last in completed(self._context.events.follow(trajectory.id, wait=follow), self._output):
+            yield last
+        if follow and last is not None and last["event"] != "finished":
+            yield {
+                "event": "finished",
+                "trajectory": trajectory.id,
+                "exit_code": trajectory.exit_code,
+                "snapshots": self._catalog.count_snapshots(trajectory.id),
+                "status": trajectory.status,
+            }
+
+    def exec(self, ref: str, request: ExecRequest, *, sink: OutputSink, caller: Caller | None = None) -> ExecResult:
+        """Run a command as a tool call in a trajectory's sandbox (started from its head if it is stopped) and take the
+        snapshot. CommandNotFound and CommandNotRunnable leave no snapshot. A command whose sandbox is ended under it
+        (`stop`, or its program's end) is killed and recorded as interrupted, with what it has printed and written. With
+        `if_head`, Conflict (naming the head) when the head is another one, before the command runs: if several
+        writers saw one head, one wins. The command goes on when the `caller` is gone. After `timeout_s` seconds the
+        command is ended with everything that it started, and recorded as timed-out with exit code 124.
+        `idle_timeout_s`: as in `SandboxRequest`, for the sandbox from now on; None: as it is, or the daemon's default
+        if it was started again."""
+        trajectory = self._catalog.resolve_trajectory(ref)
+        head = None if request.if_head is None else self._catalog.resolve_snapshot(request.if_head).id
+        sandbox = self._sessions.running(trajectory, request.idle_timeout_s)
+        return self._sessions.exec(sandbox, request, sink=sink, record=True, expected_head=head, caller=caller)
+
+    def exec_snapshot(
+        self, ref: str, request: CommandFields, *, sink: OutputSink, caller: Caller | None = None
+    ) -> ExecResult:
+        """Run a command in a throw-away fork of a snapshot; nothing of it is kept. It ends when the `caller` is
+        gone, or after `timeout_s` seconds, as in `exec`."""
+        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as source:
+            owner = self._catalog.get_trajectory(source.trajectory)
+            trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
+            trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
+            with self._sessions.throw_away(trajectory, source) as sandbox:
+                return self._sessions.exec(sandbox, request, sink=sink, record=False, caller=caller)
+
+    def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
+        """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
+        ends. It needs no client, and goes on at the next daemon. `stop`, a rewind and the end of its sandbox's program
+        end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
+        `write_command` writes, otherwise empty."""
+        sandbox = self._sessions.running(self._trajectory(ref), request.idle_timeout_s)
+        return self._sessions.exec_in_background(sandbox, request)
+
+    def commands(self, ref: str) -> list[CommandInfo]:
+        """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest
+        background commands that have ended."""
+        return self._sessions.commands.all_of(self._trajectory(ref).id)
+
+    def command(self, ref: str, command: str) -> CommandInfo:
+        """One of them, by a unique prefix of its id. NotFound, Ambiguous; so do all that take `command`."""
+        return self._sessions.commands.find(self._trajectory(ref), command)
+
+    def command_events(self, ref: str, command: str, *, follow: bool) -> Iterator[Event]:
+        """The events of a command from its beginning: `started`, `output`, `finished` (with `status`, `exit_code`,
+        `snapshot`). With `follow`, waits for more until `finished`. UsageError: it runs in the foreground, so its client
+        has its input and output; `write_command` alike."""
+        return self._sessions.commands.events(self._trajectory(ref), command, follow=follow)
+
+    def signal_command(self, ref: str, command: str, number: int) -> CommandInfo:
+        """Send a signal to a command's process group; SIGKILL, to all that it started. Conflict: it has ended."""
+        return self._sessions.commands.signal(self._trajectory(ref), command, number)
+
+    def write_command(self, ref: str, command: str, data: bytes, *, end: bool) -> int:
+        """Write to a command's standard input, and with `end` close it behind the data. Returns the number of bytes that
+        the command took within some seconds; its input is closed only if that is all. UsageError: it has no input;
+        Conflict: it has ended, or its input has."""
+        return self._sessions.commands.write(self._trajectory(ref), command, data, end=end)
+
+    def take_snapshot(self, ref: str, *, name: str | None = None, if_changed: bool = False) -> Snapshot:
+        """Take a snapshot of a running sandbox as it is now, with `name` as its tag: a marker `snapshot` without a call. Processes
+        in it run on. In the middle of tool calls of its program it names them (`during`); a program that is resumed from
+        there makes such a call again on the files from before the call. With `if_changed`, no snapshot is taken if no file
+        was written since the head, which is then the answer; where something was alive at the head, one may be taken all
+        the same. Conflict: the trajectory does not run, its program is being replayed, or the name is taken; UsageError:
+        `name` and `if_changed` exclude each other."""
+        trajectory = self._catalog.resolve_trajectory(ref)
+        taken = snapshot_now.take_snapshot(
+            self._context, self._sessions, self._background.submit, trajectory, name, if_changed=if_changed
+        )
+        if name is not None:
+            self._archive.tags_changed()
+        return taken
+
+    def connect(self, ref: str, port: int, ended: Callable[[], object]) -> Connection:
+        """Connect to a TCP server on a port of a sandbox's loopback, whatever its network; nothing else can be reached.
+        `ended` is called, from any thread, when the sandbox ends before the connection is closed; it returns at once.
+        Conflict: the trajectory is not running (it is not started), or nothing listens there; SandboxFailed: the server
+        takes no connection. The caller waits up to 10 s."""
+        trajectory = self._catalog.resolve_trajectory(ref)
+        return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
+
+    def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
+        """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
+        the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
+        finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`
+        does not say (the message names each)."""
+        return self._resumes.resume(self._catalog.resolve_trajectory(ref), decisions)
+
+    def stop(self, ref: str, *, discard: bool = False) -> Trajectory:
+        """Cut off the commands that `exec` runs in it, take a last snapshot if anything changed, and end the sandbox.
+        Not an error when it is not running. With `discard` there is no last snapshot, and what changed since the head is
+        lost. OutOfSpace: there is no room for the snapshot; the sandbox goes on."""
+        trajectory = self._catalog.resolve_trajectory(ref)
+        if discard:
+            reserve.adjust(self._context.state_dir)
+        self._sessions.stop(trajectory, keep=not discard)
+        return self._catalog.get_trajectory(trajectory.id)
+
+    def remove(self, ref: str, *, force: bool) -> None:
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
+        UsageError: `ref` is a tag or a snapshot."""
+        trajectory = self._catalog.resolve_trajectory(ref)
+        self._check_whole(ref, trajectory)
+        if not force:
+            check_not_running(self._sessions.find(trajectory.id), trajectory)
+        self._catalog.check_removable(trajectory.id)  # before anything ends that would stay
+        reserve.adjust(self._context.state_dir)
+        self._sessions.stop(trajectory, keep=False)
+        self._disposal.forget(trajectory.id)
+        reserve.adjust(self._context.state_dir)
+
+    def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
+        """UsageError: `ref` names one snapshot of the trajectory, and `rm` removes whole trajectories only."""
+        if ref in (trajectory.name, trajectory.id):
+            return
+        snapshot = self._catalog.resolve_snapshot(ref)
+        whole = f"`snapshotd rm {trajectory.name or short(trajectory.id)}` forgets the whole trajectory"
+        if ref in snapshot.tags:
+            raise UsageError(
+                f"{ref} is a tag of snapshot {short(snapshot.id)}: `snapshotd tag --delete {ref}` takes it away, {whole}"
+            )
+        if not trajectory.id.startswith(ref):
+            raise UsageError(
+                f"{ref} is a snapshot of trajectory {short(trajectory.id)}, and goes only with all of it: {whole}"
+            )
+
+    def _trajectory(self, ref: str) -> Trajectory:
+        return self._catalog.resolve_trajectory(ref)
+
+    def _output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
+        return self._context.recorded(self._catalog.resolve_snapshot(ref), which) or iter(())
+
+
+def _reuse_arguments(request: RunRequest) -> dict[str, bool]:
+    """UsageError: replies are to be reused, and calls not."""
+    if request.reuse_replies and not request.reuse:
+        raise UsageError("the replies of earlier runs are reused together with their calls only; ask for `reuse`, too")
+    asked = {REUSE: request.reuse, REPLIES: request.reuse_replies}
+    return {name: True for name, wanted in asked.items() if wanted}

@@ -1,0 +1,78 @@
+"""Trajectories and snapshots: what is recorded of them, and their files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from snapshotd.engine.context import Context
+from snapshotd.engine.requests import present
+from snapshotd.engine.storing import look
+from snapshotd.engine.storing.archive_queue import Archive
+from snapshotd.engine.storing.cold import Cold
+from snapshotd.trees.base import Change, RestoreReport
+from snapshotd.trees.base import Entry as TreeEntry
+from snapshotd.types import Snapshot, SnapshotID, Trajectory
+
+
+class SnapshotService:
+    """Every method may raise NotFound or Ambiguous for a `ref`."""
+
+    def __init__(self, context: Context, cold: Cold, archive: Archive) -> None:
+        self._context, self._catalog, self._cold, self._archive = context, context.catalog, cold, archive
+
+    def trajectories(self) -> list[Trajectory]:
+        return self._catalog.trajectories()
+
+    def trajectory(self, ref: str) -> Trajectory:
+        return self._catalog.resolve_trajectory(ref)
+
+    def get(self, ref: str) -> Snapshot:
+        return self._catalog.resolve_snapshot(ref)
+
+    def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
+        """A trajectory's own snapshots, oldest first; with `last`, only this number of the newest. Here and in
+        `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
+        return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last)
+
+    def all(self) -> list[Snapshot]:
+        return list(self._catalog.all_snapshots())
+
+    def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
+        """A tool call's recorded output in pieces; empty if it has none. DataLoss: it is damaged, or a repair gave it
+        up."""
+        return self._context.recorded(self._catalog.resolve_snapshot(ref), which) or iter(())
+
+    def diff(self, a: str, b: str | None) -> Iterator[Change]:
+        """From `a` to `b`; with one ref, from its parent to it."""
+        return look.changes(self._context, a, b)
+
+    def patch(self, a: str, b: str | None, *, root: bytes, write: Callable[[bytes], object]) -> int:
+        """Write the changes below `root` (b"workspace") as a patch with paths relative to it. Returns how many lie
+        outside of it."""
+        return look.write_patch(self._context, a, b, root, write)
+
+    def cat(self, ref: str, path: bytes) -> Iterator[bytes]:
+        """A regular file's content in pieces. NotFound (naming the path); UsageError for anything that is not a regular
+        file."""
+        return look.cat(self._context, ref, path)
+
+    def lstat(self, ref: str, path: bytes) -> tuple[TreeEntry, bytes | None]:
+        """The entry at a path, links not followed, and a symbolic link's target. NotFound (naming the path)."""
+        return look.lstat(self._context, ref, path)
+
+    def restore(self, ref: str, to: Path, *, path: bytes, namespace_pid: int = 0) -> RestoreReport:
+        """Write a snapshot's tree (or the part below `path`) into `to`, which must not exist or be empty. `to` is a path
+        as the process `namespace_pid` sees it; 0: as the daemon does."""
+        return look.restore(self._context, ref, to, path, namespace_pid, self._cold.restore)
+
+    def tag(self, ref: str, name: str, *, move: bool) -> SnapshotID:
+        with self._context.pins.pinned(self._catalog.resolve_snapshot(ref).id) as snapshot:
+            self._catalog.tag(snapshot.id, name, move=move, request=present())
+        self._archive.tags_changed()
+        return snapshot.id
+
+    def untag(self, name: str) -> None:
+        self._catalog.untag(name)
+        self._archive.tags_changed()
