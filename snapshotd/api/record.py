@@ -153,8 +153,11 @@ class _Path:
         return "/" + raw.decode(errors="surrogateescape")
 
     def describe(self, _: str, schema: Json) -> Json:
-        more = {"path_b64": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Path B64"}}
-        return {"path": schema, **more}
+        text = {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Path B64"}
+        return {
+            "path": schema,
+            "path_b64": {**text, "description": "Its bytes in base64, where the text has lost one."},
+        }
 
 
 class _Base64:
