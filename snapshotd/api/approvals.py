@@ -10,6 +10,8 @@ from snapshotd.api.snapshots import ChangeInfo
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.api.wire import TTL_MAX_S
 
+SideEffect = Annotated[str, OneOf("local", "idempotent", "irreversible")]
+
 
 @record(frozen=True)
 class ApprovalInfo(ApiRecord):
@@ -27,7 +29,9 @@ class ApprovalInfo(ApiRecord):
     outside of the sandbox."""
     snapshot: str
     """It holds for these files only; for a call from outside, the head when it was asked."""
-    side_effect: Annotated[str, OneOf("local", "idempotent", "irreversible")]
+    side_effect: SideEffect
+    """The effect of running the tool a second time. `local`: only files, which are rolled back with it; `idempotent`: none,
+    under the same key; `irreversible`: it happens twice."""
     created_at: str
     question: str | None
     status: Annotated[str, OneOf("pending", "approved", "denied", "expired", "stale")]
@@ -61,7 +65,9 @@ class AskRequest(Request):
     """The program's name for it: letters, digits, '.', '_' and '-'."""
     tool: Annotated[str, Bounds(min_length=1, max_length=NAME_MAX)]
     arguments: Any = None
-    side_effect: Annotated[str, OneOf("local", "idempotent", "irreversible")] = "local"
+    side_effect: SideEffect = "local"
+    """The effect of running the tool a second time. `local`: only files, which are rolled back with it; `idempotent`: none,
+    under the same key; `irreversible`: it happens twice."""
     question: Annotated[str, Bounds(max_length=10_000)] | None = None
     """Left out, the policy decides if a person is asked."""
     expires_s: Annotated[float, Bounds(gt=0, le=TTL_MAX_S, allow_inf_nan=False)] | None = None

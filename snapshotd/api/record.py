@@ -31,6 +31,7 @@ __all__ = [
     "encode",
     "encode_masked",
     "record",
+    "records_in",
     "unset",
 ]
 
@@ -89,7 +90,11 @@ UNSET: Any = _Unset()
 
 def unset() -> Any:
     """The default of such a field."""
-    return dataclasses.field(default_factory=lambda: UNSET)
+    return dataclasses.field(default_factory=_unset)
+
+
+def _unset() -> Any:
+    return UNSET
 
 
 class Bounds:
@@ -148,8 +153,11 @@ class _Path:
         return "/" + raw.decode(errors="surrogateescape")
 
     def describe(self, _: str, schema: Json) -> Json:
-        more = {"path_b64": {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Path B64"}}
-        return {"path": schema, **more}
+        text = {"anyOf": [{"type": "string"}, {"type": "null"}], "title": "Path B64"}
+        return {
+            "path": schema,
+            "path_b64": {**text, "description": "Its bytes in base64, where the text has lost one."},
+        }
 
 
 class _Base64:
@@ -210,9 +218,9 @@ def encode(value: Any) -> Json:
     if not isinstance(value, ApiRecord):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     members = vars(value)
-    forms = forms_of(type(value))  # type: ignore[arg-type]
-    if not forms and UNSET not in members.values():
+    if _is_plain(type(value)):  # type: ignore[arg-type]
         return members
+    forms = forms_of(type(value))  # type: ignore[arg-type]
     encoded: Json = {}
     for name, member in members.items():
         if name in forms:
@@ -262,6 +270,23 @@ def forms_of(cls: Hashable) -> dict[str, _Path | _Base64]:
     """The fields that the JSON has in another form."""
     found = {name: _marker(hint, (_Path, _Base64)) for name, hint in _hints(cls).items()}
     return {name: form for name, form in found.items() if form is not None}
+
+
+@cache
+def records_in(cls: Hashable) -> frozenset[str]:
+    """The fields that are records, or have some."""
+    return frozenset(name for name, hint in _hints(cls).items() if _has_record(hint))
+
+
+def _has_record(hint: Any) -> bool:
+    return (isinstance(hint, type) and issubclass(hint, ApiRecord)) or any(map(_has_record, get_args(hint)))
+
+
+@cache
+def _is_plain(cls: Any) -> bool:
+    """Its JSON has its fields as they are."""
+    factories = (field.default_factory for field in dataclasses.fields(cls))
+    return not forms_of(cls) and not any(factory is _unset for factory in factories)
 
 
 @cache

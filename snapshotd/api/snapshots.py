@@ -40,6 +40,8 @@ class Tool(ApiRecord):
     arguments: Any
     """Any JSON value."""
     status: CallStatus
+    """Its outcome. `interrupted`: its sandbox was ended under it. `timed-out`: it took longer than its caller allowed, and
+    was ended. `unknown`: it began, and its end was not recorded."""
     exit_code: int | None
     """Null for a function."""
     duration_ms: float

@@ -15,7 +15,8 @@ COUNT_MAX = 1 << 53
 @record(frozen=True)
 class Policy(Request):
     """The rules that decide which snapshots keep their files: a snapshot keeps them if any rule keeps it. Without
-    rules, all of them do."""
+    rules, all of them do. Some snapshots are always kept: heads, tagged and named ones, the first of a trajectory, the
+    origin of a fork, and the snapshot that a running sandbox stands on."""
 
     keep_last: Annotated[int, Bounds(ge=0, le=COUNT_MAX)] | None = None
     """The newest of each trajectory."""

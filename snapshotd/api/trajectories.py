@@ -38,11 +38,14 @@ class TrajectoryInfo(ApiRecord):
     id: str
     name: str | None
     status: Annotated[str, OneOf("running", "stopped", "finished", "failed", "interrupted")]
+    """`running`: its sandbox is up. `stopped`: no sandbox, goes on from its head. `finished`, `failed`: its agent ended.
+    `interrupted`: its sandbox went away without a request (crash of daemon or machine)."""
     head: str
     """Its newest snapshot; a fresh fork's is the snapshot it began at."""
     image: str
     runtime: str
     network: Annotated[str, OneOf("none", "bridge", "host")]
+    """The network that its sandbox reaches: none, the outside through NAT, or, without isolation, the machine's own."""
     limits: LimitsInfo
     agent: AgentInfo | None
     created_at: str

@@ -14,6 +14,22 @@ from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import SnapshotInfo
 
 _COUNT_S = 0.5
+_IN_LOG = [
+    "id",
+    "parent",
+    "trajectory",
+    "seq",
+    "tool",
+    "files",
+    "state",
+    "pause_ms",
+    "created_at",
+    "tags",
+    "warnings",
+    "reused",
+]
+_TOOL_IN_LOG = ["name", "arguments", "status", "exit_code", "duration_ms"]
+"""The parts of a snapshot, and of its call, that `log --json` prints."""
 
 
 def counted(client: Snapshotd, taken: SnapshotInfo) -> SnapshotInfo:
@@ -61,27 +77,9 @@ def _report_folder(taken: SnapshotInfo) -> None:
 
 def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
     """One snapshot as `log --json` prints it."""
-    tool = item.tool
-    return {
-        "id": item.id,
-        "parent": item.parent,
-        "trajectory": item.trajectory,
-        "seq": item.seq,
-        "tool": {
-            "name": tool.name,
-            "arguments": tool.arguments,
-            "status": tool.status,
-            "exit_code": tool.exit_code,
-            "duration_ms": tool.duration_ms,
-        },
-        "files": None if item.files is None else dataclasses.asdict(item.files),
-        "state": item.state,
-        "pause_ms": item.pause_ms,
-        "created_at": item.created_at,
-        "tags": list(item.tags),
-        "warnings": list(item.warnings),
-        "reused": item.reused,
-    }
+    answer = {name: getattr(item, name) for name in _IN_LOG}
+    answer["tool"] = {name: getattr(item.tool, name) for name in _TOOL_IN_LOG}
+    return answer | {"files": None if item.files is None else dataclasses.asdict(item.files)}
 
 
 def details_json(item: SnapshotInfo) -> dict[str, Any]:

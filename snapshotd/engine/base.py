@@ -161,16 +161,6 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
-class ForkPart:
-    """The place of a fork in a larger one that is made piece by piece: its children belong to that `experiment`, and
-    have the numbers from `first` on of `count`."""
-
-    experiment: ExperimentID
-    first: int
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class FileEntry:
     """Something in a tree: its path from the root (without a leading slash), what it is, and a link's target."""
 
@@ -327,99 +317,10 @@ class ApprovalView:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionPolicy:
-    """The rules that decide which snapshots keep their files. A snapshot keeps them if any rule keeps it. A field that
-    is None keeps nothing by itself; a policy with no field set keeps everything. Some snapshots are always kept: heads,
-    tagged and named ones, the first of a trajectory, the origin of a fork, and the snapshot that a running sandbox
-    stands on.
-
-    `keep_last`: the newest N of each trajectory. `keep_within_s`: the ones younger than this. `keep_every`: milestones,
-    every K-th (`seq` divisible by K). `keep_failed`: the newest N of each trajectory whose call failed. `max_bytes` is
-    a limit, not a rule, and only the global policy's counts: the oldest snapshots that only rules keep lose their files
-    until the repository fits.
-    """
-
-    keep_last: int | None = None
-    keep_within_s: float | None = None
-    keep_every: int | None = None
-    keep_failed: int | None = None
-    max_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrunedSnapshot:
-    """One line of a prune: a snapshot that loses its files, and why."""
-
-    snapshot: SnapshotID
-    trajectory: TrajectoryID
-    seq: int
-    created_at_ns: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class PruneReport:
-    """`freed_bytes`: amount by which the packs shrink (garbage of earlier removals included). With `dry_run` nothing
-    has changed."""
-
-    dry_run: bool
-    snapshots: tuple[PrunedSnapshot, ...]
-    kept: int
-    freed_bytes: int
-    evicted_layer_bytes: int
-    repository_bytes: int
-    """Size of all packs after the prune (dry run: before it)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """One thing that is wrong. `snapshot` and `path` name the first that needs the damaged object; None if nothing
-    does."""
-
-    pack: str | None
-    object_id: str | None
-    what: str
-    snapshot: SnapshotID | None = None
-    path: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class CheckReport:
-    """`snapshots`: the ones whose files (or outputs) cannot be read in full."""
-
-    objects: int
-    packs: int
-    bytes_read: int
-    damages: tuple[Damage, ...]
-    snapshots: tuple[SnapshotID, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RepairReport:
-    """The result of a repair. `actions`: one sentence each, empty if there was no damage; `lost`: snapshots that it
-    could not bring back."""
-
-    actions: tuple[str, ...]
-    lost: tuple[SnapshotID, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Imported:
     trajectories: tuple[Trajectory, ...]
     snapshots: int
     warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Disk use in bytes (sealed layers, images, packs, spool), and the number of snapshots in each state."""
-
-    layer_bytes: int
-    layer_budget_bytes: int
-    repository_bytes: int
-    spool_bytes: int
-    states: tuple[tuple[str, int], ...]
-    unarchived: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)

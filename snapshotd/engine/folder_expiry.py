@@ -35,8 +35,8 @@ class FolderExpiry:
                 report = self._upkeep.prune(
                     None, dry_run=False, grace_s=PRUNE_GRACE_S, progress=lambda _: None, only=_is_folder
                 )
-                if report.snapshots:
-                    _log.info("%d snapshots of users' folders gave up their files", len(report.snapshots))
+                if report.pruned:
+                    _log.info("%d snapshots of users' folders gave up their files", len(report.pruned))
             except (SnapshotdError, OSError) as exc:
                 _log.warning("the folders of users are not pruned, and will be later: %s", exc)
             if self._closing.wait(self._every_s):

@@ -43,6 +43,11 @@ from snapshotd.daemon.http.routes.shared import ROUTER, Service
 from snapshotd.daemon.http.streams import error_response
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
+_PROBLEMS = {
+    "unexpected_keyword_argument": "Extra inputs are not permitted",
+    "dataclass_type": "Input should be an object",
+}
+"""Problems for which pydantic has words of Python alone."""
 HANDLER_THREADS = 288
 """Ordinary requests served at the same moment: 256 blocking ones and room for looking around meanwhile."""
 
@@ -94,7 +99,8 @@ def _first_problem(exc: RequestValidationError) -> str:
     """One sentence about the first of the problems: where and what."""
     first = exc.errors()[0]
     where = ".".join(str(part) for part in first.get("loc", ()) if part != "body")
-    return f"the request's {where or 'body'} is not acceptable: {first.get('msg', 'malformed')}; {API_PREFIX}/openapi.json describes it"
+    what = _PROBLEMS.get(first["type"], first.get("msg", "malformed"))
+    return f"the request's {where or 'body'} is not acceptable: {what}; {API_PREFIX}/openapi.json describes it"
 
 
 def openapi() -> dict[str, Any]:

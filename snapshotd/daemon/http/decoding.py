@@ -17,7 +17,6 @@ from snapshotd import types as t
 from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest, ScorerFields, SpendingFields
 from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeFields, MessageFields
 from snapshotd.api.record import UNSET
-from snapshotd.api.storage import Policy
 from snapshotd.api.trajectories import (
     CreateRequest,
     LimitsRequest,
@@ -315,7 +314,10 @@ def scorer(body: ScorerFields) -> trials.Scorer:
     check_argv(body.argv)
     files = None
     if body.files_b64 is not None:
-        files = data_bytes(body.files_b64, "the scorer's tar", "encode a tar of its files")
+        try:
+            files = base64.b64decode(body.files_b64, validate=True)
+        except (binascii.Error, ValueError) as exc:
+            raise UsageError(f"the scorer's files are not base64 ({exc}); encode a tar of them") from exc
         if len(files) > FILES_MAX_BYTES:
             raise LimitExceeded(
                 f"the scorer's files have {len(files)} bytes as a tar, and {FILES_MAX_BYTES} is the most"
@@ -382,10 +384,3 @@ def experiment_request(body: ExperimentRequest, namespace_pid: int) -> trials.Ex
 
 def _spending(body: SpendingFields | None) -> trials.Spending:
     return trials.Spending() if body is None else trials.Spending(**vars(body))
-
-
-# -- storage -----------------------------------------------------------------------------------------------------------
-
-
-def retention_policy(body: Policy) -> base.RetentionPolicy:
-    return base.RetentionPolicy(**vars(body))

@@ -7,18 +7,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime
-from functools import singledispatch
-from typing import Any
+from dataclasses import asdict, fields
+from functools import cache, singledispatch
+from operator import attrgetter
+from typing import Any, TypeVar
 
 from snapshotd import types as t
 from snapshotd.api.approvals import ApprovalInfo, ApprovalView
 from snapshotd.api.commands import CommandInfo, ExecInfo
 from snapshotd.api.experiments import AlignedCall, Bisection, BranchInfo, CompareInfo, PairInfo, Tried
 from snapshotd.api.files import FileInfo, WriteInfo
+from snapshotd.api.forms import iso_time, milliseconds, path_text
 from snapshotd.api.mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
-from snapshotd.api.record import ApiRecord, Json, encode
+from snapshotd.api.record import ApiRecord, Json, encode, records_in
 from snapshotd.api.snapshots import (
     ChangeInfo,
     DamagedOutput,
@@ -30,17 +31,7 @@ from snapshotd.api.snapshots import (
     SnapshotInfo,
     Tool,
 )
-from snapshotd.api.storage import (
-    CheckInfo,
-    DamageInfo,
-    ImageInfo,
-    ImportInfo,
-    Policy,
-    PrunedInfo,
-    PruneInfo,
-    RepairInfo,
-    UsageInfo,
-)
+from snapshotd.api.storage import ImageInfo, ImportInfo
 from snapshotd.api.trajectories import AgentInfo, ForkInfo, LimitsInfo, SandboxInfo, TrajectoryInfo
 from snapshotd.api.values import ValueInfo
 from snapshotd.engine import base
@@ -48,8 +39,7 @@ from snapshotd.engine.experiments import base as trials
 from snapshotd.scores import ScoredRun
 from snapshotd.trees.base import Change, Entry, RestoreReport
 
-_LATEST_NS = 253_402_300_799_999_999_999
-"""The last instant that ISO 8601 with four digits can say."""
+R = TypeVar("R", bound=ApiRecord)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -67,23 +57,8 @@ def _encoded(value: Any) -> Json:
     return encode(value if isinstance(value, ApiRecord) else record_of(value))
 
 
-def iso_time(at_ns: int) -> str:
-    """Nanoseconds since the epoch as `2025-01-31T12:00:00.123456Z`."""
-    seconds, rest = divmod(min(at_ns, _LATEST_NS), 1_000_000_000)
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S") + f".{rest // 1000:06d}Z"
-
-
 def _time(at_ns: int | None) -> str | None:
     return None if at_ns is None else iso_time(at_ns)
-
-
-def milliseconds(duration_ns: int) -> float:
-    return round(duration_ns / 1e6, 3)
-
-
-def path_text(path: bytes) -> str:
-    """A sandbox path from its root, as records have it."""
-    return "/" + path.decode(errors="surrogateescape")
 
 
 @singledispatch
@@ -92,110 +67,91 @@ def record_of(value: object) -> ApiRecord:
     raise TypeError(f"{type(value).__name__} is nothing that the API says")
 
 
-def _all(convert: Callable[[Any], Any], values: Any) -> tuple[Any, ...]:
-    return tuple(map(convert, values))
+def _record(kind: type[R], value: Any, **own: Any) -> R:
+    """A record whose fields are those of a value by the same names, and `own` where they differ: NAME_at is made of
+    NAME_at_ns, NAME_ms of NAME_ns, and what has a record itself becomes one."""
+    made = object.__new__(kind)
+    members = vars(made)  # all of them, so `__init__`, which is slow in a frozen class, has nothing to do
+    for name, get, form in _getters(kind):  # type: ignore[arg-type]
+        if name in own:
+            members[name] = own[name]
+        else:
+            members[name] = get(value) if form is None else form(get(value))
+    return made
+
+
+@cache
+def _getters(kind: Any) -> list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]]:
+    found: list[tuple[str, Callable[[Any], Any], Callable[[Any], Any] | None]] = []
+    nested = records_in(kind)
+    for name in (field.name for field in fields(kind)):
+        if name.endswith("_at"):
+            found.append((name, attrgetter(f"{name}_ns"), _time))
+        elif name.endswith("_ms"):
+            found.append((name, attrgetter(f"{name.removesuffix('_ms')}_ns"), milliseconds))
+        else:
+            found.append((name, attrgetter(name), _nested if name in nested else None))
+    return found
+
+
+def _nested(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_nested, value))
+    return None if value is None else record_of(value)
 
 
 @record_of.register
 def tool(call: t.ToolCall) -> Tool:
     outputs = {"stdout": call.stdout, "stderr": call.stderr, "output": call.output}
-    return Tool(
-        name=call.name,
-        arguments=call.arguments,
-        status=call.status,
-        exit_code=call.exit_code,
-        duration_ms=milliseconds(call.duration_ns),
-        started_at=iso_time(call.started_at_ns),
-        error=call.error,
-        outputs=tuple(name for name, output in outputs.items() if output is not None),
-        damaged=tuple(DamagedOutput(lost.which, lost.bytes, lost.hash) for lost in call.damaged),
-    )
+    return _record(Tool, call, outputs=tuple(name for name, output in outputs.items() if output is not None))
 
 
 @record_of.register
-def snapshot(s: t.Snapshot) -> SnapshotInfo:
-    files = s.files
-    return SnapshotInfo(
-        id=s.id,
-        parent=s.parent,
-        trajectory=s.trajectory,
-        seq=s.seq,
-        tool=tool(s.call),
-        files=None if files is None else FileCounts(files.added, files.changed, files.deleted, files.bytes),
-        state=s.state,
-        pause_ms=milliseconds(s.pause_ns),
-        created_at=iso_time(s.created_at_ns),
-        tags=s.tags,
-        method=s.method,
-        messages=s.messages,
-        image=s.stack.image,
-        layers=len(s.stack.layers),
-        follows=s.follows,
-        warnings=s.warnings,
-        reused=s.reused,
-    )
+def damaged_output(lost: t.DamagedOutput) -> DamagedOutput:
+    return DamagedOutput(lost.which, lost.bytes, lost.hash)
+
+
+@record_of.register
+def snapshot(taken: t.Snapshot) -> SnapshotInfo:
+    stack = taken.stack
+    return _record(SnapshotInfo, taken, tool=tool(taken.call), image=stack.image, layers=len(stack.layers))
+
+
+@record_of.register
+def file_changes(files: t.FileChanges) -> FileCounts:
+    return _record(FileCounts, files)
 
 
 @record_of.register
 def trajectory(item: t.Trajectory) -> TrajectoryInfo:
-    spec, agent = item.spec, item.agent
-    limits = spec.limits
-    return TrajectoryInfo(
-        id=item.id,
-        name=item.name,
-        status=item.status,
-        head=item.head,
-        image=spec.image,
-        runtime=spec.runtime,
-        network=spec.network,
-        limits=LimitsInfo(limits.memory_bytes, limits.cpus, limits.pids, limits.disk_bytes),
-        agent=None if agent is None else AgentInfo(agent.argv, agent.program, agent.cwd),
-        created_at=iso_time(item.created_at_ns),
-        forked_from=item.forked_from,
-        experiment=item.experiment,
-        exit_code=item.exit_code,
-    )
+    spec = item.spec
+    limits = _record(LimitsInfo, spec.limits)
+    return _record(TrajectoryInfo, item, image=spec.image, runtime=spec.runtime, network=spec.network, limits=limits)
+
+
+@record_of.register
+def agent(item: t.AgentSpec) -> AgentInfo:
+    return _record(AgentInfo, item)
 
 
 @record_of.register
 def sandbox(info: base.SandboxInfo) -> SandboxInfo:
-    return SandboxInfo(
-        trajectory=trajectory(info.trajectory),
-        container=info.container,
-        pid=info.pid,
-        started_at=iso_time(info.started_at_ns),
-        agent_running=info.agent_running,
-    )
+    return _record(SandboxInfo, info)
 
 
 @record_of.register
 def forks(forked: base.Forked) -> ForkInfo:
-    return ForkInfo(forked.experiment, _all(trajectory, forked.trajectories))
+    return _record(ForkInfo, forked)
 
 
 @record_of.register
 def executed(done: base.ExecResult) -> ExecInfo:
-    taken = None if done.snapshot is None else snapshot(done.snapshot)
-    return ExecInfo(exit_code=done.exit_code, snapshot=taken, call=tool(done.call))
+    return _record(ExecInfo, done)
 
 
 @record_of.register
 def command(info: base.CommandInfo) -> CommandInfo:
-    return CommandInfo(
-        id=info.id,
-        trajectory=info.trajectory,
-        argv=info.argv,
-        cwd=info.cwd,
-        stdin=info.stdin,
-        timeout_s=info.timeout_s,
-        started_at=iso_time(info.began_at_ns),
-        status="running" if info.status is None else info.status,
-        exit_code=info.exit_code,
-        ended_at=_time(info.ended_at_ns),
-        snapshot=info.snapshot,
-        error=info.error,
-        background=info.background,
-    )
+    return _record(CommandInfo, info, started_at=iso_time(info.began_at_ns), status=info.status or "running")
 
 
 @record_of.register
@@ -203,77 +159,62 @@ def message(item: t.Message) -> MessageInfo:
     return MessageInfo(item.role, item.content)
 
 
+@record_of.register
 def entry(item: Entry) -> EntryInfo:
-    return EntryInfo(item.kind, f"{item.mode:04o}", item.uid, item.gid, item.size)
+    return _record(EntryInfo, item, mode=f"{item.mode:04o}")
 
 
 def file_status(item: Entry, target: bytes | None) -> FileStatus:
-    return FileStatus(**vars(entry(item)), target=target)
+    return _record(FileStatus, item, mode=f"{item.mode:04o}", target=target)
 
 
 @record_of.register
 def change(item: Change) -> ChangeInfo:
-    before, after = (None if side is None else entry(side) for side in (item.before, item.after))
-    return ChangeInfo(change=item.kind, path=path_text(item.path), before=before, after=after)
+    return _record(ChangeInfo, item, change=item.kind, path=path_text(item.path))
 
 
 @record_of.register
 def file(found: base.FileEntry) -> FileInfo:
-    return FileInfo(
+    item = found.entry
+    return _record(
+        FileInfo,
+        item,
         path=path_text(found.path),
-        **vars(entry(found.entry)),
-        modified_at=iso_time(max(0, found.entry.mtime_ns)),
+        mode=f"{item.mode:04o}",
+        modified_at=iso_time(max(0, item.mtime_ns)),
         target=None if found.target is None else found.target.decode(errors="surrogateescape"),
     )
 
 
 @record_of.register
 def written(done: base.Written) -> WriteInfo:
-    return WriteInfo(snapshot(done.snapshot), done.files, done.directories, done.bytes, done.warnings)
+    return _record(WriteInfo, done, file_count=done.files)
 
 
 @record_of.register
 def restored(report: RestoreReport) -> RestoreInfo:
-    return RestoreInfo(report.files, report.directories, report.bytes, report.warnings)
+    return _record(RestoreInfo, report, file_count=report.files)
 
 
 @record_of.register
 def journal_entry(item: t.JournalEntry) -> JournalInfo:
-    return JournalInfo(
-        id=item.id,
-        kind=item.kind,
-        name=item.name,
-        arguments=item.arguments,
-        side_effect=item.side_effect,
-        key=item.key,
-        status=item.status,
-        started_at=iso_time(item.began_at_ns),
-        ended_at=_time(item.ended_at_ns),
-        result=item.result,
-        error=item.error,
-        facts=item.facts,
-        details=item.details,
-        parent=item.after,
-        snapshot=item.snapshot,
-    )
+    return _record(JournalInfo, item, started_at=iso_time(item.began_at_ns), parent=item.after)
 
 
 @record_of.register
 def task(item: base.Task) -> TaskInfo:
-    return TaskInfo(item.name, item.status, item.depends, item.note, item.began, item.ended)
+    return _record(TaskInfo, item, started_in=item.began, ended_in=item.ended)
 
 
 @record_of.register
 def effect(left: base.Effect) -> EffectInfo:
     item = left.entry
-    return EffectInfo(
+    return _record(
+        EffectInfo,
+        item,
         trajectory=left.trajectory,
         call=item.id,
-        name=item.name,
-        arguments=item.arguments,
-        status=item.status,
         started_at=iso_time(item.began_at_ns),
-        result=item.result,
         compensation=left.compensation,
         compensated=left.compensated,
     )
@@ -281,122 +222,39 @@ def effect(left: base.Effect) -> EffectInfo:
 
 @record_of.register
 def rewind_preview(preview: base.RewindPreview) -> RewindPreview:
-    return RewindPreview(
-        head=preview.head,
-        target=preview.target,
+    return _record(
+        RewindPreview,
+        preview,
         rewinds=preview.mode,
-        changes=_all(change, preview.files),
+        changes=_nested(preview.files),
         change_count=preview.file_count,
-        messages=_all(message, preview.messages),
-        effects=_all(effect, preview.effects),
         untouched=preview.left,
     )
 
 
 @record_of.register
 def approval(item: t.Approval) -> ApprovalInfo:
-    return ApprovalInfo(
-        id=item.id,
-        trajectory=item.trajectory,
-        call=item.entry,
-        name=item.tool,
-        arguments=item.arguments,
-        digest=item.digest,
-        snapshot=item.snapshot,
-        side_effect=item.side_effect,
-        created_at=iso_time(item.created_at_ns),
-        question=item.question,
-        status=item.status,
-        expires_at=_time(item.expires_at_ns),
-        decided_at=_time(item.decided_at_ns),
-        by=item.by,
-        reason=item.reason,
-        edited=item.edited,
-    )
+    return _record(ApprovalInfo, item, call=item.entry, name=item.tool)
 
 
 def approval_view(view: base.ApprovalView, most: int) -> ApprovalView:
     """At most so many changes are listed."""
-    return ApprovalView(
-        approval=approval(view.approval),
-        trajectory=trajectory(view.trajectory),
-        changes=_all(change, view.files[:most]),
-        more=len(view.files) > most,
-        since=view.since,
-    )
+    return _record(ApprovalView, view, changes=_nested(view.files[:most]), more=len(view.files) > most)
 
 
 @record_of.register
 def value(item: t.StoredValue) -> ValueInfo:
-    return ValueInfo(
-        tenant=item.tenant,
-        namespace=item.namespace,
-        key=item.key,
-        version=item.version,
-        value=item.value,
-        created_at=iso_time(item.created_at_ns),
-        expires_at=_time(item.expires_at_ns),
-        is_deleted=item.deleted,
-    )
+    return _record(ValueInfo, item, is_deleted=item.deleted)
 
 
 @record_of.register
 def image(item: t.Image) -> ImageInfo:
-    return ImageInfo(item.id, item.name, item.source, item.bytes, item.files, iso_time(item.created_at_ns))
-
-
-@record_of.register
-def policy(item: base.RetentionPolicy) -> Policy:
-    return Policy(item.keep_last, item.keep_within_s, item.keep_every, item.keep_failed, item.max_bytes)
-
-
-@record_of.register
-def usage(item: base.Usage) -> UsageInfo:
-    return UsageInfo(
-        layer_bytes=item.layer_bytes,
-        layer_budget_bytes=item.layer_budget_bytes,
-        repository_bytes=item.repository_bytes,
-        spool_bytes=item.spool_bytes,
-        states={state.value: 0 for state in t.SnapshotState} | dict(item.states),
-        unarchived=item.unarchived,
-    )
-
-
-@record_of.register
-def prune_report(report: base.PruneReport) -> PruneInfo:
-    pruned = (
-        PrunedInfo(item.snapshot, item.trajectory, item.seq, iso_time(item.created_at_ns), item.reason)
-        for item in report.snapshots
-    )
-    return PruneInfo(
-        dry_run=report.dry_run,
-        pruned=tuple(pruned),
-        kept=report.kept,
-        freed_bytes=report.freed_bytes,
-        evicted_layer_bytes=report.evicted_layer_bytes,
-        repository_bytes=report.repository_bytes,
-    )
-
-
-@record_of.register
-def damage(item: base.Damage) -> DamageInfo:
-    path = None if item.path is None else path_text(item.path)
-    return DamageInfo(pack=item.pack, object=item.object_id, what=item.what, snapshot=item.snapshot, path=path)
-
-
-@record_of.register
-def check_report(report: base.CheckReport) -> CheckInfo:
-    return CheckInfo(report.objects, report.packs, report.bytes_read, _all(damage, report.damages), report.snapshots)
-
-
-@record_of.register
-def repair_report(report: base.RepairReport) -> RepairInfo:
-    return RepairInfo(report.actions, report.lost)
+    return _record(ImageInfo, item, file_count=item.files)
 
 
 @record_of.register
 def imported(done: base.Imported) -> ImportInfo:
-    return ImportInfo(_all(trajectory, done.trajectories), done.snapshots, done.warnings)
+    return _record(ImportInfo, done, snapshot_count=done.snapshots)
 
 
 def run_event(told: Json) -> Json:
@@ -427,38 +285,32 @@ def command_event(told: Json) -> Json:
 
 @record_of.register
 def comparison(found: trials.Comparison) -> CompareInfo:
-    return CompareInfo(
-        fork_point=None if found.fork_point is None else snapshot(found.fork_point),
-        branches=_all(_branch, found.branches),
-        pairs=_all(_pair, found.pairs),
-    )
+    return _record(CompareInfo, found)
 
 
-def _branch(one: trials.ComparedBranch) -> BranchInfo:
-    return BranchInfo(
-        ref=one.ref,
-        head=snapshot(one.head),
-        name=one.name,
-        status=one.status,
-        exit_code=one.exit_code,
-        call_count=one.calls,
-        failed=one.failed,
-        seconds=one.seconds,
-        tokens=one.tokens,
-        added=one.added,
-        changed=one.changed,
-        deleted=one.deleted,
-    )
+@record_of.register
+def compared_branch(one: trials.ComparedBranch) -> BranchInfo:
+    return _record(BranchInfo, one, call_count=one.calls)
 
 
-def _pair(pair: trials.ComparedPair) -> PairInfo:
-    first = pair.first_difference
-    return PairInfo(None if first is None else _aligned(first), _all(_aligned, pair.calls), _all(change, pair.files))
+@record_of.register
+def compared_pair(pair: trials.ComparedPair) -> PairInfo:
+    return _record(PairInfo, pair, changes=_nested(pair.files))
 
 
-def _aligned(call: trials.AlignedCall) -> AlignedCall:
-    left, right = (None if one is None else snapshot(one) for one in (call.left, call.right))
-    return AlignedCall(call.number, call.difference, left, right)
+@record_of.register
+def aligned_call(call: trials.AlignedCall) -> AlignedCall:
+    return _record(AlignedCall, call)
+
+
+@record_of.register
+def tried(one: trials.Tried) -> Tried:
+    return _record(Tried, one)
+
+
+@record_of.register
+def bisection(found: trials.Bisection) -> Bisection:
+    return _record(Bisection, found)
 
 
 def run_json(row: trials.SnapshotScores, run: ScoredRun) -> Json:
@@ -470,14 +322,3 @@ def row_json(row: trials.SnapshotScores) -> Json:
     """A scored snapshot: its place, its runs and their statistics."""
     runs = [asdict(run) for run in row.runs]
     return {"ref": row.ref, "snapshot": row.snapshot, **row.statistics(), "error": row.error, "runs": runs}
-
-
-@record_of.register
-def tried(one: trials.Tried) -> Tried:
-    return Tried(snapshot(one.snapshot), one.round, one.outcome, one.exit_code)
-
-
-@record_of.register
-def bisection(found: trials.Bisection) -> Bisection:
-    first, last = snapshot(found.first_bad), snapshot(found.last_good)
-    return Bisection(first, last, _all(snapshot, found.unknown), found.rounds, found.flaky)

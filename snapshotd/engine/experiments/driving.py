@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from snapshotd.api.trajectories import ForkPlace
 from snapshotd.catalog.base import ExperimentTable
-from snapshotd.engine.base import Event, ForkPart
+from snapshotd.engine.base import Event
 from snapshotd.engine.experiments.at_once import at_once
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
 from snapshotd.engine.experiments.measuring import measured, used
@@ -210,7 +211,7 @@ class Driver:
         name = f"{record.name}.{label}.{run}"
         line = find_trajectory(self._verbs, name)
         if line is None:
-            part = ForkPart(record.id, list(self._known).index(at), len(self._known))
+            part = ForkPlace(record.id, list(self._known).index(at), len(self._known))
             variant = replace(self._variants[label], name=name)
             request = self._request
             (line,) = self._verbs.branching.fork(

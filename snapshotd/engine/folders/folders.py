@@ -26,7 +26,8 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-from snapshotd.engine.base import Opener, RetentionPolicy, RewindMode, RewindPreview
+from snapshotd.api.storage import Policy
+from snapshotd.engine.base import Opener, RewindMode, RewindPreview
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders import events, transcripts
 from snapshotd.engine.folders.calls import OpenCall, Part, end_of, parts_of, session_of
@@ -562,7 +563,7 @@ class Folders:
         self._catalog.add_trajectories([(trajectory, snapshot)])
         hit("engine.folders.begun")
         config = self._context.config  # named snapshots stay in any case
-        kept = RetentionPolicy(keep_last=config.folder_keep_last, keep_within_s=config.folder_keep_s)
+        kept = Policy(keep_last=config.folder_keep_last, keep_within_s=config.folder_keep_s)
         retention.set_policy(self._catalog, trajectory.id, kept)
         self._places.remember(user, place, trajectory.id)
         self._recorder.submit(snapshot)

@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from snapshotd.engine.base import EditRequest, Forked, ForkPart, Variant
+from snapshotd.api.trajectories import ForkPlace
+from snapshotd.engine.base import EditRequest, Forked, Variant
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import model_env
@@ -46,7 +47,7 @@ _PLACE = re.compile(r"\{(index|variant)\}")
 
 
 def children(
-    n: int, args: tuple[str, ...] | None, name: str | None, variants: tuple[Variant, ...], part: ForkPart | None = None
+    n: int, args: tuple[str, ...] | None, name: str | None, variants: tuple[Variant, ...], part: ForkPlace | None = None
 ) -> tuple[Variant, ...]:
     """Each child of a fork with its own name, arguments and environment. UsageError: see `BranchingService.fork`."""
     if variants and n != len(variants):
@@ -136,7 +137,7 @@ class Forks:
         """One fork. UsageError: a malformed name; the others as `fork`."""
         check_name(name)
         one = children(1, None, name, ())
-        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPart(ExperimentID(new_id()), 0, 1)
+        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPlace(new_id(), 0, 1)
         (child,) = self._launch(source, one, [self._record(owner, source, place, 0, one[0])], None, announce)
         with self._all_or_none([child]):
             self._adopt(child, None, None)
@@ -150,14 +151,14 @@ class Forks:
         *,
         resume: bool = False,
         idle_timeout_s: float | None = None,
-        part: ForkPart | None = None,
+        part: ForkPlace | None = None,
         request: RequestKey | None = None,
     ) -> Forked:
         """See `BranchingService.fork`. `source` is pinned by the caller, `forked` comes from `children`. `request`: the client's,
         if the forks are what it asks for."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
-        place = part or ForkPart(ExperimentID(new_id()), 0, len(forked))
+        place = part or ForkPlace(new_id(), 0, len(forked))
         edits = [one.edit for one in forked if one.edit is not None]
         for edit in edits:
             changes.check(source, edit)
@@ -183,7 +184,7 @@ class Forks:
         with self._all_or_none(made):
             for child in made:
                 self._start(child, resume=resume)
-        return Forked(place.experiment, tuple(self._as_made(child) for child in made))
+        return Forked(ExperimentID(place.experiment), tuple(self._as_made(child) for child in made))
 
     def _launch(
         self,
@@ -264,7 +265,7 @@ class Forks:
         began = self._catalog.get_snapshot(owner.began)
         return Resumption(began, source, recorded(self._catalog, source, began.id), branching=True)
 
-    def _record(self, owner: Trajectory, source: Snapshot, part: ForkPart, index: int, one: Variant) -> Trajectory:
+    def _record(self, owner: Trajectory, source: Snapshot, part: ForkPlace, index: int, one: Variant) -> Trajectory:
         fork = TrajectoryID(new_id())
         own = self._secrecy.environment(fork, (*one.env, *model_env(owner, one.model)), one.secrets)
         env = dict(owner.env) | dict(own) | {FORK_INDEX: str(index), FORK_COUNT: str(part.count)}
@@ -283,7 +284,7 @@ class Forks:
             status=TrajectoryStatus.RUNNING,
             created_at_ns=time.time_ns(),
             forked_from=source.id,
-            experiment=part.experiment,
+            experiment=ExperimentID(part.experiment),
             env=tuple(env.items()),
             began=None if one.args is None else source.id,
         )

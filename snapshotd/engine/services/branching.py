@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from snapshotd.api.trajectories import ForkPlace
 from snapshotd.engine.base import (
     ITSELF,
     EditRequest,
     Effect,
     Forked,
-    ForkPart,
     MergeRequest,
     Opener,
     RewindMode,
@@ -72,7 +72,7 @@ class BranchingService:
         resume: bool = False,
         variants: tuple[Variant, ...] = (),
         idle_timeout_s: float | None = None,
-        part: ForkPart | None = None,
+        part: ForkPlace | None = None,
     ) -> Forked:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args`, the
         trajectory's program (or, where it has none, `args` as a command) is started in each; `{index}` in an argument

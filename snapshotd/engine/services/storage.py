@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from snapshotd.api.storage import CheckInfo, Policy, PruneInfo, RepairInfo, UsageInfo
 from snapshotd.engine import share
-from snapshotd.engine.base import (
-    CheckReport,
-    ExportForm,
-    Imported,
-    ProgressSink,
-    PruneReport,
-    RepairReport,
-    RetentionPolicy,
-    Usage,
-)
+from snapshotd.engine.base import ExportForm, Imported, ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.storing import evict, reserve, retention
@@ -43,14 +35,14 @@ class StorageService:
         self._context, self._catalog, self._upkeep, self._archive = context, context.catalog, upkeep, archive
         self._background, self._browse, self._replies = background, browse, replies
 
-    def usage(self) -> Usage:
+    def usage(self) -> UsageInfo:
         return self._upkeep.usage(evict.budget_bytes(self._context))
 
-    def policy(self, ref: str | None) -> RetentionPolicy:
+    def policy(self, ref: str | None) -> Policy:
         """The global policy, or a trajectory's own (the global one where it has none)."""
         return retention.get_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id)
 
-    def set_policy(self, ref: str | None, policy: RetentionPolicy | None) -> None:
+    def set_policy(self, ref: str | None, policy: Policy | None) -> None:
         """Set the global policy, or a trajectory's own; None removes it. UsageError (a number that makes no sense)."""
         if ref is not None and policy is not None and policy.max_bytes is not None:
             raise UsageError(
@@ -58,9 +50,7 @@ class StorageService:
             )
         retention.set_policy(self._catalog, None if ref is None else self._catalog.resolve_trajectory(ref).id, policy)
 
-    def prune(
-        self, policy: RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink
-    ) -> PruneReport:
+    def prune(self, policy: Policy | None, *, dry_run: bool, grace_s: float, progress: ProgressSink) -> PruneInfo:
         """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
         replaces the stored policies. Packs younger than the grace period stay as they are. DataLoss: the repository is
         damaged; nothing was collected."""
@@ -70,12 +60,12 @@ class StorageService:
         finally:
             reserve.adjust(self._context.state_dir)
 
-    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
         """Verify index, packs, trees and the catalog's references; with `read_data` also every object against its id.
         Changes nothing."""
         return self._upkeep.check(read_data=read_data, progress=progress)
 
-    def repair(self, progress: ProgressSink) -> RepairReport:
+    def repair(self, progress: ProgressSink) -> RepairInfo:
         """Rebuild the index and the catalog's rows from packs where they are damaged, store again the contents that
         layers still hold, and mark snapshots that are gone as lost. On a healthy repository it does nothing."""
         return self._upkeep.repair(progress)

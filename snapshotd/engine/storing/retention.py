@@ -1,4 +1,4 @@
-"""Retention: the rules of `RetentionPolicy` as pure functions. They decide which snapshots keep their files, and why.
+"""Retention: the rules of `Policy` as pure functions. They decide which snapshots keep their files, and why.
 
     protected(catalog, running)                      snapshots that stay under any policy
     plan(snapshots, policy, protected=..., now_ns=)  every snapshot with keep or drop, and the reason in words
@@ -16,8 +16,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
+from snapshotd.api.storage import Policy
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.base import RetentionPolicy
 from snapshotd.errors import UsageError
 from snapshotd.types import (
     SECONDS_MOST,
@@ -90,7 +90,7 @@ def protected(catalog: Catalog, running: set[SnapshotID]) -> dict[SnapshotID, st
 
 
 def plan(
-    snapshots: Sequence[Snapshot], policy: RetentionPolicy, *, protected: Mapping[SnapshotID, str], now_ns: int
+    snapshots: Sequence[Snapshot], policy: Policy, *, protected: Mapping[SnapshotID, str], now_ns: int
 ) -> list[RetentionDecision]:
     """A decision for each of `snapshots`, in their order. They may come from several trajectories, each with all its
     snapshots; the newest are counted for each apart. `max_bytes` does not count here: see `trim`.
@@ -110,7 +110,7 @@ def plan(
     return [_decide(item, protected, kept, unmet) for item in snapshots]
 
 
-def _kept_by_rules(newest: Sequence[Snapshot], policy: RetentionPolicy, now_ns: int) -> dict[SnapshotID, str]:
+def _kept_by_rules(newest: Sequence[Snapshot], policy: Policy, now_ns: int) -> dict[SnapshotID, str]:
     """The snapshots of one trajectory that the rules keep, newest first, each with the first rule that keeps it."""
     if not _has_rules(policy):
         return dict.fromkeys((item.id for item in newest), "no rule is set")
@@ -150,7 +150,7 @@ def _decide(
     return RetentionDecision(item, keep=False, reason=unmet)
 
 
-def _unmet(policy: RetentionPolicy) -> str:
+def _unmet(policy: Policy) -> str:
     """Reason why no rule keeps a snapshot, in words."""
     parts = []
     if policy.keep_last is not None:
@@ -198,20 +198,20 @@ def trim(
     ]
 
 
-def _has_rules(policy: RetentionPolicy) -> bool:
+def _has_rules(policy: Policy) -> bool:
     return (policy.keep_last, policy.keep_within_s, policy.keep_every, policy.keep_failed) != (None, None, None, None)
 
 
 # -- policies as the catalog keeps them --------------------------------------------------------------------------------
 
 
-def format_policy(policy: RetentionPolicy) -> str:
+def format_policy(policy: Policy) -> str:
     """A policy as JSON, without the fields that are None. UsageError: a number makes no sense."""
     _check(policy)
     return json.dumps({key: value for key, value in asdict(policy).items() if value is not None}, sort_keys=True)
 
 
-def parse_policy(text: str) -> RetentionPolicy:
+def parse_policy(text: str) -> Policy:
     """The other way. UsageError for anything that `format_policy` cannot have written."""
     try:
         data = json.loads(text)
@@ -219,24 +219,24 @@ def parse_policy(text: str) -> RetentionPolicy:
         raise UsageError(
             f"the retention policy {text[:80]!r} is not JSON ({exc}); set it again with `snapshotd policy`"
         ) from exc
-    known = {each.name for each in fields(RetentionPolicy)}
+    known = {each.name for each in fields(Policy)}
     if not isinstance(data, dict) or not data.keys() <= known:
         raise UsageError(
             f"the retention policy {text[:80]!r} has other rules than {', '.join(sorted(known))}; set it again"
         )
-    policy = RetentionPolicy(**data)
+    policy = Policy(**data)
     _check(policy)
     return policy
 
 
-def get_policy(catalog: Catalog, trajectory: TrajectoryID | None) -> RetentionPolicy:
+def get_policy(catalog: Catalog, trajectory: TrajectoryID | None) -> Policy:
     """The policy that holds for a trajectory (its own, else the global one), or the global one; an empty one where none
     is set."""
     text = (catalog.get_meta(_key(trajectory)) if trajectory is not None else None) or catalog.get_meta(META_KEY)
-    return parse_policy(text) if text else RetentionPolicy()
+    return parse_policy(text) if text else Policy()
 
 
-def set_policy(catalog: Catalog, trajectory: TrajectoryID | None, policy: RetentionPolicy | None) -> None:
+def set_policy(catalog: Catalog, trajectory: TrajectoryID | None, policy: Policy | None) -> None:
     """Set the global policy, or a trajectory's own; None removes it (as an empty fact). UsageError."""
     catalog.set_meta(_key(trajectory), "" if policy is None else format_policy(policy))
 
@@ -245,7 +245,7 @@ def _key(trajectory: TrajectoryID | None) -> str:
     return META_KEY if trajectory is None else f"{META_KEY}.{trajectory}"
 
 
-def _check(policy: RetentionPolicy) -> None:
+def _check(policy: Policy) -> None:
     """UsageError for a number out of range. `keep_last` may be 0: then only the always-kept stay."""
     for name, least in (("keep_last", 0), ("keep_every", 1), ("keep_failed", 1), ("max_bytes", 1)):
         value = getattr(policy, name)

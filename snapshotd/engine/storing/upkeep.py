@@ -14,16 +14,9 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from snapshotd.engine.base import (
-    CheckReport,
-    Damage,
-    ProgressSink,
-    PrunedSnapshot,
-    PruneReport,
-    RepairReport,
-    RetentionPolicy,
-    Usage,
-)
+from snapshotd.api.forms import iso_time, path_text
+from snapshotd.api.storage import CheckInfo, DamageInfo, Policy, PrunedInfo, PruneInfo, RepairInfo, UsageInfo
+from snapshotd.engine.base import ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.storing import records, retention
 from snapshotd.engine.storing.archive_queue import TAGS_RECORD, Archive
@@ -67,19 +60,19 @@ class Upkeep:
 
     def prune(
         self,
-        policy: RetentionPolicy | None,
+        policy: Policy | None,
         *,
         dry_run: bool,
         grace_s: float,
         progress: ProgressSink,
         only: Callable[[Trajectory], bool] | None = None,
-    ) -> PruneReport:
+    ) -> PruneInfo:
         """See `StorageService.prune`. `only`: of these trajectories, by their own rules; it costs little when nothing goes."""
         with self._one_at_a_time:
             progress("deciding what goes")
             decisions = self._decide(policy, only, progress)
             if only is not None and all(decision.keep for decision in decisions):
-                return PruneReport(dry_run, (), len(decisions), 0, 0, self._context.repo.stored_bytes())
+                return PruneInfo(dry_run, (), len(decisions), 0, 0, self._context.repo.stored_bytes())
             if not dry_run:
                 decisions = self._record(decisions)
             gone = [d for d in decisions if not d.keep]
@@ -92,15 +85,15 @@ class Upkeep:
                     self._roots(without), self._known(), grace_s=grace_s, dry_run=dry_run, progress=progress
                 )
             lines = tuple(
-                PrunedSnapshot(d.snapshot.id, d.snapshot.trajectory, d.snapshot.seq, d.snapshot.created_at_ns, d.reason)
-                for d in gone
+                PrunedInfo(s.id, s.trajectory, s.seq, iso_time(s.created_at_ns), reason)
+                for s, reason in ((d.snapshot, d.reason) for d in gone)
             )
             evicted = 0 if dry_run else self._evict()
             kept = sum(d.keep and d.snapshot.state in (SnapshotState.STORED, SnapshotState.CAPTURED) for d in decisions)
-            return PruneReport(dry_run, lines, kept, reclaimed.freed_bytes, evicted, reclaimed.packs_bytes)
+            return PruneInfo(dry_run, lines, kept, reclaimed.freed_bytes, evicted, reclaimed.packs_bytes)
 
     def _decide(
-        self, policy: RetentionPolicy | None, only: Callable[[Trajectory], bool] | None, progress: ProgressSink
+        self, policy: Policy | None, only: Callable[[Trajectory], bool] | None, progress: ProgressSink
     ) -> list[RetentionDecision]:
         with self._pins.frozen() as pinned:
             protected = retention.protected(self._context.catalog, self._running() | pinned)
@@ -165,7 +158,7 @@ class Upkeep:
 
     # -- check and repair ----------------------------------------------------------------------------------------------
 
-    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckReport:
+    def check(self, *, read_data: bool, progress: ProgressSink) -> CheckInfo:
         """See `StorageService.check`."""
         with self._one_at_a_time:
             with self._archive.paused():
@@ -175,18 +168,24 @@ class Upkeep:
             report = self._report(result)
         remedy = "`snapshotd daemon --rebuild-catalog` makes it again from the stored snapshots"
         found = [
-            Damage(None, None, f"the catalog is damaged ({problem}); {remedy}")
+            DamageInfo(None, None, f"the catalog is damaged ({problem}); {remedy}", None, None)
             for problem in self._context.catalog.problems()
         ]
         return replace(report, damages=(*found, *report.damages))
 
-    def _report(self, result: CheckResult) -> CheckReport:
+    def _report(self, result: CheckResult) -> CheckInfo:
         snapshots = {s.id: s for s in self._context.catalog.all_snapshots()}
         damages = tuple(
-            Damage(f.pack, f.object_id, f.what, SnapshotID(f.owner) if f.owner in snapshots else None, f.path)
+            DamageInfo(
+                pack=f.pack,
+                object=f.object_id,
+                what=f.what,
+                snapshot=f.owner if f.owner in snapshots else None,
+                path=None if f.path is None else path_text(f.path),
+            )
             for f in result.faults
         )
-        return CheckReport(
+        return CheckInfo(
             result.objects, result.packs, result.bytes_read, damages, tuple(self._damaged(result, snapshots.values()))
         )
 
@@ -202,7 +201,7 @@ class Upkeep:
             s.id for s in by_id.values() if s.id in owners or s.tree in trees or outputs.intersection(s.call.outputs)
         ]
 
-    def repair(self, progress: ProgressSink) -> RepairReport:
+    def repair(self, progress: ProgressSink) -> RepairInfo:
         """See `StorageService.repair`."""
         with self._one_at_a_time:
             with self._archive.paused():
@@ -236,7 +235,7 @@ class Upkeep:
             if repaired.gone and (lost or dropped):  # else nothing needed them, or the layers still had them
                 actions.append(f"{number_of(len(repaired.gone), 'object')} cannot be brought back")
             self._context.catalog.flush()
-            return RepairReport(tuple(actions), tuple(s.id for s in lost))
+            return RepairInfo(tuple(actions), tuple(s.id for s in lost))
 
     def _unreadable(self, progress: ProgressSink) -> set[str]:
         """The ids of all trees, contents and records that the catalog needs and that cannot be read in full."""
@@ -289,16 +288,16 @@ class Upkeep:
 
     # -- usage ---------------------------------------------------------------------------------------------------------
 
-    def usage(self, budget: int) -> Usage:
+    def usage(self, budget: int) -> UsageInfo:
         """See `StorageService.usage`."""
         context = self._context
         states = Counter(str(s.state) for s in context.catalog.all_snapshots())
-        return Usage(
+        return UsageInfo(
             layer_bytes=context.store.sized_bytes(),
             layer_budget_bytes=budget,
             repository_bytes=context.repo.stored_bytes(),
             spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
-            states=tuple(sorted(states.items())),
+            states={state.value: states[state] for state in SnapshotState},
             unarchived=states[SnapshotState.CAPTURED],
         )
 

@@ -42,6 +42,9 @@ from typing import Any, Literal
 
 from snapshotd import types as t
 from snapshotd.api.commands import CommandFields, ExecRequest
+from snapshotd.api.forms import iso_time
+from snapshotd.api.storage import CheckInfo, DamageInfo, Policy, PrunedInfo, PruneInfo, RepairInfo, UsageInfo
+from snapshotd.api.trajectories import ForkPlace
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
@@ -91,7 +94,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self.background: dict[str, base.CommandInfo] = {}
         self.printed: dict[str, list[base.Event]] = {}
         self.closed = False
-        self.policies: dict[str | None, base.RetentionPolicy] = {}
+        self.policies: dict[str | None, Policy] = {}
         self.mounts: dict[tuple[Path, str], int] = {}
         self.imported: dict[str, int] = {}
         self.repaired = False
@@ -369,7 +372,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         resume: bool = False,
         variants: tuple[base.Variant, ...] = (),
         idle_timeout_s: float | None = None,
-        part: base.ForkPart | None = None,
+        part: ForkPlace | None = None,
     ) -> base.Forked:
         origin = self.get(ref)
         if resume and self.lines[origin.trajectory].agent is None:
@@ -525,52 +528,51 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
 
     # -- durable storage -----------------------------------------------------------------------------------------------
 
-    def usage(self) -> base.Usage:
-        states = [(state.value, sum(s.state is state for s in self.taken.values())) for state in t.SnapshotState]
-        return base.Usage(3 << 30, 20 << 30, 1 << 30, 12 << 10, tuple(item for item in states if item[1]), states[0][1])
+    def usage(self) -> UsageInfo:
+        states = {state.value: sum(s.state is state for s in self.taken.values()) for state in t.SnapshotState}
+        return UsageInfo(3 << 30, 20 << 30, 1 << 30, 12 << 10, states, states["captured"])
 
-    def policy(self, ref: str | None) -> base.RetentionPolicy:
+    def policy(self, ref: str | None) -> Policy:
         own = None if ref is None else self.policies.get(self.trajectory(ref).id)
-        return own or self.policies.get(None) or base.RetentionPolicy()
+        return own or self.policies.get(None) or Policy()
 
-    def set_policy(self, ref: str | None, policy: base.RetentionPolicy | None) -> None:
+    def set_policy(self, ref: str | None, policy: Policy | None) -> None:
         key = None if ref is None else self.trajectory(ref).id
         if policy is None:
             self.policies.pop(key, None)
         else:
             self.policies[key] = policy
 
-    def prune(
-        self, policy: base.RetentionPolicy | None, *, dry_run: bool, grace_s: float, progress: base.ProgressSink
-    ) -> base.PruneReport:
+    def prune(self, policy: Policy | None, *, dry_run: bool, grace_s: float, progress: base.ProgressSink) -> PruneInfo:
         last = (policy or self.policy(None)).keep_last
         progress(f"looking at the snapshots, grace {grace_s:g} s")
-        gone: list[base.PrunedSnapshot] = []
+        gone: list[PrunedInfo] = []
         for line in self.lines.values():
             own = [s for s in self.log(line.id) if s.state is t.SnapshotState.STORED]
             old = own[: max(0, len(own) - (1 if last is None else last))]
-            gone += [base.PrunedSnapshot(s.id, line.id, s.seq, s.created_at_ns, "beyond the newest") for s in old]
+            gone += [PrunedInfo(s.id, line.id, s.seq, iso_time(s.created_at_ns), "beyond the newest") for s in old]
         for item in gone if not dry_run else []:
-            self.taken[item.snapshot] = dataclasses.replace(self.taken[item.snapshot], state=t.SnapshotState.PRUNED)
-        return base.PruneReport(dry_run, tuple(gone), len(self.taken) - len(gone), 1000 * len(gone), 2 << 20, 1 << 30)
+            gone_id = t.SnapshotID(item.snapshot)
+            self.taken[gone_id] = dataclasses.replace(self.taken[gone_id], state=t.SnapshotState.PRUNED)
+        return PruneInfo(dry_run, tuple(gone), len(self.taken) - len(gone), 1000 * len(gone), 2 << 20, 1 << 30)
 
-    def check(self, *, read_data: bool, progress: base.ProgressSink) -> base.CheckReport:
+    def check(self, *, read_data: bool, progress: base.ProgressSink) -> CheckInfo:
         progress("pack 1 of 2")
         progress("pack 2 of 2")
         damaged = (
             [] if self.repaired else [line for line in self.lines.values() if (line.name or "").startswith("damaged")]
         )
         found = [
-            base.Damage("pack-7", "ab" * 32, "its bytes are not what was stored", line.head, b"workspace/a\xff")
+            DamageInfo("pack-7", "ab" * 32, "its bytes are not what was stored", line.head, "/workspace/a\udcff")
             for line in damaged
         ]
-        found += [base.Damage("pack-8", None, "the pack is too short")] * bool(damaged)
-        return base.CheckReport(100, 2, 5 << 20 if read_data else 0, tuple(found), tuple(line.head for line in damaged))
+        found += [DamageInfo("pack-8", None, "the pack is too short", None, None)] * bool(damaged)
+        return CheckInfo(100, 2, 5 << 20 if read_data else 0, tuple(found), tuple(line.head for line in damaged))
 
-    def repair(self, progress: base.ProgressSink) -> base.RepairReport:
+    def repair(self, progress: base.ProgressSink) -> RepairInfo:
         found = self.check(read_data=False, progress=progress)
         self.repaired = bool(found.damages)
-        return base.RepairReport(("the index was rebuilt",) * self.repaired, found.snapshots)
+        return RepairInfo(("the index was rebuilt",) * self.repaired, found.unreadable)
 
     def export(
         self,

@@ -85,6 +85,18 @@ def test_bad_requests_are_one_sentence(
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"wrong": 1}, "the request's wrong is not acceptable: Extra inputs are not permitted"),
+        ([1], "the request's body is not acceptable: Input should be an object"),
+        ({"limits": 1}, "the request's limits is not acceptable: Input should be an object"),
+    ],
+)
+def test_a_refusal_speaks_of_json_and_not_of_classes(shared_daemon: Daemon, body: Any, said: str) -> None:
+    assert said in ask(shared_daemon, "POST", "/sandboxes", body)[1]["error"]["message"]
+
+
 def test_a_defect_is_logged_and_says_where(shared_daemon: Daemon, box: str) -> None:
     status, answer = ask(shared_daemon, "POST", f"/trajectories/{box}/exec", {"argv": ["crash"]})
     log = shared_daemon.state_dir / "daemon.log"

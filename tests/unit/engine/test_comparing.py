@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.base import Engine, SandboxRequest, Variant
+from snapshotd.api.commands import ExecRequest
+from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest, Scorer
 from snapshotd.engine.experiments.comparing import compare
 from snapshotd.errors import NotFound, UsageError
 from tests.unit.daemon.fake_engine import FakeEngine
 
 
-def execute(engine: Engine, ref: str, *words: str) -> None:
-    engine.exec(ref, words, cwd=None, env=(), user=None, sink=lambda _stream, _data: None)
+def execute(engine: FakeEngine, ref: str, *words: str) -> None:
+    engine.exec(ref, ExecRequest(words), sink=lambda _stream, _data: None)
 
 
 class _Removing:
@@ -25,6 +26,8 @@ class _Removing:
         self._engine, self._doomed, self.left = engine, doomed, after
 
     def __getattr__(self, name: str) -> Any:
+        if name in ("runs", "snapshots", "mind", "branching"):
+            return self
         self.left -= 1
         if self.left == -1:
             self._engine.remove(self._doomed, force=True)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from snapshotd.engine.experiments.service import ExperimentService
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.base import Engine, SandboxRequest, Variant
+from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.engine.experiments import earlier
 from snapshotd.engine.experiments.base import ExperimentRequest, Scorer
+from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.secrecy import Secrecy
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import STOPPED
@@ -84,9 +84,9 @@ class Kept:
 
     def opened(self) -> ExperimentService:
         """As a daemon that starts."""
-        branching = ExperimentService(self.engine, self.catalog, self.secrecy)
-        branching.start()
-        return branching
+        experiments = ExperimentService(self.engine, self.catalog, self.secrecy)
+        experiments.start()
+        return experiments
 
 
 @pytest.fixture
@@ -94,15 +94,15 @@ def kept(tmp_path: Path) -> Kept:
     return Kept(tmp_path)
 
 
-def request(engine: Engine, source: str, *labels: str) -> ExperimentRequest:
+def request(engine: FakeEngine, source: str, *labels: str) -> ExperimentRequest:
     return ExperimentRequest(
         "parser", source, tuple(Variant(label) for label in labels), Scorer(("true",)), args=("true",), repeat=2
     )
 
 
 def test_names_branches_and_scores_are_kept(kept: Kept) -> None:
-    branching = kept.opened()
-    (info,) = branching.experiments()
+    experiments = kept.opened()
+    (info,) = experiments.list()
     assert (info.name, info.snapshot, info.began_at) == ("parser", kept.first, "2026-01-31T12:00:00.123456Z")
     assert info.ended == STOPPED
     assert [(one.called, one.state, one.score, one.passed) for one in info.branches] == [
@@ -114,16 +114,16 @@ def test_names_branches_and_scores_are_kept(kept: Kept) -> None:
     warm = info.branches[1]
     assert (warm.tokens, warm.cost, warm.calls, warm.protected) == ((100, 20), 0.25, 3, ("/workspace/x",))
     assert kept.catalog.values.search(earlier.TENANT, "", now_ns=time.time_ns()) == []
-    branching.close()
-    assert kept.opened().experiments() == [info], "it is done once"
+    experiments.close()
+    assert kept.opened().list() == [info], "it is done once"
 
 
 def test_it_goes_on_when_it_is_run_again(kept: Kept) -> None:
-    branching = kept.opened()
+    experiments = kept.opened()
     with pytest.raises(Conflict, match="another description"):
-        branching.create_experiment(request(kept.engine, kept.first, "cold", "hot"))
-    branching.create_experiment(request(kept.engine, kept.first, "cold", "warm"))
-    *_, last = branching.experiment_events("parser")
+        experiments.create(request(kept.engine, kept.first, "cold", "hot"))
+    experiments.create(request(kept.engine, kept.first, "cold", "warm"))
+    *_, last = experiments.events("parser")
     assert (last["event"], last["ended_because"]) == ("ended", "all branches have ended")
     assert [(one["label"], one["run"], one["score"]) for one in last["branches"]] == [
         ("cold", 0, 1.0),
@@ -133,7 +133,7 @@ def test_it_goes_on_when_it_is_run_again(kept: Kept) -> None:
     ]
     names = sorted(line.name for line in kept.engine.trajectories() if line.name is not None)
     assert names == ["parser.cold.1", "parser.warm.1"], "what was scored does not run again"
-    branching.close()
+    experiments.close()
 
 
 def test_one_that_was_cut_off_is_taken_over_once(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,19 +143,19 @@ def test_one_that_was_cut_off_is_taken_over_once(kept: Kept, monkeypatch: pytest
         with pytest.raises(NotFound):
             earlier.adopt(kept.catalog)
     kept.catalog.values.delete(earlier.TENANT, "branches/parser", "cold.0", now_ns=time.time_ns())
-    (info,) = kept.opened().experiments()
+    (info,) = kept.opened().list()
     assert [one.score for one in info.branches] == [1.0, 0.5, None, None]
     assert kept.catalog.values.search(earlier.TENANT, "", now_ns=time.time_ns()) == []
 
 
 def test_one_that_had_ended_stays_so(kept: Kept) -> None:
     kept.put("list", "parser", kept.head("cold.0 passed"))
-    branching = kept.opened()
-    asked = branching.create_experiment(request(kept.engine, kept.first, "cold", "warm"))
+    experiments = kept.opened()
+    asked = experiments.create(request(kept.engine, kept.first, "cold", "warm"))
     assert (asked.ended, asked.best and asked.best.called) == ("cold.0 passed", "cold.0")
     assert [line for line in kept.engine.trajectories() if line.name] == []
-    branching.remove_experiment("parser")
-    assert branching.experiments() == []
+    experiments.remove("parser")
+    assert experiments.list() == []
 
 
 def test_one_that_cannot_be_read_keeps_no_daemon_from_starting(kept: Kept) -> None:

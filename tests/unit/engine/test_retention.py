@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snapshotd.api.storage import Policy
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.base import RetentionPolicy
 from snapshotd.engine.storing.retention import (
     RetentionDecision,
     format_policy,
@@ -66,24 +66,24 @@ TEN = [make(seq, failed=seq in (2, 5, 7), age_ns=(9 - seq) * DAY_NS) for seq in 
 @pytest.mark.parametrize(
     ("policy", "expected"),
     [
-        (RetentionPolicy(), list(range(10))),
-        (RetentionPolicy(max_bytes=1), list(range(10))),
-        (RetentionPolicy(keep_last=3), [7, 8, 9]),
-        (RetentionPolicy(keep_last=0), []),
-        (RetentionPolicy(keep_last=99), list(range(10))),
-        (RetentionPolicy(keep_within_s=86400 * 2.5), [7, 8, 9]),
-        (RetentionPolicy(keep_within_s=86400 * 2), [8, 9]),
-        (RetentionPolicy(keep_every=4), [0, 4, 8]),
-        (RetentionPolicy(keep_failed=2), [5, 7]),
-        (RetentionPolicy(keep_last=1, keep_every=5, keep_failed=1), [0, 5, 7, 9]),
+        (Policy(), list(range(10))),
+        (Policy(max_bytes=1), list(range(10))),
+        (Policy(keep_last=3), [7, 8, 9]),
+        (Policy(keep_last=0), []),
+        (Policy(keep_last=99), list(range(10))),
+        (Policy(keep_within_s=86400 * 2.5), [7, 8, 9]),
+        (Policy(keep_within_s=86400 * 2), [8, 9]),
+        (Policy(keep_every=4), [0, 4, 8]),
+        (Policy(keep_failed=2), [5, 7]),
+        (Policy(keep_last=1, keep_every=5, keep_failed=1), [0, 5, 7, 9]),
     ],
 )
-def test_rules(policy: RetentionPolicy, expected: list[int]) -> None:
+def test_rules(policy: Policy, expected: list[int]) -> None:
     assert kept(plan(TEN, policy, protected={}, now_ns=NOW_NS)) == expected
 
 
 def test_every_decision_has_its_reason_in_words() -> None:
-    policy = RetentionPolicy(keep_last=2, keep_within_s=3 * 86400, keep_every=6, keep_failed=1)
+    policy = Policy(keep_last=2, keep_within_s=3 * 86400, keep_every=6, keep_failed=1)
     said = plan([make(0, state="captured"), *TEN[1:]], policy, protected={SnapshotID("a1"): "tag v1"}, now_ns=NOW_NS)
     unmet = "not among the newest 2, older than 3d, no milestone (every 6), not among the newest 1 failed"
     assert [(item.snapshot.seq, item.keep, item.rule, item.reason) for item in said] == [
@@ -102,21 +102,21 @@ def test_every_decision_has_its_reason_in_words() -> None:
 
 def test_each_trajectory_has_its_own_newest() -> None:
     mixed = [make(seq, line=line) for seq in range(4) for line in ("a", "b")]
-    decisions = plan(mixed, RetentionPolicy(keep_last=1), protected={}, now_ns=NOW_NS)
+    decisions = plan(mixed, Policy(keep_last=1), protected={}, now_ns=NOW_NS)
     assert [item.snapshot for item in decisions] == mixed
     assert [item.snapshot.id for item in decisions if item.keep] == ["a3", "b3"]
 
 
 def test_what_has_no_files_uses_up_no_place() -> None:
     line = [make(0), make(1), make(2, state="lost"), make(3, state="pruned"), make(4, state="captured")]
-    decisions = plan(line, RetentionPolicy(keep_last=2), protected={}, now_ns=NOW_NS)
+    decisions = plan(line, Policy(keep_last=2), protected={}, now_ns=NOW_NS)
     assert [item.keep for item in decisions] == [False, True, True, True, True]
     assert "lost" in decisions[2].reason
     assert "pruned before" in decisions[3].reason
 
 
 def test_a_snapshot_from_the_future_is_young() -> None:
-    assert kept(plan([make(0, age_ns=-DAY_NS)], RetentionPolicy(keep_within_s=1), protected={}, now_ns=NOW_NS)) == [0]
+    assert kept(plan([make(0, age_ns=-DAY_NS)], Policy(keep_within_s=1), protected={}, now_ns=NOW_NS)) == [0]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_snapshot_from_the_future_is_young() -> None:
 )
 def test_trim_drops_the_oldest_that_only_rules_keep(limit: int | None, expected: int) -> None:
     stays = {SnapshotID("a0"): "tag old", SnapshotID("a9"): "head of a"}
-    decisions = plan(TEN, RetentionPolicy(keep_last=10), protected=stays, now_ns=NOW_NS)
+    decisions = plan(TEN, Policy(keep_last=10), protected=stays, now_ns=NOW_NS)
     trimmed = trim(decisions, lambda some: 10 * len(some), limit)
     assert len(kept(trimmed)) == expected
     gone = [item.snapshot.seq for item in trimmed if not item.keep]
@@ -140,14 +140,14 @@ def test_trim_takes_the_oldest_of_all_trajectories_and_asks_few_times() -> None:
         asked.append(len(some))
         return len(some)
 
-    trimmed = trim(plan(many, RetentionPolicy(), protected={}, now_ns=NOW_NS), sizes, 1997)
+    trimmed = trim(plan(many, Policy(), protected={}, now_ns=NOW_NS), sizes, 1997)
     assert [item.snapshot.id for item in trimmed if not item.keep] == ["a0", "b0", "b1"]
     assert len(asked) <= 13
 
 
 def test_trim_gives_nothing_up_for_no_gain() -> None:
     """As when the packs are too young to be touched: the size does not depend on what goes, or only on some of it."""
-    decisions = plan(TEN, RetentionPolicy(keep_last=10), protected={}, now_ns=NOW_NS)
+    decisions = plan(TEN, Policy(keep_last=10), protected={}, now_ns=NOW_NS)
     assert kept(trim(decisions, lambda some: 1000, 10)) == list(range(10))
     assert kept(trim(decisions, lambda some: 1000 - 100 * ("a2" not in some), 10)) == list(range(3, 10))
 
@@ -164,7 +164,7 @@ LINES = st.lists(
     ]
 )
 POLICIES = st.builds(
-    RetentionPolicy,
+    Policy,
     keep_last=st.none() | st.integers(0, 12),
     keep_within_s=st.none() | st.floats(0.001, 1e7),
     keep_every=st.none() | st.integers(1, 9),
@@ -177,14 +177,12 @@ def bytes_of(some: set[SnapshotID]) -> int:
     return sum(7 + len(each) for each in some)
 
 
-def decided(line: Sequence[Snapshot], policy: RetentionPolicy, stays: dict[SnapshotID, str]) -> list[RetentionDecision]:
+def decided(line: Sequence[Snapshot], policy: Policy, stays: dict[SnapshotID, str]) -> list[RetentionDecision]:
     return trim(plan(line, policy, protected=stays, now_ns=NOW_NS), bytes_of, policy.max_bytes)
 
 
 @given(line=LINES, policy=POLICIES, data=st.data())
-def test_the_protected_stay_and_only_stored_ones_go(
-    line: list[Snapshot], policy: RetentionPolicy, data: st.DataObject
-) -> None:
+def test_the_protected_stay_and_only_stored_ones_go(line: list[Snapshot], policy: Policy, data: st.DataObject) -> None:
     stays = {item.id: "why" for item in line if data.draw(st.booleans())}
     decisions = decided(line, policy, stays)
     assert [item.snapshot for item in decisions] == line
@@ -196,7 +194,7 @@ def test_the_protected_stay_and_only_stored_ones_go(
 
 
 @given(line=LINES, policy=POLICIES)
-def test_planning_again_drops_nothing_more(line: list[Snapshot], policy: RetentionPolicy) -> None:
+def test_planning_again_drops_nothing_more(line: list[Snapshot], policy: Policy) -> None:
     after = [
         item.snapshot if item.keep else replace(item.snapshot, state=SnapshotState.PRUNED)
         for item in decided(line, policy, {})
@@ -206,7 +204,7 @@ def test_planning_again_drops_nothing_more(line: list[Snapshot], policy: Retenti
 
 @given(line=LINES, policy=POLICIES, data=st.data())
 def test_a_more_generous_rule_keeps_what_a_stricter_one_does(
-    line: list[Snapshot], policy: RetentionPolicy, data: st.DataObject
+    line: list[Snapshot], policy: Policy, data: st.DataObject
 ) -> None:
     policy = replace(policy, max_bytes=None)
     more = replace(
@@ -222,9 +220,7 @@ def test_a_more_generous_rule_keeps_what_a_stricter_one_does(
 
 
 @given(line=LINES, policy=POLICIES, limit=st.integers(1, 400))
-def test_trim_fits_or_has_dropped_all_that_takes_space(
-    line: list[Snapshot], policy: RetentionPolicy, limit: int
-) -> None:
+def test_trim_fits_or_has_dropped_all_that_takes_space(line: list[Snapshot], policy: Policy, limit: int) -> None:
     decisions = decided(line, replace(policy, max_bytes=limit), {})
     files = {
         item.snapshot.id
@@ -287,7 +283,7 @@ def test_a_forks_own_line_is_protected_too(catalog: SqliteCatalog) -> None:
         own[0].id: "first of its trajectory",
         own[2].id: f"head of {short(forked.id)}",
     }
-    decisions = plan(list(catalog.all_snapshots()), RetentionPolicy(keep_last=0), protected=reasons, now_ns=NOW_NS)
+    decisions = plan(list(catalog.all_snapshots()), Policy(keep_last=0), protected=reasons, now_ns=NOW_NS)
     assert [item.snapshot.id for item in decisions if not item.keep] == [own[1].id]
 
 
@@ -314,12 +310,12 @@ def test_where_programs_began_and_what_awaits_an_approval_are_protected(catalog:
 
 
 @given(POLICIES)
-def test_policies_survive_their_text(policy: RetentionPolicy) -> None:
+def test_policies_survive_their_text(policy: Policy) -> None:
     assert parse_policy(format_policy(policy)) == policy
 
 
 def test_a_policy_as_text_is_short() -> None:
-    assert json.loads(format_policy(RetentionPolicy(keep_last=5, keep_within_s=3600.0))) == {
+    assert json.loads(format_policy(Policy(keep_last=5, keep_within_s=3600.0))) == {
         "keep_last": 5,
         "keep_within_s": 3600.0,
     }
@@ -358,22 +354,22 @@ def test_senseless_policies_are_refused(text: str) -> None:
 
 def test_senseless_policies_are_not_planned_with() -> None:
     with pytest.raises(UsageError):
-        plan([], RetentionPolicy(keep_last=-1), protected={}, now_ns=NOW_NS)
+        plan([], Policy(keep_last=-1), protected={}, now_ns=NOW_NS)
 
 
 def test_policies_in_the_catalog(catalog: SqliteCatalog) -> None:
     line = TrajectoryID("f" * 32)
-    assert get_policy(catalog, None) == get_policy(catalog, line) == RetentionPolicy()
-    set_policy(catalog, None, RetentionPolicy(keep_last=5))
-    assert get_policy(catalog, line) == RetentionPolicy(keep_last=5)
-    set_policy(catalog, line, RetentionPolicy(keep_every=10))
-    assert get_policy(catalog, line) == RetentionPolicy(keep_every=10)
-    assert get_policy(catalog, None) == RetentionPolicy(keep_last=5)
+    assert get_policy(catalog, None) == get_policy(catalog, line) == Policy()
+    set_policy(catalog, None, Policy(keep_last=5))
+    assert get_policy(catalog, line) == Policy(keep_last=5)
+    set_policy(catalog, line, Policy(keep_every=10))
+    assert get_policy(catalog, line) == Policy(keep_every=10)
+    assert get_policy(catalog, None) == Policy(keep_last=5)
     set_policy(catalog, line, None)
     set_policy(catalog, None, None)
-    assert get_policy(catalog, line) == RetentionPolicy()
+    assert get_policy(catalog, line) == Policy()
     with pytest.raises(UsageError):
-        set_policy(catalog, None, RetentionPolicy(keep_every=0))
+        set_policy(catalog, None, Policy(keep_every=0))
 
 
 @pytest.mark.parametrize(

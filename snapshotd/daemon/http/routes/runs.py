@@ -30,10 +30,10 @@ from snapshotd.daemon.http.routes.shared import (
     once_unless_abandoned,
     step_once,
 )
-from snapshotd.engine.base import Caller, ExecResult, Forked, ForkPart, OutputSink, SandboxInfo, Stream, output_event
+from snapshotd.engine.base import Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
-from snapshotd.types import ExperimentID, Snapshot, Trajectory
+from snapshotd.types import Snapshot, Trajectory
 
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _EXEC_SAYS = (
@@ -204,7 +204,7 @@ async def connect(request: Request, ref: Ref, port: PortNumber, service: Service
 @handles(operations.FORK)
 async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDep, named: NamedDep) -> Forked:
     """Start `n` new trajectories from one snapshot, all or none."""
-    engine, part = service.engine, body.part
+    engine = service.engine
     check_argv(body.args or ())
     variants = tuple(map(variant, body.variants))
 
@@ -226,7 +226,7 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
             resume=body.resume,
             variants=variants,
             idle_timeout_s=body.idle_timeout_s,
-            part=None if part is None else ForkPart(ExperimentID(part.experiment), part.first, part.count),
+            part=body.part,
         ),
         recalled,
         lambda made: _stop(engine, *made.trajectories),

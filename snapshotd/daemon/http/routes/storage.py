@@ -9,13 +9,13 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.storage import CheckRequest, MountRequest, Policy, PruneRequest
+from snapshotd.api.storage import CheckRequest, MountRequest, Policy, PruneRequest, UsageInfo
 from snapshotd.api.wire import check_ref
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import absolute, check_name, retention_policy
+from snapshotd.daemon.http.decoding import absolute, check_name
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import Ref, ServiceDep, handles
-from snapshotd.engine.base import ExportForm, RetentionPolicy, Usage
+from snapshotd.engine.base import ExportForm
 from snapshotd.errors import Unsupported
 
 _Line = Annotated[str | None, Query(description="A trajectory, for its own policy; else the global one.")]
@@ -24,21 +24,21 @@ _REPORT = _SAYS % '"report"'
 
 
 @handles(operations.USAGE)
-def usage(service: ServiceDep) -> Usage:
+def usage(service: ServiceDep) -> UsageInfo:
     """Disk use."""
     return service.engine.storage.usage()
 
 
 @handles(operations.POLICY)
-def policy(service: ServiceDep, trajectory: _Line = None) -> RetentionPolicy:
+def policy(service: ServiceDep, trajectory: _Line = None) -> Policy:
     """The retention policy: the global one, or the one that holds for a trajectory."""
     return service.engine.storage.policy(_checked(trajectory))
 
 
 @handles(operations.SET_POLICY)
-def set_policy(body: Policy, service: ServiceDep, trajectory: _Line = None) -> RetentionPolicy:
+def set_policy(body: Policy, service: ServiceDep, trajectory: _Line = None) -> Policy:
     """Set it. Nothing is removed before the next prune."""
-    service.engine.storage.set_policy(_checked(trajectory), retention_policy(body))
+    service.engine.storage.set_policy(_checked(trajectory), body)
     return service.engine.storage.policy(trajectory)
 
 
@@ -52,11 +52,12 @@ def clear_policy(service: ServiceDep, trajectory: _Line = None) -> None:
 async def prune(body: PruneRequest, service: ServiceDep) -> Response:
     """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. It goes on when
     the client goes away."""
-    chosen = None if body.policy is None else retention_policy(body.policy)
 
     def produce(emit: streams.Emit) -> None:
         progress = streams.progress_lines(emit)
-        report = service.engine.storage.prune(chosen, dry_run=body.dry_run, grace_s=body.grace_s, progress=progress)
+        report = service.engine.storage.prune(
+            body.policy, dry_run=body.dry_run, grace_s=body.grace_s, progress=progress
+        )
         streams.result(emit, "report", report)
 
     return await streams.ndjson(service.streams, produce)
