@@ -161,5 +161,5 @@ def test_one_that_had_ended_stays_so(kept: Kept) -> None:
 def test_one_that_cannot_be_read_keeps_no_daemon_from_starting(kept: Kept) -> None:
     record = Experiment(ExperimentID("e" * 32), "broken", kept.first, 1, "", {"name": "broken", "variants": "TOKEN"})
     kept.catalog.experiments.add(record, ())
-    info = kept.opened().experiment("broken")
+    info = kept.opened().get("broken")
     assert info.ended == f"{STOPPED}: its description cannot be read"
