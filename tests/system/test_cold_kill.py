@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.storing import evict
 from snapshotd.errors import InternalError
 from snapshotd.types import Snapshot
@@ -31,7 +31,7 @@ FILES, FILE_BYTES = 24, 1 << 20
 
 
 @contextlib.contextmanager
-def _opened(small_root: Path) -> Iterator[LocalEngine]:
+def _opened(small_root: Path) -> Iterator[Engine]:
     """One that keeps no layer it need not keep."""
     require("root", "fuse")
     with pytest.MonkeyPatch.context() as patch:
@@ -41,17 +41,17 @@ def _opened(small_root: Path) -> Iterator[LocalEngine]:
 
 
 @pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with _opened(small_root) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def stored(engine: LocalEngine) -> Snapshot:
+def stored(engine: Engine) -> Snapshot:
     return _stored(engine)
 
 
-def _stored(engine: LocalEngine) -> Snapshot:
+def _stored(engine: Engine) -> Snapshot:
     """A stored snapshot with `FILES` files of a megabyte."""
     agent = mind_rig.agent(engine)
     call, _ = agent.begin("fill", {})
@@ -65,18 +65,18 @@ def _stored(engine: LocalEngine) -> Snapshot:
     return snapshot
 
 
-def _evict(engine: LocalEngine, snapshot: Snapshot) -> None:
+def _evict(engine: Engine, snapshot: Snapshot) -> None:
     wait_until(
-        lambda: engine._parts.disposal.evict() == 0 and not engine._cold.is_hot(snapshot), "its layers are evicted"
+        lambda: engine.life._disposal.evict() == 0 and not engine.life._cold.is_hot(snapshot), "its layers are evicted"
     )
 
 
 @pytest.fixture
-def cold(engine: LocalEngine, stored: Snapshot) -> Iterator[Snapshot]:
+def cold(engine: Engine, stored: Snapshot) -> Iterator[Snapshot]:
     """The snapshot without its layers, and no other trajectory."""
     _evict(engine, stored)
-    with engine._cold._lock:
-        engine._cold._forget_evicted()
+    with engine.life._cold._lock:
+        engine.life._cold._forget_evicted()
     yield stored
     engine.storage.flush()
     for trajectory in engine.snapshots.trajectories():
@@ -89,11 +89,11 @@ def _content(number: int) -> bytes:
     return hashlib.shake_128(b"%d" % number).digest(FILE_BYTES)
 
 
-def _read(engine: LocalEngine, trajectory: str, number: int) -> bytes | None:
+def _read(engine: Engine, trajectory: str, number: int) -> bytes | None:
     """A file of a sandbox; None when its program says that it cannot be read."""
     said: list[bytes] = []
-    sandbox = engine._sessions.running(engine.snapshots.trajectory(trajectory))
-    result = engine._sessions.exec(
+    sandbox = engine.life._sessions.running(engine.snapshots.trajectory(trajectory))
+    result = engine.life._sessions.exec(
         sandbox,
         CommandFields(("cat", f"data/{number}"), cwd="/workspace"),
         record=False,
@@ -102,12 +102,12 @@ def _read(engine: LocalEngine, trajectory: str, number: int) -> bytes | None:
     return b"".join(said) if result.exit_code == 0 else None
 
 
-def _fork(engine: LocalEngine, snapshot: Snapshot) -> str:
+def _fork(engine: Engine, snapshot: Snapshot) -> str:
     return engine.branching.fork(snapshot.id, 1, args=None, name=None).trajectories[0].id
 
 
-def _lazy_pid(engine: LocalEngine) -> int:
-    lazy = engine._cold._lazy
+def _lazy_pid(engine: Engine) -> int:
+    lazy = engine.life._cold._lazy
     assert lazy is not None
     lazy.start()
     pid: int | None = lazy.pid  # type: ignore[attr-defined]
@@ -122,9 +122,9 @@ def _in_thread(work: Callable[[], object]) -> threading.Thread:
 
 
 @contextlib.contextmanager
-def _held_back(engine: LocalEngine) -> Iterator[None]:
+def _held_back(engine: Engine) -> Iterator[None]:
     """The layer that is being written does not become complete in the block, and is there after it."""
-    rebuilder = engine._cold._rebuilder
+    rebuilder = engine.life._cold._rebuilder
     wait_until(lambda: rebuilder.pid is not None, "the layer is being written")
     assert rebuilder.pid is not None
     os.kill(rebuilder.pid, signal.SIGSTOP)
@@ -132,15 +132,15 @@ def _held_back(engine: LocalEngine) -> Iterator[None]:
         yield
     finally:
         os.kill(rebuilder.pid, signal.SIGCONT)
-    wait_until(lambda: all(item.written.done() for item in engine._cold._rebuilt.values()), "the layer is written")
+    wait_until(lambda: all(item.written.done() for item in engine.life._cold._rebuilt.values()), "the layer is written")
 
 
-def _kill_lazy(engine: LocalEngine) -> None:
+def _kill_lazy(engine: Engine) -> None:
     os.kill(_lazy_pid(engine), signal.SIGKILL)
-    wait_until(lambda: not engine._cold._lazy.alive(), "it is dead")  # type: ignore[union-attr]
+    wait_until(lambda: not engine.life._cold._lazy.alive(), "it is dead")  # type: ignore[union-attr]
 
 
-def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: LocalEngine, cold: Snapshot) -> None:
+def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Engine, cold: Snapshot) -> None:
     lazy = _lazy_pid(engine)
     first = _fork(engine, cold)
     with _held_back(engine):
@@ -162,7 +162,7 @@ def test_a_cold_fork_whose_fuse_process_is_killed_while_it_is_read(engine: Local
     assert [_read(engine, first, number) for number in range(6)] == [_content(number) for number in range(6)]
 
 
-def test_the_next_command_finds_the_files_again(engine: LocalEngine, cold: Snapshot) -> None:
+def test_the_next_command_finds_the_files_again(engine: Engine, cold: Snapshot) -> None:
     """In the sandbox that stood on the dead process's mount: while its layer is still being written, when it is, and
     with files of its own that no snapshot has."""
     agent = mind_rig.Agent(engine, _fork(engine, cold))
@@ -186,7 +186,7 @@ def test_the_next_command_finds_the_files_again(engine: LocalEngine, cold: Snaps
     assert b"".join(engine.snapshots.cat(kept.id, b"workspace/data/3")) == _content(3)
 
 
-def test_a_step_without_a_command_leaves_the_dead_mount(engine: LocalEngine, cold: Snapshot) -> None:
+def test_a_step_without_a_command_leaves_the_dead_mount(engine: Engine, cold: Snapshot) -> None:
     """An agent's calls run no command of ours: its files are there again behind the call."""
     agent = mind_rig.Agent(engine, _fork(engine, cold))
     with _held_back(engine):
@@ -198,37 +198,39 @@ def test_a_step_without_a_command_leaves_the_dead_mount(engine: LocalEngine, col
 
 
 def test_a_fuse_process_that_is_killed_while_it_starts_is_started_again(
-    engine: LocalEngine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Engine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _fork(engine, cold)
     with _held_back(engine):
         _kill_lazy(engine)
         with monkeypatch.context() as patch:
-            patch.setattr(engine._cold._lazy, "_command", ["sh", "-c", "kill -9 $$"])
-            engine._cold.prepare()
+            patch.setattr(engine.life._cold._lazy, "_command", ["sh", "-c", "kill -9 $$"])
+            engine.life._cold.prepare()
         assert "signal 9 killed the process" in caplog.text
         assert _read(engine, _fork(engine, cold), 1) == _content(1)
 
 
-def test_what_came_back_and_went_again_is_forgotten(engine: LocalEngine, cold: Snapshot) -> None:
+def test_what_came_back_and_went_again_is_forgotten(engine: Engine, cold: Snapshot) -> None:
     pid = _lazy_pid(engine)
     for _ in range(2):
         fork = _fork(engine, cold)
         assert _read(engine, fork, 3) == _content(3)
-        wait_until(lambda: all(item.written.done() for item in engine._cold._rebuilt.values()), "the layer is written")
+        wait_until(
+            lambda: all(item.written.done() for item in engine.life._cold._rebuilt.values()), "the layer is written"
+        )
         engine.runs.remove(fork, force=True)
         wait_until(
-            lambda: engine._parts.disposal.evict() == 0 and engine._context.store.sized_bytes() == 0,
+            lambda: engine.life._disposal.evict() == 0 and engine.life._context.store.sized_bytes() == 0,
             "the layer is evicted again",
         )
-    with engine._cold._lock:
-        engine._cold._forget_evicted()
-    assert not engine._cold._rebuilt
+    with engine.life._cold._lock:
+        engine.life._cold._forget_evicted()
+    assert not engine.life._cold._rebuilt
     assert _lazy_pid(engine) == pid, "the process goes on"
 
 
-def _waits_for_fuse(engine: LocalEngine, trajectory: str) -> bool:
-    for pid in engine._sessions.running(engine.snapshots.trajectory(trajectory)).cgroup.processes():
+def _waits_for_fuse(engine: Engine, trajectory: str) -> bool:
+    for pid in engine.life._sessions.running(engine.snapshots.trajectory(trajectory)).cgroup.processes():
         try:
             if any(word in Path(f"/proc/{pid}/wchan").read_text() for word in ("fuse", "request_wait")):
                 return True
@@ -242,7 +244,7 @@ def _restored_some(target: Path) -> bool:
     return any(names and Path(base).name == "data" for base, _, names in os.walk(target))
 
 
-def test_a_restore_during_which_the_fuse_process_is_killed(engine: LocalEngine, cold: Snapshot, tmp_path: Path) -> None:
+def test_a_restore_during_which_the_fuse_process_is_killed(engine: Engine, cold: Snapshot, tmp_path: Path) -> None:
     lazy = _lazy_pid(engine)
     fork = _fork(engine, cold)
     restored = _in_thread(lambda: engine.snapshots.restore(cold.id, tmp_path / "to", path=b"/workspace"))
@@ -255,7 +257,7 @@ def test_a_restore_during_which_the_fuse_process_is_killed(engine: LocalEngine, 
     engine.runs.remove(fork, force=True)
 
 
-def test_a_restore_whose_own_process_is_killed(engine: LocalEngine, cold: Snapshot, tmp_path: Path) -> None:
+def test_a_restore_whose_own_process_is_killed(engine: Engine, cold: Snapshot, tmp_path: Path) -> None:
     failures: list[InternalError] = []
 
     def restore() -> None:
@@ -264,7 +266,7 @@ def test_a_restore_whose_own_process_is_killed(engine: LocalEngine, cold: Snapsh
         except InternalError as exc:
             failures.append(exc)
 
-    rebuilder = engine._cold._rebuilder
+    rebuilder = engine.life._cold._rebuilder
     restored = _in_thread(restore)
     wait_until(lambda: _restored_some(tmp_path), "the restore is in the middle")
     assert rebuilder.pid is not None
@@ -291,16 +293,16 @@ def test_where_fuse_fails_for_good_a_start_waits_for_the_layer_that_was_served(
 
 
 def _fail_for_good(
-    engine: LocalEngine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    engine: Engine, cold: Snapshot, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     _fork(engine, cold)
     seen: list[bytes | None] = []
     with _held_back(engine):
         _kill_lazy(engine)
-        monkeypatch.setattr(engine._cold._lazy, "_command", ["false"])
-        engine._cold.prepare()
+        monkeypatch.setattr(engine.life._cold._lazy, "_command", ["false"])
+        engine.life._cold.prepare()
         assert "start only when their files are written" in caplog.text
-        (rebuilt,) = engine._cold._rebuilt.values()
+        (rebuilt,) = engine.life._cold._rebuilt.values()
         waits = threading.Event()
         monkeypatch.setattr(rebuilt.written, "result", lambda: (waits.set(), Future.result(rebuilt.written)))
         starting = _in_thread(lambda: seen.append(_read(engine, _fork(engine, cold), 1)))

@@ -13,7 +13,7 @@ import pytest
 
 from snapshotd.api.commands import ExecRequest
 from snapshotd.engine.base import RunRequest, SandboxRequest
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.runtime.keeper import KeptCommand
 from snapshotd.types import CallStatus, Trajectory, TrajectoryStatus
 from tests import mind_rig
@@ -25,12 +25,12 @@ WAIT_S = 60.0
 
 
 @pytest.fixture
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
-def run(engine: LocalEngine, script: str) -> Agent:
+def run(engine: Engine, script: str) -> Agent:
     """A program that ends when it is let go."""
     waits = "while [ ! -e go ]; do sleep 0.05; done; "
     return Agent(
@@ -48,7 +48,7 @@ def finished(agent: Agent) -> list[dict[str, Any]]:
     ]
 
 
-def test_all_but_the_exit_code_is_recorded(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_but_the_exit_code_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(command: KeptCommand) -> None:
         """As the kernel of a machine where another process has reaped it, and that is older than 6.15."""
         command._lost = True
@@ -71,9 +71,9 @@ def test_all_but_the_exit_code_is_recorded(engine: LocalEngine, monkeypatch: pyt
     assert (end["status"], end["exit_code"]) == (TrajectoryStatus.FAILED, 3)
 
 
-def test_a_program_whose_sandbox_is_gone_is_not_running(engine: LocalEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_whose_sandbox_is_gone_is_not_running(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run is still being wound up: `resume` waits for that."""
-    wait, stop = engine._background.wait, engine._sessions.stop
+    wait, stop = engine.life._background.wait, engine.life._sessions.stop
     resumed: list[Future[Trajectory]] = []
     waits = threading.Event()
 
@@ -89,8 +89,8 @@ def test_a_program_whose_sandbox_is_gone_is_not_running(engine: LocalEngine, mon
         wait()
 
     with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
-        patch.setattr(engine._background, "wait", winding_up)
-        patch.setattr(engine._sessions, "stop", stopping)
+        patch.setattr(engine.life._background, "wait", winding_up)
+        patch.setattr(engine.life._sessions, "stop", stopping)
         agent = run(engine, "exit 3")
         let_go(agent)
         wait_until(lambda: bool(resumed), "it ends")

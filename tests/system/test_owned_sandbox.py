@@ -14,7 +14,7 @@ import pytest
 from snapshotd.api.commands import ExecRequest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
-from snapshotd.engine.engine import LocalEngine
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.past import editing, effects
 from snapshotd.engine.runs import execution
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
@@ -38,13 +38,13 @@ OTHERS: dict[str, Callable[[Agent, Snapshot], object]] = {
 
 
 @pytest.fixture(scope="module")
-def engine(small_root: Path) -> Iterator[LocalEngine]:
+def engine(small_root: Path) -> Iterator[Engine]:
     with mind_rig.engine(small_root) as opened:
         yield opened
 
 
 @pytest.fixture
-def agent(engine: LocalEngine) -> Agent:
+def agent(engine: Engine) -> Agent:
     return mind_rig.agent(engine)
 
 
@@ -107,7 +107,7 @@ def test_a_compensation_is_a_command_too(agent: Agent, monkeypatch: pytest.Monke
 def test_a_replay_waits_for_it(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program asks for its next call, and with it for the files of another snapshot."""
     first = agent.tool("write", {}, "echo before > own")
-    sandbox, places = agent.sandbox, agent.engine._sessions._places
+    sandbox, places = agent.sandbox, agent.engine.life._sessions._places
     with ThreadPoolExecutor(1) as pool:
         moved: list[Future[None]] = []
 
@@ -249,7 +249,7 @@ def test_a_stop_that_fails_leaves_the_sandbox_as_it_was(agent: Agent, monkeypatc
     assert agent.files().keys() == {"late", "own"}
 
 
-def test_the_end_of_the_program_cuts_it_off_too(engine: LocalEngine) -> None:
+def test_the_end_of_the_program_cuts_it_off_too(engine: Engine) -> None:
     run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "while [ ! -e go ]; do sleep 0.05; done"))
     agent = Agent(engine, engine.runs.run(run).id)
     with ThreadPoolExecutor(1) as pool:
@@ -278,7 +278,7 @@ def test_a_compensation_that_is_cut_off(agent: Agent) -> None:
     assert (agent.head.call.name, agent.head.call.status) == (effects.COMPENSATE, CallStatus.INTERRUPTED)
 
 
-def test_a_resume_does_not_cut_it_off(engine: LocalEngine) -> None:
+def test_a_resume_does_not_cut_it_off(engine: Engine) -> None:
     run = RunRequest(SandboxRequest(runtime="runc"), command=("sh", "-c", "exit 3"))
     agent = Agent(engine, engine.runs.run(run).id)
     list(engine.runs.events(agent.id, follow=True))
