@@ -417,6 +417,15 @@ def _trusted_marks(at: Path) -> None:
 
 
 def _overlay(at: Path, naming: LayerNaming, marks: Marks) -> None:
+    if marks == BY_USER:
+        try:
+            os.setxattr(at, marks.opaque, b"y")
+        except OSError as exc:
+            raise OSError(
+                exc.errno,
+                f"the file system of {at.parent} keeps no extended attributes of users ({exc.strerror}), in which layers have "
+                "their marks: name a state directory on ext4, XFS, Btrfs, or tmpfs (Linux 6.6 and newer)",
+            ) from None
     with _mounted(at, naming, marks) as mount:
         os.close(os.open(b"probe", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=mount))
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapshotd.errors import SandboxFailed, SnapshotdError, Unsupported
+from snapshotd.errors import NO_ROOM, OutOfSpace, SandboxFailed, SnapshotdError, Unsupported
 from snapshotd.kernel import passing
 from snapshotd.kernel.rootless import as_its_root
 from snapshotd.runtime import _oci, failure
@@ -91,6 +91,10 @@ def start(
             raise _execve_failure(container, spec, process)
         pipes.hand_over()
     except OSError as exc:
+        if exc.errno in NO_ROOM:
+            raise OutOfSpace(
+                f"a command cannot be started, since the disk of {directory} is full: free some space"
+            ) from exc
         raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
     finally:
         pipes.close()

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import tarfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -547,3 +548,67 @@ def test_a_tar_with_device_nodes(tmp_path: Path) -> None:
         assert "a device node was left out" in done.stderr
         user("daemon", "--stop")
         user.nothing_left()
+
+
+def test_a_machine_whose_apparmor_takes_the_rights_away() -> None:
+    """As Ubuntu 24.04 is set up. The kernel here has no AppArmor: the setting is a file, and the refusal a chroot's."""
+    kept = "cap_last_cap ngroups_max overflowgid overflowuid pid_max"
+    host = (
+        "mount --rbind / /mnt; mount -t tmpfs -o mode=0755 kernel /mnt/proc/sys/kernel\n"
+        f'for name in {kept}; do cat "/proc/sys/kernel/$name" > "/mnt/proc/sys/kernel/$name"; done\n'
+        "echo 1 > /mnt/proc/sys/kernel/apparmor_restrict_unprivileged_userns"
+    )
+    with ordinary_users(ids=[True], host=host, chroot="/mnt") as (user,):
+        assert "AppArmor takes the rights of user namespaces away here" in user.refused("ls")
+        assert "kernel.apparmor_restrict_unprivileged_userns=0" in user("doctor", code=None)
+
+
+_AT_HOME = """
+set -e; umask 077; export HOME=/var/tmp/state XDG_RUNTIME_DIR="/dev/shm/sd-$(id -u)"; mkdir $XDG_RUNTIME_DIR
+sd() { "$PYTHON" -m snapshotd "$@"; }
+"""
+_FILLED = """
+sd image import %s --name base >/dev/null
+line=$(sd create --image base)
+sd exec $line -- sh -c 'echo kept >/workspace/kept'
+sd exec $line -- sh -c 'cat /dev/zero >/workspace/big' 2>&1 || echo "code $?"
+sd exec $line -- rm -f /workspace/big
+sd exec $line -- cat /workspace/kept
+sd check
+sd daemon --stop
+"""
+
+
+@contextmanager
+def at_home(kind: str) -> Iterator[OrdinaryUser]:
+    """A user whose home is a file system of its own."""
+    with ordinary_users(ids=[True], host=f'mount -t {kind} "/var/tmp"; mkdir -m 777 /var/tmp/state') as (user,):
+        try:
+            yield user
+            user.nothing_left()
+        finally:
+            shutil.rmtree(f"/dev/shm/sd-{user.id}", ignore_errors=True)
+
+
+@pytest.mark.long
+def test_the_disk_of_a_home_is_full(small_tar: Path) -> None:
+    with at_home("tmpfs -o size=128m,mode=0755 tmpfs") as user:
+        tar = Path("/tmp") / f"image-{user.id}.tar"
+        tar.write_bytes(small_tar.read_bytes())
+        try:
+            done = user.run("sh", "-c", _AT_HOME + _FILLED % tar, env={"PYTHON": interpreter()}, code=None)
+        finally:
+            tar.unlink()
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "No space left on device" in done.stdout or "the disk is full" in done.stdout
+        assert "kept\n" in done.stdout
+        assert "0 damaged" in done.stdout
+
+
+@pytest.mark.long
+def test_a_home_without_extended_attributes() -> None:
+    """As on NFS before 4.2: no layer could be kept there."""
+    with at_home("ramfs -o mode=0755 ramfs") as user:
+        done = user.run("sh", "-c", _AT_HOME + "sd ls", env={"PYTHON": interpreter()}, code=None)
+        assert done.returncode != 0
+        assert "keeps no extended attributes of users" in done.stderr, done.stderr
