@@ -80,7 +80,8 @@ def open_deep(dir_fd: int, path: bytes, *, one_device: bool = False) -> int:
 
 
 def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
-    """Open the directory `path` below `dir_fd`, creating missing directories. Returns a descriptor for reading.
+    """Open the directory `path` below `dir_fd`, creating missing directories, which are root's (an ordinary user's daemon is
+    another user in its namespace). Returns a descriptor for reading.
 
     Raises OSError (ENOTDIR or ELOOP where a component is not a directory).
     """
@@ -94,6 +95,7 @@ def make_dirs(dir_fd: int, path: bytes, mode: int = 0o755) -> int:
         try:
             try:
                 os.mkdir(name, mode, dir_fd=fd)
+                give(name, 0, 0, dir_fd=fd, follow_symlinks=False)
             except FileExistsError:
                 pass  # open_dir below refuses anything but a directory
             deeper = open_dir(fd, name)

@@ -147,7 +147,7 @@ def test_forks_from_one_step_run_side_by_side_and_are_compared(
     compared = client.compare(*boxes)
     assert compared.fork_point is not None
     assert compared.fork_point.id == third.metadata["snapshot"]
-    assert [(branch.calls, branch.failed) for branch in compared.branches] == [(STEPS - 2, 0)] * 4
+    assert [(branch.call_count, branch.failed) for branch in compared.branches] == [(STEPS - 2, 0)] * 4
     for pair in compared.pairs:
         assert [(call.number, call.difference) for call in pair.calls] == [(step, "arguments") for step in (3, 4, 5, 6)]
         assert {change.path for change in pair.files} == {f"/workspace/step-{step}" for step in (3, 4, 5, 6)}

@@ -173,6 +173,24 @@ def test_the_client_takes_the_keywords_of_edit_and_create(snap: Snap, source: So
         client.remove(each.id, force=True)
 
 
+def test_a_child_s_secret_in_its_arguments_is_recorded_nowhere(snap: Snap) -> None:
+    base, _ = snap.create()
+    own = "xK7-a-value-of-this-child-alone"
+    client = Snapshotd(state_dir=snap.state_dir, autostart=False)
+    variant = {"secrets": {"API_TOKEN": own}, "args": ["sh", "-c", f"echo {own} | wc -c > told"]}
+    (child,) = client.fork(base, variants={"a": variant}).trajectories
+    assert client.wait(child.id).exit_code == 0
+    assert client.trajectory(child.id).agent is not None
+    assert snap("cat", f"{child.id}:told").stdout == f"{len(own) + 1}\n", "the program has it"
+    client.flush()
+    for told in (snap("ls", "--json").stdout, snap("log", "--json", child.id).stdout, snap("logs", child.id).stdout):
+        assert own not in told
+    outside = [path for path in snap.state_dir.rglob("*") if path.is_file() and "layers" not in str(path)]
+    assert [path for path in outside if own.encode() in path.read_bytes()] == []
+    for each in (child.id, base):
+        client.remove(each, force=True)
+
+
 @pytest.mark.runc
 def test_a_child_s_gateway_asks_for_its_own_model(snap: Snap, tmp_path: Path) -> None:
     """What is recorded is answered from the record; another resume asks for that model, too."""

@@ -344,7 +344,10 @@ def test_files_are_edited_and_merged(user: OrdinaryUser) -> None:
         user("exec", line, "--", "sh", "-c", "tr '\\n' ' ' <numbers; mv d e; ls")
         == "1 two 3 4 5 6 7 eight 9 e\nnumbers\n"
     )
-    edited = user("edit", line, "--file", f"e/g={user.give(Path(__file__), 'text')}").split()[0]
+    text = user.give(Path(__file__), "text")
+    edited = user("edit", line, "--file", f"e/g={text}", "--file", f"new/file={text}").split()[0]
+    made = user("exec", edited, "--", "sh", "-c", "stat -c %u:%g new new/file; echo more >>new/file; mkdir new/d")
+    assert made == "0:0\n0:0\n"
     assert user("cat", f"{edited}:e/g") == Path(__file__).read_text()
     assert user("exec", edited, "--", "stat", "-c", "%u:%g", "e/g") == "0:0\n"
 

@@ -68,12 +68,13 @@ async def attend(request: Request, caller: Caller, lines: Lines) -> None:
         await _disconnect(request)
     except ClientDisconnect:
         pass
-    except (LimitExceeded, ValueError, KeyError, TypeError) as exc:
+    except (LimitExceeded, ValueError, KeyError, TypeError, RecursionError) as exc:
         log.warning(
             "a client sent a line that is no part of the API; its connection is given up",
             extra={"fields": {"reason": repr(exc)[:200]}},
         )
-    caller.leave()
+    finally:
+        caller.leave()
 
 
 async def until_gone(request: Request, what: Leaving) -> None:

@@ -27,6 +27,8 @@ from snapshotd.types import CallStatus
 _WINDOW_BYTES = 256 << 10
 """Bytes of the scorer's files that wait for a command to take them."""
 _NUMBER = re.compile(rb"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
+_NUMBER_BYTES = 400
+"""A longer line is no number: the expression takes the square of the length where digits end in something else."""
 _TAIL_BYTES = 64 << 10
 _SAID_CHARS = 300
 _IN_FORK = """
@@ -157,7 +159,7 @@ def last_number(output: Sequence[bytes], exit_code: int) -> float:
     """The last line that is a finite number and nothing else. UsageError."""
     lines = [line.strip() for line in output if line.strip()]
     for line in reversed(lines):
-        if _NUMBER.fullmatch(line) and math.isfinite(number := float(line)):
+        if len(line) <= _NUMBER_BYTES and _NUMBER.fullmatch(line) and math.isfinite(number := float(line)):
             return number
     last = f"; its last line is {lines[-1].decode(errors='replace')[:_SAID_CHARS]!r}" if lines else ""
     raise UsageError(f"no line of the command's output is a number (exit code {exit_code}){last}")

@@ -284,7 +284,7 @@ def _remove(directory: int, name: bytes, shown: str) -> None:
 
 
 def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | None) -> None:
-    """An existing file keeps its owner and attributes. Its other names keep the old content, as for any program in an
+    """A new file is root's; an existing one keeps its owner and attributes. Its other names keep the old content, as for any program in an
     overlay."""
     try:
         there = stat.S_ISREG(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode)
@@ -297,6 +297,8 @@ def _write(directory: int, name: bytes, shown: str, content: bytes, mode: int | 
         flags = os.O_TRUNC
     fd = os.open(name, flags | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=directory)
     with open(fd, "wb", buffering=0) as f:
+        if flags == os.O_CREAT | os.O_EXCL:
+            files.give(fd, 0, 0)  # an ordinary user's daemon is another user in its namespace
         left = memoryview(content)
         while left:
             left = left[f.write(left) or 0 :]

@@ -272,14 +272,11 @@ class Forks:
         spec = self._context.sandbox_spec(owner.spec)
         folder_mode.check_variant(spec, one)
         limits = replace(spec.limits, **dict(one.limits))
-        agent = owner.agent
-        if one.args is not None:
-            agent = self._secrecy.concealed(owner, fork_agent(owner, one.args, index))
-        return Trajectory(
+        made = Trajectory(
             id=fork,
             name=one.name,
             spec=replace(spec, network=one.network or spec.network, limits=limits),
-            agent=agent,
+            agent=owner.agent,
             head=source.id,
             status=TrajectoryStatus.RUNNING,
             created_at_ns=time.time_ns(),
@@ -288,6 +285,10 @@ class Forks:
             env=tuple(env.items()),
             began=None if one.args is None else source.id,
         )
+        if one.args is None:
+            return made
+        # Its own secrets may stand in its arguments, too, which are recorded.
+        return replace(made, agent=self._secrecy.concealed(made, fork_agent(owner, one.args, index)))
 
 
 def _ignore(_: Sequence[TrajectoryID]) -> None:

@@ -63,6 +63,7 @@ def test_lines_are_cut_anywhere(size: int, whole: bool) -> None:
     [
         b"[]\n",
         b"{\n",
+        b"[" * 100_000 + b"\n",
         b'{"event":"x"}\n',
         b'{"event":"unread","stream":"stdin"}\n',
         b'{"event":"stdin","data_b64":"?"}\n',

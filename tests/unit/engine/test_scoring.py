@@ -60,6 +60,13 @@ def test_no_number() -> None:
         last_number([b"nan"], 3)
 
 
+def test_a_long_line_is_no_number() -> None:
+    """It costs the square of its length to find that out, and a sandbox wrote it."""
+    assert last_number([b"2", b"0." + b"1" * 399], 0) == 2
+    with pytest.raises(UsageError, match="no line"):
+        last_number([b"1" * 60_000 + b"x"], 0)
+
+
 def test_a_long_output_keeps_whole_lines_of_its_end() -> None:
     tail = _Tail(10)
     for _ in range(100):
