@@ -150,7 +150,7 @@ def test_forks_from_one_step_run_side_by_side_and_are_compared(
     assert [(branch.call_count, branch.failed) for branch in compared.branches] == [(STEPS - 2, 0)] * 4
     for pair in compared.pairs:
         assert [(call.number, call.difference) for call in pair.calls] == [(step, "arguments") for step in (3, 4, 5, 6)]
-        assert {change.path for change in pair.files} == {f"/workspace/step-{step}" for step in (3, 4, 5, 6)}
+        assert {change.path for change in pair.changes} == {f"/workspace/step-{step}" for step in (3, 4, 5, 6)}
 
 
 def test_a_copy_of_a_thread_is_a_fork_and_other_threads_begin_with_the_first_files(

@@ -22,6 +22,7 @@ import pytest
 from snapshotd.daemon.children import StatePlaces
 from snapshotd.errors import InternalError
 from snapshotd.kernel import processes
+from snapshotd.kernel.processes import stat_fields
 from snapshotd.repo.base import PlainFile, Roots, Tree, TreeEntry
 from snapshotd.repo.key import load_key
 from snapshotd.repo.reading.reader import PackReader
@@ -97,6 +98,7 @@ class Rig:
         wait_until(self.ready)
         for pid in helpers():
             os.kill(pid, signal.SIGSTOP)
+        wait_until(lambda: all(stat_fields(pid)[0] == b"T" for pid in helpers()))  # not at once on a busy machine
         return self.begin(files)
 
     def save(self, files: list[PlainFile]) -> list[BlobID | None]:
