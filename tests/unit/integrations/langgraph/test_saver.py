@@ -238,7 +238,7 @@ def write(thread):
             state = checkpoint({"messages": said[: number + 1]}, {"messages": number + 1})
             at = saver.put(at, state, {"source": "loop", "step": number}, {"messages": number + 1})
             saver.put_writes(at, [("messages", said[number : number + 1])], "task")
-            line = thread + " " + at["configurable"]["checkpoint_id"] + "\n"
+            line = thread + " " + at["configurable"]["checkpoint_id"] + "\\n"
             os.write(1, line.encode())  # at once, or lines of several processes would mix
 
 for thread in threads[1:]:
