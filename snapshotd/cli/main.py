@@ -75,7 +75,7 @@ COMMANDS: dict[str, dict[str, str]] = {
     },
     "past": {
         "rewind": "Go back to an older snapshot, in place.",
-        "undo": "Take the last rewind of a trajectory back.",
+        "undo": "Take the last rewind, promotion or merge of a trajectory back.",
         "promote": "Make a fork the head of the trajectory that it came from.",
         "edit": "Make a new trajectory from a snapshot with something changed.",
         "bisect": "Find the call that broke it: the first snapshot where a command fails.",

@@ -36,7 +36,11 @@ def ask(path: str, words: list[str], hook: bool) -> tuple[int, bytes]:
     folder = next((posix.environ[name] for name in FOLDERS if posix.environ.get(name)), b".")
     fd = posix.open(folder, posix.O_RDONLY | posix.O_DIRECTORY)
     s = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    s.connect(path)
+    try:
+        s.connect(path)
+    except OSError as exc:
+        why = exc.strerror or exc
+        raise OSError(0, f"no daemon answers at {path} ({why}); any command of snapshotd starts one") from None
     head = b"\0".join(word.encode(sys.getfilesystemencoding(), "surrogateescape") for word in words) + b"\n"
     s.sendmsg([head], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, fd.to_bytes(4, sys.byteorder))])
     watched: list[int] = [0, s.fileno()] if hook else [s.fileno()]

@@ -7,6 +7,7 @@ from typing import Any
 
 from snapshotd.api.wire import FORK_MAX
 from snapshotd.client.branching.toml_places import nearest
+from snapshotd.client.local.arguments import wrong
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.mind import edit_fields
 from snapshotd.errors import UsageError
@@ -22,6 +23,11 @@ Variants = Mapping[str, Mapping[str, Any]]
 
 def check_variants(variants: Variants, most: int = FORK_MAX) -> None:
     """UsageError: there are none, too many, or one has a keyword that no variant has."""
+    if not isinstance(variants, Mapping):
+        raise wrong("variants", variants, "a mapping of labels to keywords")
+    for label, given in variants.items():
+        if not isinstance(given, Mapping):
+            raise wrong(f"variants[{label!r}]", given, "a mapping of keywords")
     if not 1 <= len(variants) <= most:
         raise UsageError(
             f"one fork makes 1 to {most} children, not {number_of(len(variants), 'variant')}; nothing was started"

@@ -88,8 +88,8 @@ class Rewinding:
                 or self._is_entry(last)
             ):
                 raise Conflict(
-                    f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind; "
-                    "`snapshotd rewind` goes to any other"
+                    f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind, "
+                    "promotion or merge; `snapshotd rewind` goes to any other"
                 )
             self.settle(sandbox, mind=True)
             with self._context.pins.pinned(last.parent) as before:

@@ -260,6 +260,8 @@ def test_errors_come_back_as_their_classes(client: Snapshotd, box: Sandbox) -> N
         (UsageError, lambda: box.exec([])),
         (UsageError, lambda: client.fork(box.id, 0)),
         (UsageError, lambda: client.fork(box.id, 10000)),
+        (UsageError, lambda: client.fork(box.id, variants=["a"])),  # type: ignore[arg-type]
+        (UsageError, lambda: client.fork(box.id, variants={"a": "b"})),  # type: ignore[dict-item]
         (UsageError, lambda: box.files.read("/workspace")),
         (NotFound, lambda: box.files.read("nothing")),
         (InternalError, lambda: box.exec(["crash"])),

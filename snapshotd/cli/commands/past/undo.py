@@ -16,7 +16,7 @@ from snapshotd.cli.waiting import Wait, wait_option
 @click.argument("trajectory", shell_complete=complete_trajectory)
 @click.pass_context
 def command(ctx: click.Context, trajectory: str, wait: Wait | None, as_json: bool) -> int:
-    """Take the last rewind of a trajectory back.
+    """Take the last rewind, promotion or merge of a trajectory back.
 
     Files, conversation, journal and state return to the point before it. Refused when steps were taken since. The undo
     can be undone, too. Compensations that the rewind ran stay run. With --json: the new snapshot as `log --json` has
