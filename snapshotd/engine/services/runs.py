@@ -32,7 +32,7 @@ from snapshotd.engine.storing import reserve
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.evict import Disposal
 from snapshotd.errors import UsageError
-from snapshotd.types import NO_ISOLATION, Snapshot, Trajectory, short
+from snapshotd.types import NO_ISOLATION, ExperimentID, Snapshot, Trajectory, short
 
 
 class RunService:
@@ -51,9 +51,9 @@ class RunService:
         self._background, self._archive, self._disposal = background, archive, disposal
         self._creation = Creation(context, sessions)
 
-    def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
-        """A sandbox without an agent, running, with its first snapshot."""
-        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, None)
+    def create(self, request: SandboxRequest, *, experiment: ExperimentID | None = None) -> tuple[Trajectory, Snapshot]:
+        """A sandbox without an agent, running, with its first snapshot. `experiment`: the one that it is made for."""
+        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, None, experiment=experiment)
         sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)

@@ -202,8 +202,11 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
-    def create(self, request: base.SandboxRequest) -> tuple[t.Trajectory, t.Snapshot]:
+    def create(
+        self, request: base.SandboxRequest, *, experiment: t.ExperimentID | None = None
+    ) -> tuple[t.Trajectory, t.Snapshot]:
         line = self._begin(request, None)
+        line = self._replace(line.id, experiment=experiment)
         return line, self.taken[line.head]
 
     def run(self, request: base.RunRequest) -> t.Trajectory:
