@@ -118,14 +118,18 @@ class Experiments:
         """See `Branching.remove_experiment`."""
         with self._changing:
             record = self._table.get(name)
-            running = any(line.status is TrajectoryStatus.RUNNING for line in self._trajectories(record))
+            own = self._trajectories(record)
+            running = any(line.status is TrajectoryStatus.RUNNING for line in own)
             if (running or self._driver(name) is not None) and not force:
                 raise Conflict(
                     f"branches of {name} run; stop it first (`snapshotd experiment stop {name}`), or remove it by force "
                     "(`snapshotd experiment rm --force`)"
                 )
+            self._verbs.runs.check_removable(line.id for line in own)  # before anything ends that would stay
             self.stop(name)
-            for line in sorted(self._trajectories(record), key=lambda line: line.created_at_ns, reverse=True):
+            own = self._trajectories(record)  # some have begun meanwhile
+            self._verbs.runs.check_removable(line.id for line in own)
+            for line in own:
                 self._verbs.runs.remove(line.id, force=force)
             self._table.remove(name)
             self._secrecy.forget(TrajectoryID(record.id))
@@ -133,9 +137,9 @@ class Experiments:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _trajectories(self, record: Experiment) -> list[Trajectory]:
-        """Its branches, and the sandbox that was made for it: never what only has such a name."""
+        """Its branches, and the sandbox that was made for it, newest first: never what only has such a name."""
         known = {one.trajectory for one in self._table.branches(record.name)}
-        found = self._verbs.snapshots.trajectories()
+        found = self._verbs.snapshots.trajectories()[::-1]
         return [line for line in found if line.id in known or line.experiment == record.id]
 
     def _driver(self, name: str) -> Driver | None:

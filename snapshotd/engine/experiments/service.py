@@ -76,7 +76,8 @@ class ExperimentService:
         return self._experiments.stop(name)
 
     def remove(self, name: str, *, force: bool = False) -> None:
-        """Forget it with its branches, and the sandbox that was made for it. Conflict: some run (unless `force`), or others were forked from them."""
+        """Forget it with its branches, and the sandbox that was made for it. Conflict: some run (unless `force`), or others
+        were forked from them; nothing is changed then."""
         self._experiments.remove(name, force=force)
 
     def start(self) -> None:

@@ -86,3 +86,15 @@ def test_one_that_was_cut_off_goes_on_with_the_sandbox_that_it_made(
     assert bench.names() == ["way.a.0", "way.base"]
     bench.experiments.remove("way")
     assert bench.names() == []
+
+
+def test_nothing_is_removed_when_another_was_forked_from_a_branch(bench: Bench) -> None:
+    bench.run(SandboxRequest(), "a", "b", "c")
+    bench.engine.fork("way.b.0", 1, args=None, name="child")
+    before = bench.names()
+    with pytest.raises(Conflict, match="forked from it"):
+        bench.experiments.remove("way", force=True)
+    assert bench.names() == before == ["child", "way.a.0", "way.b.0", "way.base", "way.c.0"]
+    bench.engine.remove("child", force=True)
+    bench.experiments.remove("way")
+    assert bench.names() == []
