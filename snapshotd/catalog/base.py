@@ -14,7 +14,7 @@ was written by a newer version; OutOfSpace when the disk is full (nothing change
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,8 +151,9 @@ class Catalog(ABC):
         write any more. NotFound."""
 
     @abstractmethod
-    def check_removable(self, trajectory_id: TrajectoryID) -> None:
-        """Raises the errors that `remove_trajectory` would raise now; changes nothing."""
+    def check_removable(self, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> None:
+        """Raises the errors that `remove_trajectory` would raise now, or once those of `gone` are removed; changes
+        nothing."""
 
     @abstractmethod
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:

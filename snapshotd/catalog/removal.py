@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from snapshotd.catalog import rows
 from snapshotd.catalog.lookup import no
 from snapshotd.errors import Conflict
@@ -35,26 +37,28 @@ AND EXISTS (SELECT 1 FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = c
 """A fork's compensation stays with the call, which is an ancestor's: the call must not be compensated again."""
 
 
-def check_removable(db: Database, trajectory_id: TrajectoryID) -> int:
+def check_removable(db: Database, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> int:
     """See `Catalog.check_removable`. Returns the trajectory's number."""
     row = db.read_one("SELECT pk FROM trajectories WHERE id = ?", (trajectory_id,))
     if row is None:
         raise no("trajectory", trajectory_id)
     own: Row = (row[0],)
     for why, users in _USERS:
-        user = db.read_one(f"{users} AND t.pk <> ?1 LIMIT 1", own)
+        user = next((one for (one,) in db.read(f"{users} AND t.pk <> ?1", own) if one not in gone), None)
         if user is not None:
             raise Conflict(
-                f"trajectory {short(trajectory_id)} cannot be removed because trajectory {short(user[0])} {why}: remove that first"
+                f"trajectory {short(trajectory_id)} cannot be removed because trajectory {short(user)} {why}: remove that first"
             )
-    waiting = db.read_one(
-        f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {_BUILT_ON_IT} AND s.state = 'captured' LIMIT 1",
+    waiting = db.read(
+        f"SELECT s.id, (SELECT id FROM trajectories WHERE pk = s.trajectory) {_BUILT_ON_IT} AND s.state = 'captured'",
         own,
     )
-    if waiting is not None:
+    for snapshot, owner in waiting:
+        if owner in gone:
+            continue
         raise Conflict(
-            f"trajectory {short(trajectory_id)} cannot be removed because snapshot {short(waiting[0])} of trajectory "
-            f"{short(waiting[1])} was made from it and is not stored yet: try again when it is, or remove that trajectory first"
+            f"trajectory {short(trajectory_id)} cannot be removed because snapshot {short(snapshot)} of trajectory "
+            f"{short(owner)} was made from it and is not stored yet: try again when it is, or remove that trajectory first"
         )
     return int(row[0])
 

@@ -8,7 +8,7 @@ length; `referenced_*` scan once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -199,8 +199,8 @@ class SqliteCatalog(Catalog):
             raise no("trajectory", trajectory_id)
         return int(row[0])
 
-    def check_removable(self, trajectory_id: TrajectoryID) -> None:
-        check_removable(self._db, trajectory_id)
+    def check_removable(self, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> None:
+        check_removable(self._db, trajectory_id, gone)
 
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         with self._db.transaction():

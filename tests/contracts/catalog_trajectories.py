@@ -135,6 +135,7 @@ def removal_waits_for_forks(catalog: Catalog) -> None:
     own = committed(catalog, second, "A", trajectory=child.id, stack=second.stack)  # shares the parent's stack
     for remove in (catalog.check_removable, catalog.remove_trajectory):
         refuses(Conflict, remove, trajectory.id, says=(child.id[:12],))
+    catalog.check_removable(trajectory.id, {child.id})
     catalog.check_removable(child.id)
     catalog.remove_trajectory(child.id)
     refuses(NotFound, catalog.get_snapshot, own.id)
@@ -162,6 +163,7 @@ def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
     catalog.set_state([damaged.id], SnapshotState.LOST)
     for remove in (catalog.check_removable, catalog.remove_trajectory):
         refuses(Conflict, remove, trajectory.id, says=(rewound.id[:12], other.id[:12]))
+    catalog.check_removable(trajectory.id, {other.id})
     assert catalog.get_snapshot(target.id) == target
     catalog.set_stored(rewound.id, TREES[0], RECORDS[0])
     catalog.remove_trajectory(trajectory.id)

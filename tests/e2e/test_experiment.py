@@ -267,7 +267,13 @@ def test_a_daemon_that_dies_in_the_middle_makes_no_branch_twice(own_snap: Snap, 
     made = {one["id"]: one["name"] for one in snap.json("ls")}
     assert sorted(made.values()) == ["lasting.base", "lasting.plus.0", "lasting.times.0", "lasting.zero.0"]
     assert {one["trajectory"] for one in branches.values()} <= made.keys()
+    snap("fork", "--name", "child", "lasting.times.0")
+    refused = snap("experiment", "rm", "--force", "lasting", code=Conflict.exit_code)
+    assert "cannot be removed" in refused.stderr
+    assert {one["id"] for one in snap.json("ls")} > made.keys(), "nothing is removed when it is refused"
+    snap("rm", "--force", "child")
     snap("experiment", "rm", "lasting")
+    assert snap.json("ls") == []
 
 
 @pytest.mark.runc

@@ -118,24 +118,29 @@ class Experiments:
         """See `Branching.remove_experiment`."""
         with self._changing:
             record = self._table.get(name)
-            running = any(line.status is TrajectoryStatus.RUNNING for line in self._trajectories(name))
+            own = self._trajectories(record)
+            running = any(line.status is TrajectoryStatus.RUNNING for line in own)
             if (running or self._driver(name) is not None) and not force:
                 raise Conflict(
                     f"branches of {name} run; stop it first (`snapshotd experiment stop {name}`), or remove it by force "
                     "(`snapshotd experiment rm --force`)"
                 )
+            self._verbs.runs.check_removable(line.id for line in own)  # before anything ends that would stay
             self.stop(name)
-            for line in sorted(self._trajectories(name), key=lambda line: line.created_at_ns, reverse=True):
+            own = self._trajectories(record)  # some have begun meanwhile
+            self._verbs.runs.check_removable(line.id for line in own)
+            for line in own:
                 self._verbs.runs.remove(line.id, force=force)
             self._table.remove(name)
             self._secrecy.forget(TrajectoryID(record.id))
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _trajectories(self, name: str) -> list[Trajectory]:
-        """Its branches, and the sandbox that was made for it."""
-        own = {f"{name}.{one.called}" for one in self._table.branches(name)} | {f"{name}.base"}
-        return [line for line in self._verbs.snapshots.trajectories() if line.name in own]
+    def _trajectories(self, record: Experiment) -> list[Trajectory]:
+        """Its branches, and the sandbox that was made for it, newest first: never what only has such a name."""
+        known = {one.trajectory for one in self._table.branches(record.name)}
+        found = self._verbs.snapshots.trajectories()[::-1]
+        return [line for line in found if line.id in known or line.experiment == record.id]
 
     def _driver(self, name: str) -> Driver | None:
         """The one that is at work."""
@@ -148,8 +153,9 @@ class Experiments:
         return info_of(record, self._table.branches(record.name)) if driver is None else driver.info()
 
     def _begin(self, request: ExperimentRequest, digest: str) -> None:
-        identity = ExperimentID(new_id())
-        snapshot = self._source(request)
+        # The same request has the same id, so that the sandbox is known which one that was cut off has made.
+        identity = ExperimentID(digest[: len(new_id())])
+        snapshot = self._source(request, identity)
         record = Experiment(
             id=identity,
             name=request.name,
@@ -219,7 +225,7 @@ class Experiments:
         funnel = self._secrecy.apart(TrajectoryID(identity), tuple(secrets.items()))
         return funnel.conceal(_codec().dump_python(bare, mode="json"))
 
-    def _source(self, request: ExperimentRequest) -> Snapshot:
+    def _source(self, request: ExperimentRequest, identity: ExperimentID) -> Snapshot:
         """The snapshot that all branches begin at; of a new sandbox, its first."""
         if not isinstance(request.source, SandboxRequest):
             return self._verbs.snapshots.get(request.source)
@@ -227,8 +233,8 @@ class Experiments:
         base = find_trajectory(self._verbs, name)
         if base is None:
             # The key of the request that is at work stands for the experiment, and not for the sandbox.
-            base, _ = Context().run(self._verbs.runs.create, replace(request.source, name=name))
-        if base.forked_from is not None:
+            base, _ = Context().run(self._verbs.runs.create, replace(request.source, name=name), experiment=identity)
+        elif base.experiment != identity:
             raise name_taken(name)
         self._verbs.runs.stop(base.id)
         return self._verbs.snapshots.log(base.id)[0]

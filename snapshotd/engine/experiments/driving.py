@@ -218,7 +218,7 @@ class Driver:
                 record.snapshot, 1, args=request.args, name=None, resume=request.resume, variants=(variant,), part=part
             ).trajectories
             return line
-        if line.forked_from != record.snapshot:
+        if line.experiment != record.id and line.id != self._known[at].trajectory:
             raise name_taken(name)
         if line.status in (TrajectoryStatus.INTERRUPTED, TrajectoryStatus.STOPPED):
             return self._verbs.runs.resume(line.id)

@@ -54,7 +54,7 @@ class ExperimentService:
         holds; a daemon that starts goes on with it. One of the same name and description goes on if it was stopped; it is
         the answer in any case. A branch that cannot be forked, goes over its budget, or has no score carries its error,
         and the rest goes on. Secrets of variants are kept as those of trajectories are. Conflict: there is one of this
-        name with another description."""
+        name with another description, or its new sandbox's name belongs to another trajectory."""
         return self._experiments.create(request)
 
     def list(self) -> list[ExperimentInfo]:
@@ -76,7 +76,8 @@ class ExperimentService:
         return self._experiments.stop(name)
 
     def remove(self, name: str, *, force: bool = False) -> None:
-        """Forget it with its branches. Conflict: some run (unless `force`), or others were forked from them."""
+        """Forget it with its branches, and the sandbox that was made for it. Conflict: some run (unless `force`), or others
+        were forked from them; nothing is changed then."""
         self._experiments.remove(name, force=force)
 
     def start(self) -> None:

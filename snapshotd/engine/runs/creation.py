@@ -24,6 +24,7 @@ from snapshotd.errors import UsageError
 from snapshotd.types import (
     NO_ISOLATION,
     AgentSpec,
+    ExperimentID,
     Image,
     LayerID,
     Limits,
@@ -54,6 +55,7 @@ class Creation:
         agent: AgentSpec | None,
         *,
         reuse: dict[str, bool] | None = None,
+        experiment: ExperimentID | None = None,
     ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         check_name(request.name)
@@ -97,6 +99,7 @@ class Creation:
             head=snapshot.id,
             status=TrajectoryStatus.RUNNING,
             created_at_ns=snapshot.created_at_ns,
+            experiment=experiment,
             env=env,
             began=None if agent is None else snapshot.id,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -32,7 +32,7 @@ from snapshotd.engine.storing import reserve
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.evict import Disposal
 from snapshotd.errors import UsageError
-from snapshotd.types import NO_ISOLATION, Snapshot, Trajectory, short
+from snapshotd.types import NO_ISOLATION, ExperimentID, Snapshot, Trajectory, TrajectoryID, short
 
 
 class RunService:
@@ -51,9 +51,9 @@ class RunService:
         self._background, self._archive, self._disposal = background, archive, disposal
         self._creation = Creation(context, sessions)
 
-    def create(self, request: SandboxRequest) -> tuple[Trajectory, Snapshot]:
-        """A sandbox without an agent, running, with its first snapshot."""
-        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, None)
+    def create(self, request: SandboxRequest, *, experiment: ExperimentID | None = None) -> tuple[Trajectory, Snapshot]:
+        """A sandbox without an agent, running, with its first snapshot. `experiment`: the one that it is made for."""
+        trajectory, snapshot, sandbox, calls = self._creation.begin(request, None, None, experiment=experiment)
         sandbox.use.end_when_idle(request.idle_timeout_s)
         try:
             self._sessions.adopt(sandbox, calls)
@@ -226,6 +226,14 @@ class RunService:
         self._sessions.stop(trajectory, keep=False)
         self._disposal.forget(trajectory.id)
         reserve.adjust(self._context.state_dir)
+
+    def check_removable(self, lines: Iterable[TrajectoryID]) -> None:
+        """Raises the Conflict that `remove` would raise if it removed these by force, one after the other; changes
+        nothing."""
+        gone: set[TrajectoryID] = set()
+        for line in lines:
+            self._catalog.check_removable(line, gone)
+            gone.add(line)
 
     def _check_whole(self, ref: str, trajectory: Trajectory) -> None:
         """UsageError: `ref` names one snapshot of the trajectory, and `rm` removes whole trajectories only."""

@@ -34,7 +34,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,8 +202,11 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
 
     # -- sandboxes and runs --------------------------------------------------------------------------------------------
 
-    def create(self, request: base.SandboxRequest) -> tuple[t.Trajectory, t.Snapshot]:
+    def create(
+        self, request: base.SandboxRequest, *, experiment: t.ExperimentID | None = None
+    ) -> tuple[t.Trajectory, t.Snapshot]:
         line = self._begin(request, None)
+        line = self._replace(line.id, experiment=experiment)
         return line, self.taken[line.head]
 
     def run(self, request: base.RunRequest) -> t.Trajectory:
@@ -420,6 +423,15 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         del self.lines[line.id]
         for key in [key for key, s in self.taken.items() if s.trajectory == line.id]:
             del self.taken[key]
+
+    def check_removable(self, lines: Iterable[t.TrajectoryID]) -> None:
+        gone: set[str] = set()
+        for line in lines:
+            gone.add(line)
+            own = {taken.id for taken in self.taken.values() if taken.trajectory == line}
+            for fork in self.lines.values():
+                if fork.forked_from in own and fork.id not in gone:
+                    raise Conflict(f"trajectory {t.short(fork.id)} was forked from it: remove that first")
 
     # -- looking -------------------------------------------------------------------------------------------------------
 
