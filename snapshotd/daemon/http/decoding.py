@@ -139,6 +139,7 @@ def check_variables(env: dict[str, str], secrets: dict[str, str], what: str) -> 
 
 def absolute(path: str, what: str) -> Path:
     """UsageError for a relative path: the daemon's working directory is not the client's."""
+    _check_bytes(path, f"the {what}")
     if "\0" in path or not path.startswith("/"):
         raise UsageError(
             f"the {what} {path!r} is not an absolute path; the daemon does not know the client's working directory"
@@ -155,8 +156,9 @@ def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
     for key, value in env.items():
         if not key or "=" in key or "\0" in key + value:
             raise UsageError(
-                f"{key!r} cannot be an environment variable: names have no `=` and neither part a zero byte"
+                f"{key.partition('=')[0]!r} cannot be an environment variable: names have no `=` and neither part a zero byte"
             )
+        _check_bytes(key + value, f"the variable {key!r}")
     return tuple(env.items())
 
 
@@ -165,6 +167,15 @@ def check_argv(argv: Sequence[str]) -> None:
     for item in argv:
         if "\0" in item:
             raise UsageError(f"the argument {item[:40]!r} contains a zero byte, which no command can receive")
+        _check_bytes(item, f"the argument {item[:40]!r}")
+
+
+def _check_bytes(text: str, what: str) -> None:
+    """UsageError for text that no bytes stand for, as the system takes it."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError as exc:
+        raise UsageError(f"{what} has text that is not Unicode (at character {exc.start}); leave that out") from None
 
 
 # -- paths and files ---------------------------------------------------------------------------------------------------
@@ -311,7 +322,7 @@ def _check_text(text: str, what: str) -> None:
 
 def scorer(body: ScorerFields) -> trials.Scorer:
     """UsageError, LimitExceeded."""
-    check_argv(body.argv)
+    check_argv((*body.argv, *filter(None, (body.cwd, body.junit, body.files_path))))
     files = None
     if body.files_b64 is not None:
         try:
@@ -362,7 +373,7 @@ def experiment_request(body: ExperimentRequest, namespace_pid: int) -> trials.Ex
         raise UsageError(f"the variant {named.label} has a name, but an experiment names its branches; leave it out")
     if isinstance(source, SandboxFields) and source.name is not None:
         raise UsageError("an experiment names the sandbox that it begins from; leave the name out")
-    check_argv(body.args or ())
+    check_argv((*(body.args or ()), *body.protected))
     found = scorer(body.score)
     return trials.ExperimentRequest(
         name=body.name,

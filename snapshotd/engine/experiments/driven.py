@@ -277,6 +277,8 @@ def _content(files: bytes | None) -> bytes | None:
     try:
         with tarfile.open(fileobj=io.BytesIO(files), mode="r:") as tar:
             for item in tar:
+                if item.size > len(files):  # what a few bytes stand for would be read into memory
+                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar without `--sparse`")
                 found.update(
                     repr((item.name, item.type, item.mode, item.linkname, item.size)).encode("utf-8", "replace")
                 )

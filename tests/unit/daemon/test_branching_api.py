@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tarfile
 from typing import Any
 
 import pytest
@@ -11,6 +12,21 @@ import pytest
 from snapshotd.api.wire import FILES_MAX_BYTES
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from tests.unit.daemon.process import Daemon
+
+
+def _sparse() -> str:
+    """A tar of one file of 1 GiB that is all hole."""
+    item = tarfile.TarInfo("large")
+    item.type, item.size = tarfile.GNUTYPE_SPARSE, 0
+    head = bytearray(item.tobuf(tarfile.GNU_FORMAT))
+    head[386:410] = b"%011o\0%011o\0" % (1 << 30, 0)
+    head[483:495] = b"%011o\0" % (1 << 30)
+    head[148:156] = b" " * 8
+    head[148:156] = b"%06o\0 " % sum(head)
+    return base64.b64encode(bytes(head) + bytes(1024)).decode()
+
+
+SPARSE = _sparse()
 
 
 def experiment(source: str, **more: Any) -> dict[str, Any]:
@@ -74,6 +90,8 @@ def test_files_of_a_scorer_are_bounded(daemon: Daemon) -> None:
         ({"budget": {"seconds": -1}}, "seconds"),
         ({"score": {"argv": ["true"], "number": True, "junit": "r.xml"}}, "choose one"),
         ({"score": {"argv": ["true"], "files_b64": "eA=="}}, "are no tar"),
+        ({"score": {"argv": ["true"], "files_b64": SPARSE}}, "is sparse"),
+        ({"score": {"argv": ["true"], "junit": "\ud800"}}, "not Unicode"),
         ({"source": {"name": "own"}}, "leave the name out"),
         ({"secret": 1}, "secret"),
     ],
