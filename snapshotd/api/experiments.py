@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from snapshotd.api.record import ApiRecord, Bounds, Request, record
 from snapshotd.api.snapshots import ChangeInfo, SnapshotInfo
 from snapshotd.api.trajectories import SandboxFields, VariantFields
-from snapshotd.api.wire import QUEUE_MAX, TIMEOUT_MAX_S
+from snapshotd.api.wire import PARALLEL_MAX, QUEUE_MAX, TIMEOUT_MAX_S
 from snapshotd.scores import REPEAT_MAX
 
 Difference = Literal["same", "arguments", "outcome", "left", "right"]
@@ -198,7 +198,7 @@ class ExperimentRequest(Request):
     """The program goes on from the source."""
     repeat: Annotated[int, Bounds(ge=1, le=QUEUE_MAX)] = 1
     """Runs of each variant."""
-    parallel: Annotated[int, Bounds(ge=1, le=QUEUE_MAX)] | None = None
+    parallel: Annotated[int, Bounds(ge=1, le=PARALLEL_MAX)] | None = None
     """Branches at once; null: as many as fit into the free memory."""
     protected: Annotated[tuple[str, ...], Bounds(max_length=1000)] = ()
     """A branch that changes something below these does not pass."""

@@ -43,6 +43,8 @@ PORT_CONNECTIONS_MAX = 256
 """Most connections to ports in sandboxes, of all clients together."""
 FORK_MAX = 256
 """Most sandboxes one fork may start."""
+PARALLEL_MAX = 256
+"""Most branches of an experiment at once."""
 QUEUE_MAX = 10_000
 """Most children of a fork that is made piece by piece."""
 TTL_MAX_S = 100 * 366 * 86400

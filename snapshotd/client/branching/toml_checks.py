@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotd.api.wire import QUEUE_MAX
+from snapshotd.api.wire import PARALLEL_MAX, QUEUE_MAX
 from snapshotd.client.branching.toml_places import nearest, place
 from snapshotd.client.local.sizes import size_bytes
 from snapshotd.errors import UsageError
@@ -61,6 +61,7 @@ WORDS: Check = (lambda value: value == [] or _is_texts(value), "a list of texts"
 TABLE_OF_TEXTS: Check = (_is_table_of_texts, "a table of texts")
 FLAG: Check = (lambda value: isinstance(value, bool), "true or false")
 COUNT: Check = (lambda value: _is_whole(value, 1, QUEUE_MAX), f"a whole number from 1 to {QUEUE_MAX}")
+PARALLEL: Check = (lambda value: _is_whole(value, 1, PARALLEL_MAX), f"a whole number from 1 to {PARALLEL_MAX}")
 WHOLE: Check = (lambda value: _is_whole(value, 0, 1 << 53), "a whole number")
 NUMBER: Check = (_is_number, "a number above 0")
 TABLE: Check = (lambda value: isinstance(value, dict), "a table")

@@ -35,6 +35,9 @@ PER_PROCESSOR = 8
 """Most sandboxes at once for each processor, unless a number is named."""
 ALIVE_S = 5.0
 """A follower hears that often that nothing has happened."""
+_starting = threading.Semaphore(8)
+"""Held while the sandbox of a branch starts, of any experiment. More at the same time would only queue for processors, and a
+stop would have to wait for all of them."""
 _LOOK_S = 1.0
 """How often budgets are looked at."""
 _RESUMES = 3
@@ -44,7 +47,7 @@ _At = tuple[str, int]
 
 
 class _LeftOff(Exception):  # noqa: N818 - not a failure: the next daemon goes on
-    """The daemon ends."""
+    """The daemon ends, or the experiment has ended before the branch began."""
 
 
 class Driver:
@@ -177,7 +180,10 @@ class Driver:
 
     def _follow_to_end(self, at: _At, branch: ExperimentBranch) -> ExperimentBranch:
         for _ in range(_RESUMES + 1):
-            line = self._start_branch(at)
+            with _starting:
+                if self._leaving.is_set() or (self._ended is not None and self._known[at].state == "waiting"):
+                    raise _LeftOff
+                line = self._start_branch(at)
             hit("engine.experiment.forked")
             branch = replace(branch, trajectory=line.id)
             if self._known[at].trajectory != line.id or self._known[at].state != "running":

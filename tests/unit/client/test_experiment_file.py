@@ -55,6 +55,7 @@ def test_branches_without_variants() -> None:
     ("old", "new", "said"),
     [
         ("repeat", "repaet", "x.toml:3: there is no key 'repaet'; did you mean 'repeat'?"),
+        ("repeat = 2", "parallel = 257", "x.toml:3: parallel is not a whole number from 1 to 256"),
         ("repeat = 2", "repeat = true", "x.toml:3: repeat is not a whole number"),
         ("repeat = 2", "repeat = 9999", "x.toml:3: 19998 branches are more than 10000"),
         ("env = {", "envs = {", "x.toml:8: there is no key 'envs' of variants.warm; did you mean 'env'?"),

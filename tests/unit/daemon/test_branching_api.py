@@ -85,6 +85,7 @@ def test_files_of_a_scorer_are_bounded(daemon: Daemon) -> None:
         ({"variants": [{"label": "a", "name": "own"}]}, "leave it out"),
         ({"args": None}, "nothing to run"),
         ({"repeat": 10_001}, "repeat"),
+        ({"parallel": 257}, "parallel"),
         ({"repeat": 6000, "variants": [{"label": "a"}, {"label": "b"}]}, "12000 branches are more than 10000"),
         ({"budget": {"cost": 1}}, "prices"),
         ({"budget": {"seconds": -1}}, "seconds"),
