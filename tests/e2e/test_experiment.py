@@ -205,7 +205,7 @@ def test_one_that_is_stopped_goes_on_when_it_is_run_again(snap: Snap, described:
     name = file.stem
     wait_until(lambda: name in snap("experiment", "ls").stdout, "it has begun")
     wait_until(lambda: by_label(snap.json("experiment", "status", name))["slow.0"]["status"] == "running", "one runs")
-    assert "run; stop it first" in snap("experiment", "rm", name, code=Conflict.exit_code).stderr
+    assert "stop it first" in snap("experiment", "rm", name, code=Conflict.exit_code).stderr
     stopped = by_label(snap.json("experiment", "stop", name))
     assert [stopped[f"{way}.0"]["status"] for way in ("slow", "times")] == ["stopped", "skipped"]
     _, err = command.communicate(timeout=60)

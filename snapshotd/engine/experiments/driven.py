@@ -37,6 +37,7 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     new_id,
+    short,
 )
 
 if TYPE_CHECKING:
@@ -119,11 +120,11 @@ class Experiments:
         with self._changing:
             record = self._table.get(name)
             own = self._trajectories(record)
-            running = any(line.status is TrajectoryStatus.RUNNING for line in own)
+            running = [line.name or short(line.id) for line in own if line.status is TrajectoryStatus.RUNNING]
             if (running or self._driver(name) is not None) and not force:
                 raise Conflict(
-                    f"branches of {name} run; stop it first (`snapshotd experiment stop {name}`), or remove it by force "
-                    "(`snapshotd experiment rm --force`)"
+                    f"{', '.join(running[:5]) or 'a branch'} of the experiment {name} runs: stop it first (`snapshotd experiment stop "
+                    f"{name}`, or `snapshotd stop` for one that runs by itself), or remove all by force (`snapshotd experiment rm --force`)"
                 )
             self._verbs.runs.check_removable(line.id for line in own)  # before anything ends that would stay
             self.stop(name)
@@ -277,8 +278,8 @@ def _content(files: bytes | None) -> bytes | None:
     try:
         with tarfile.open(fileobj=io.BytesIO(files), mode="r:") as tar:
             for item in tar:
-                if item.size > len(files):  # what a few bytes stand for would be read into memory
-                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar without `--sparse`")
+                if item.size > len(files):  # a few bytes may stand for more than there is memory
+                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar of whole files")
                 found.update(
                     repr((item.name, item.type, item.mode, item.linkname, item.size)).encode("utf-8", "replace")
                 )
