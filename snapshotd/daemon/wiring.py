@@ -232,21 +232,21 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         context.keeper,
         *context.runtimes.values(),
     )
-    verbs = Services(
+    services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive),
         branching=BranchingService(context, sessions, cold, gate, folders, forks, resumes, steps, disposal.forget),
         mind=MindService(context),
         watch=context.events.watch.follow,
     )
-    experiments = ExperimentService(verbs, context.catalog, context.secrecy)
+    experiments = ExperimentService(services, context.catalog, context.secrecy)
     return Engine(
-        runs=verbs.runs,
-        snapshots=verbs.snapshots,
+        runs=services.runs,
+        snapshots=services.snapshots,
         files=FileCalls(context, sessions, steps),
-        branching=verbs.branching,
+        branching=services.branching,
         experiments=experiments,
-        mind=verbs.mind,
+        mind=services.mind,
         approvals=ApprovalService(context, gate),
         values=values,
         folders=folders,

@@ -26,7 +26,7 @@ _NOT_THERE = 127
 class _Search:
     """`line[low]` passes and `line[high]` fails."""
 
-    verbs: Services
+    services: Services
     request: BisectRequest
     attendance: Attendance
     on_tried: Callable[[Tried], object]
@@ -92,7 +92,7 @@ class _Search:
         asked = self.request
         try:
             with self.attendance.caller() as caller:
-                return self.verbs.runs.exec_snapshot(
+                return self.services.runs.exec_snapshot(
                     snapshot.id,
                     CommandFields(asked.argv, cwd=asked.cwd, env=dict(asked.env), user=asked.user),
                     sink=lambda _stream, _data: None,
@@ -103,21 +103,21 @@ class _Search:
 
 
 def bisect(
-    verbs: Services, request: BisectRequest, attendance: Attendance, on_tried: Callable[[Tried], object]
+    services: Services, request: BisectRequest, attendance: Attendance, on_tried: Callable[[Tried], object]
 ) -> Bisection:
-    """See `Branching.bisect`."""
+    """See `ExperimentService.bisect`."""
     if not request.argv:
         raise UsageError("there is no command to try; give one that fails where it is broken")
     if request.parallel < 1 or request.repeat < 0:
         raise UsageError("at least one run at a time, and no fewer than 0 repetitions")
-    line = lineage(verbs, request.ref if request.bad is None else request.bad)
+    line = lineage(services, request.ref if request.bad is None else request.bad)
     if request.good is not None:
-        first = verbs.snapshots.get(request.good).id
+        first = services.snapshots.get(request.good).id
         ids = [one.id for one in line]
         if first not in ids:
             raise UsageError(f"the good snapshot {first[:12]} is no ancestor of the bad one {line[-1].id[:12]}")
         line = line[ids.index(first) :]
     try:
-        return _Search(verbs, request, attendance, on_tried, line).run()
+        return _Search(services, request, attendance, on_tried, line).run()
     finally:
         attendance.leave()

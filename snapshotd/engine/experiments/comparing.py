@@ -18,38 +18,40 @@ _MARKS = ("start", "exit", "stop", "diverged", "approval", "snapshot")
 _EQUAL_PAIRS = 1_000_000
 
 
-def compare(verbs: Services, refs: Sequence[str]) -> Comparison:
-    """See `Branching.compare`."""
+def compare(services: Services, refs: Sequence[str]) -> Comparison:
+    """See `ExperimentService.compare`."""
     if len(refs) < 2:
         raise UsageError("there are at least two sides to a comparison; name another trajectory or snapshot")
-    lines = [lineage(verbs, ref) for ref in refs]
+    lines = [lineage(services, ref) for ref in refs]
     try:
-        return _compared(verbs, refs, lines)
+        return _compared(services, refs, lines)
     except NotFound as exc:
-        raise _removed(verbs, refs, lines) or exc from exc
+        raise _removed(services, refs, lines) or exc from exc
 
 
-def _removed(verbs: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> NotFound | None:
+def _removed(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> NotFound | None:
     """The error that names the side that was removed meanwhile. None: all are there."""
     for ref, line in zip(refs, lines, strict=True):
         try:
-            verbs.snapshots.get(line[-1].id)
+            services.snapshots.get(line[-1].id)
         except NotFound:
             return NotFound(f"{ref} was removed while it was compared; compare the others without it")
     return None
 
 
-def _compared(verbs: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
+def _compared(services: Services, refs: Sequence[str], lines: Sequence[list[Snapshot]]) -> Comparison:
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]
     number = 1 + sum(is_call(one) for one in lines[0][:shared])
     pairs = tuple(
-        ComparedPair(tuple(_align(after[0], other, number)), tuple(verbs.snapshots.diff(lines[0][-1].id, line[-1].id)))
+        ComparedPair(
+            tuple(_align(after[0], other, number)), tuple(services.snapshots.diff(lines[0][-1].id, line[-1].id))
+        )
         for other, line in zip(after[1:], lines[1:], strict=True)
     )
     branches = tuple(
-        _branch(verbs, ref, own, line[-1], fork_point) for ref, own, line in zip(refs, after, lines, strict=True)
+        _branch(services, ref, own, line[-1], fork_point) for ref, own, line in zip(refs, after, lines, strict=True)
     )
     return Comparison(fork_point, branches, pairs)
 
@@ -118,14 +120,14 @@ def _keys(left: list[Snapshot], right: list[Snapshot]) -> tuple[list[Hashable], 
 
 
 def _branch(
-    verbs: Services, ref: str, own: list[Snapshot], head: Snapshot, fork_point: Snapshot | None
+    services: Services, ref: str, own: list[Snapshot], head: Snapshot, fork_point: Snapshot | None
 ) -> ComparedBranch:
     start = fork_point or own[0]
     calls = [one for one in own if is_call(one)]
-    trajectory = verbs.snapshots.trajectory(head.trajectory)
+    trajectory = services.snapshots.trajectory(head.trajectory)
     at_end = trajectory.head == head.id
     counts = dict.fromkeys(("added", "changed", "deleted"), 0)
-    for change in verbs.snapshots.diff(start.id, head.id) if head.id != start.id else ():
+    for change in services.snapshots.diff(start.id, head.id) if head.id != start.id else ():
         counts[change.kind] += 1
     return ComparedBranch(
         ref=ref,
@@ -135,20 +137,20 @@ def _branch(
         exit_code=trajectory.exit_code if at_end else None,
         calls=len(calls),
         failed=sum(one.call.status is not CallStatus.DONE or bool(one.call.exit_code) for one in calls),
-        seconds=_seconds(verbs, own, fork_point),
-        tokens=tokens_of(verbs, head, {one.id for one in own}),
+        seconds=_seconds(services, own, fork_point),
+        tokens=tokens_of(services, head, {one.id for one in own}),
         added=counts["added"],
         changed=counts["changed"],
         deleted=counts["deleted"],
     )
 
 
-def _seconds(verbs: Services, own: list[Snapshot], fork_point: Snapshot | None) -> float:
+def _seconds(services: Services, own: list[Snapshot], fork_point: Snapshot | None) -> float:
     """Time from where each trajectory of a line began, or went on, to its last snapshot of the line."""
     total, before = 0.0, fork_point
     for identity, taken in itertools.groupby(own, key=lambda one: one.trajectory):
         goes_on = before is not None and before.trajectory == identity
-        since = before if before is not None and goes_on else verbs.snapshots.trajectory(identity)
+        since = before if before is not None and goes_on else services.snapshots.trajectory(identity)
         *_, before = taken
         total += seconds_between(since.created_at_ns, before.created_at_ns)
     return max(0.0, total)
@@ -158,11 +160,11 @@ def seconds_between(began_ns: int, ended_ns: int) -> float:
     return (ended_ns // 1000 - began_ns // 1000) / 1e6
 
 
-def tokens_of(verbs: Services, head: Snapshot, own: Set[SnapshotID]) -> tuple[int, int]:
+def tokens_of(services: Services, head: Snapshot, own: Set[SnapshotID]) -> tuple[int, int]:
     """Tokens in and out of the model calls that these snapshots of a line bind, as far as they were reported."""
     found = [0, 0]
     try:
-        for entry in verbs.mind.journal(head.id):
+        for entry in services.mind.journal(head.id):
             usage = entry.details.get("usage")
             if entry.kind is EntryKind.MODEL and entry.snapshot in own and isinstance(usage, dict):
                 for place, name in enumerate(("input_tokens", "output_tokens")):

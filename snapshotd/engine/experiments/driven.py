@@ -51,8 +51,8 @@ _log = logging.getLogger(__name__)
 class Experiments:
     """Thread-safe. `start` it before the first request; `close` it before the engine."""
 
-    def __init__(self, verbs: Services, catalog: Catalog, secrecy: Secrecy) -> None:
-        self._verbs, self._catalog, self._secrecy = verbs, catalog, secrecy
+    def __init__(self, services: Services, catalog: Catalog, secrecy: Secrecy) -> None:
+        self._services, self._catalog, self._secrecy = services, catalog, secrecy
         self._table = catalog.experiments
         self._drivers: dict[str, Driver] = {}
         self._lock = threading.Lock()
@@ -81,10 +81,10 @@ class Experiments:
         for driver in drivers:
             driver.close()
 
-    # -- verbs ---------------------------------------------------------------------------------------------------------
+    # -- verbs ------------------------------------------------------------------------------------------------------------
 
     def create(self, request: ExperimentRequest) -> ExperimentInfo:
-        """See `Branching.create_experiment`."""
+        """See `ExperimentService.create`."""
         _check(request)
         digest = _digest(request)
         with self._changing:
@@ -103,20 +103,20 @@ class Experiments:
         return self._info(self._table.get(name))
 
     def events(self, name: str) -> Iterator[Event]:
-        """See `Branching.experiment_events`."""
+        """See `ExperimentService.events`."""
         record = self._table.get(name)
         driver = self._driver(name)
         return iter([{"event": "ended", **self._info(record).json()}]) if driver is None else driver.events()
 
     def stop(self, name: str) -> ExperimentInfo:
-        """See `Branching.stop_experiment`."""
+        """See `ExperimentService.stop`."""
         self._table.get(name)
         if (driver := self._driver(name)) is not None:
             driver.stop()
         return self.info(name)
 
     def remove(self, name: str, *, force: bool) -> None:
-        """See `Branching.remove_experiment`."""
+        """See `ExperimentService.remove`."""
         with self._changing:
             record = self._table.get(name)
             own = self._trajectories(record)
@@ -126,12 +126,12 @@ class Experiments:
                     f"{', '.join(running[:5]) or 'a branch'} of the experiment {name} runs: stop it first (`snapshotd experiment stop "
                     f"{name}`, or `snapshotd stop` for one that runs by itself), or remove all by force (`snapshotd experiment rm --force`)"
                 )
-            self._verbs.runs.check_removable(line.id for line in own)  # before anything ends that would stay
+            self._services.runs.check_removable(line.id for line in own)  # before anything ends that would stay
             self.stop(name)
             own = self._trajectories(record)  # some have begun meanwhile
-            self._verbs.runs.check_removable(line.id for line in own)
+            self._services.runs.check_removable(line.id for line in own)
             for line in own:
-                self._verbs.runs.remove(line.id, force=force)
+                self._services.runs.remove(line.id, force=force)
             self._table.remove(name)
             self._secrecy.forget(TrajectoryID(record.id))
 
@@ -140,7 +140,7 @@ class Experiments:
     def _trajectories(self, record: Experiment) -> list[Trajectory]:
         """Its branches, and the sandbox that was made for it, newest first: never what only has such a name."""
         known = {one.trajectory for one in self._table.branches(record.name)}
-        found = self._verbs.snapshots.trajectories()[::-1]
+        found = self._services.snapshots.trajectories()[::-1]
         return [line for line in found if line.id in known or line.experiment == record.id]
 
     def _driver(self, name: str) -> Driver | None:
@@ -197,14 +197,14 @@ class Experiments:
                 if self._drivers.get(record.name) is driver:
                     del self._drivers[record.name]
 
-        driver = Driver(self._verbs, self._table, record, replace(request, scorer=scorer), let_go)
+        driver = Driver(self._services, self._table, record, replace(request, scorer=scorer), let_go)
         with self._lock:
             if self._closed:
                 return
             self._drivers[record.name] = driver
             driver.start()
             if self._listener is None:
-                args = (self._verbs.watch(),)
+                args = (self._services.watch(),)
                 self._listener = threading.Thread(target=self._listen, args=args, name="experiments", daemon=True)
                 self._listener.start()
 
@@ -229,16 +229,16 @@ class Experiments:
     def _source(self, request: ExperimentRequest, identity: ExperimentID) -> Snapshot:
         """The snapshot that all branches begin at; of a new sandbox, its first."""
         if not isinstance(request.source, SandboxRequest):
-            return self._verbs.snapshots.get(request.source)
+            return self._services.snapshots.get(request.source)
         name = f"{request.name}.base"
-        base = find_trajectory(self._verbs, name)
+        base = find_trajectory(self._services, name)
         if base is None:
             # The key of the request that is at work stands for the experiment, and not for the sandbox.
-            base, _ = Context().run(self._verbs.runs.create, replace(request.source, name=name), experiment=identity)
+            base, _ = Context().run(self._services.runs.create, replace(request.source, name=name), experiment=identity)
         elif base.experiment != identity:
             raise name_taken(name)
-        self._verbs.runs.stop(base.id)
-        return self._verbs.snapshots.log(base.id)[0]
+        self._services.runs.stop(base.id)
+        return self._services.snapshots.log(base.id)[0]
 
 
 @cache

@@ -55,21 +55,21 @@ class Driver:
 
     def __init__(
         self,
-        verbs: Services,
+        services: Services,
         table: ExperimentTable,
         record: Experiment,
         request: ExperimentRequest,
         on_settled: Callable[[], object],
     ) -> None:
         """`on_settled` is called when nothing of it is at work any more."""
-        self._verbs, self._table, self._record, self._request = verbs, table, record, request
+        self._services, self._table, self._record, self._request = services, table, record, request
         self._changed = threading.Condition()
         self._known: dict[_At, ExperimentBranch] = {(one.label, one.run): one for one in table.branches(record.name)}
         self._changes: list[ExperimentBranch] = []
         self._ended = record.ended
         self._leaving, self.settled = threading.Event(), False
         self._attendance = Attendance()
-        self._scoring = Scoring(verbs, request.scorer, self._attendance)
+        self._scoring = Scoring(services, request.scorer, self._attendance)
         self._on_settled = on_settled
         self._variants = {one.label: one for one in request.variants}
         self._thread = threading.Thread(target=self._run, name="experiment", daemon=True)
@@ -102,7 +102,7 @@ class Driver:
             return info_of(replace(self._record, ended=self._ended), self._known.values())
 
     def events(self) -> Iterator[Event]:
-        """See `Branching.experiment_events`."""
+        """See `ExperimentService.events`."""
         with self._changed:
             at = len(self._changes)
         yield {"event": "experiment", **self.info().json()}
@@ -158,7 +158,7 @@ class Driver:
     def _parallel(self) -> int:
         if self._request.parallel is not None:
             return self._request.parallel
-        source = self._verbs.snapshots.trajectory(self._verbs.snapshots.get(self._record.snapshot).trajectory)
+        source = self._services.snapshots.trajectory(self._services.snapshots.get(self._record.snapshot).trajectory)
         return fitting(max(_memory_bytes(one.limits, source) for one in self._request.variants))
 
     # -- one branch ----------------------------------------------------------------------------------------------------
@@ -189,12 +189,12 @@ class Driver:
             if self._known[at].trajectory != line.id or self._known[at].state != "running":
                 self._save(at, branch)
             over = self._wait_until_over(at, line)
-            line = self._verbs.snapshots.trajectory(line.id)
+            line = self._services.snapshots.trajectory(line.id)
             if over is None and line.status is TrajectoryStatus.STOPPED and self._ended is not None:
                 over = self._ended, False
             if line.status is not TrajectoryStatus.INTERRUPTED or over is not None:
                 break
-        branch = measured(self._verbs, self._request, branch, line, self._record.snapshot)
+        branch = measured(self._services, self._request, branch, line, self._record.snapshot)
         why = self._over_budget(branch)
         if over is None and why is not None:
             over = why, True
@@ -215,19 +215,19 @@ class Driver:
         """The branch's trajectory with its program running, or ended. Repeating it is safe: the name is unique."""
         (label, run), record = at, self._record
         name = f"{record.name}.{label}.{run}"
-        line = find_trajectory(self._verbs, name)
+        line = find_trajectory(self._services, name)
         if line is None:
             part = ForkPlace(record.id, list(self._known).index(at), len(self._known))
             variant = replace(self._variants[label], name=name)
             request = self._request
-            (line,) = self._verbs.branching.fork(
+            (line,) = self._services.branching.fork(
                 record.snapshot, 1, args=request.args, name=None, resume=request.resume, variants=(variant,), part=part
             ).trajectories
             return line
         if line.experiment != record.id and line.id != self._known[at].trajectory:
             raise name_taken(name)
         if line.status in (TrajectoryStatus.INTERRUPTED, TrajectoryStatus.STOPPED):
-            return self._verbs.runs.resume(line.id)
+            return self._services.runs.resume(line.id)
         return line
 
     def _wait_until_over(self, at: _At, line: Trajectory) -> tuple[str, bool] | None:
@@ -235,14 +235,14 @@ class Driver:
         stopped, and True if its own budget is the reason."""
         head = None
         while True:
-            now = self._verbs.snapshots.trajectory(line.id)
+            now = self._services.snapshots.trajectory(line.id)
             if now.status is not TrajectoryStatus.RUNNING:
-                deque(self._verbs.runs.events(line.id, follow=True), 0)  # its sandbox has ended, too, then
+                deque(self._services.runs.events(line.id, follow=True), 0)  # its sandbox has ended, too, then
                 return None
             over = self._over(at, now, steps=now.head != head)
             head = now.head
             if over is not None:
-                self._verbs.runs.stop(line.id)
+                self._services.runs.stop(line.id)
                 return over
             with self._changed:
                 if self._leaving.is_set():
@@ -258,7 +258,7 @@ class Driver:
         if request.budget.limited or request.stop.limited:
             if steps:
                 tokens = request.prices != (0.0, 0.0) or bool(request.budget.tokens or request.stop.tokens)
-                branch = used(self._verbs, request, branch, line, tokens=tokens)
+                branch = used(self._services, request, branch, line, tokens=tokens)
             branch = replace(branch, seconds=(time.time_ns() - line.created_at_ns) / 1e9)
             with self._changed:
                 self._known[at] = branch
@@ -329,10 +329,10 @@ def _scored(branch: ExperimentBranch, run: ScoredRun, line: Trajectory) -> Exper
     )
 
 
-def find_trajectory(verbs: Services, name: str) -> Trajectory | None:
+def find_trajectory(services: Services, name: str) -> Trajectory | None:
     """The trajectory of this very name. Conflict: something else is called so."""
     try:
-        line = verbs.snapshots.trajectory(name)
+        line = services.snapshots.trajectory(name)
     except NotFound:
         return None
     if line.name != name:

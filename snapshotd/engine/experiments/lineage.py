@@ -7,13 +7,13 @@ from snapshotd.errors import NotFound
 from snapshotd.types import Snapshot
 
 
-def lineage(verbs: Services, ref: str) -> list[Snapshot]:
+def lineage(services: Services, ref: str) -> list[Snapshot]:
     """A snapshot and those before it, oldest first. After a rewind or an edit it goes on with the snapshot whose
     conversation was kept. NotFound, also where the trajectory is removed meanwhile; Ambiguous."""
-    found = [verbs.snapshots.get(ref)]
+    found = [services.snapshots.get(ref)]
     try:
         while (before := found[-1].continues) is not None:
-            found.append(verbs.snapshots.get(before))
+            found.append(services.snapshots.get(before))
     except NotFound as exc:
         raise NotFound(f"{ref} was removed while its history was read; go on without it") from exc
     return found[::-1]

@@ -16,11 +16,11 @@ _WORKSPACE = b"workspace"
 
 
 def used(
-    verbs: Services, request: ExperimentRequest, branch: ExperimentBranch, line: Trajectory, *, tokens: bool = True
+    services: Services, request: ExperimentRequest, branch: ExperimentBranch, line: Trajectory, *, tokens: bool = True
 ) -> ExperimentBranch:
     """The branch with its calls, and with `tokens` their tokens and cost, as they are now."""
-    own = verbs.snapshots.log(line.id)
-    spent = tokens_of(verbs, verbs.snapshots.get(line.head), {one.id for one in own}) if tokens else (0, 0)
+    own = services.snapshots.log(line.id)
+    spent = tokens_of(services, services.snapshots.get(line.head), {one.id for one in own}) if tokens else (0, 0)
     cost = sum(count * price for count, price in zip(spent, request.prices, strict=True)) / 1e6
     return replace(
         branch,
@@ -32,24 +32,24 @@ def used(
 
 
 def measured(
-    verbs: Services, request: ExperimentRequest, branch: ExperimentBranch, line: Trajectory, source: SnapshotID
+    services: Services, request: ExperimentRequest, branch: ExperimentBranch, line: Trajectory, source: SnapshotID
 ) -> ExperimentBranch:
     """The branch as it is at its end, without a score."""
-    head = verbs.snapshots.get(line.head)
+    head = services.snapshots.get(line.head)
     files = outside = 0
     protected: list[str] = []
     below = [one.strip("/").encode() for one in request.protected]
-    for change in verbs.snapshots.diff(source, head.id) if head.id != source else ():
+    for change in services.snapshots.diff(source, head.id) if head.id != source else ():
         inside = _is_below(change.path, _WORKSPACE)
         files, outside = files + inside, outside + (not inside)
         if len(protected) < _PROTECTED_SHOWN and any(_is_below(change.path, one) for one in below):
             protected.append("/" + change.path.decode(errors="replace"))
     took_steps = head.trajectory == line.id
     return replace(
-        used(verbs, request, branch, line),
+        used(services, request, branch, line),
         seconds=seconds_between(line.created_at_ns, head.created_at_ns) if took_steps else 0.0,
         files=files,
-        lines=_lines(verbs, source, head.id) if files else 0,
+        lines=_lines(services, source, head.id) if files else 0,
         outside=outside,
         protected=tuple(protected),
     )
@@ -59,7 +59,7 @@ def _is_below(path: bytes, folder: bytes) -> bool:
     return path == folder or path.startswith(folder + b"/") or not folder
 
 
-def _lines(verbs: Services, a: str, b: str) -> int:
+def _lines(services: Services, a: str, b: str) -> int:
     """Lines of the patch that are added or removed."""
     count, rest = 0, b""
 
@@ -69,7 +69,7 @@ def _lines(verbs: Services, a: str, b: str) -> int:
         count += sum(line[:1] in (b"+", b"-") and line[:4] not in (b"+++ ", b"--- ") for line in lines)
         rest = rest[:_LINE_BEGINS]
 
-    verbs.snapshots.patch(a, b, root=_WORKSPACE, write=add)
+    services.snapshots.patch(a, b, root=_WORKSPACE, write=add)
     return count
 
 

@@ -55,7 +55,7 @@ output is the report alone; a line that begins with the mark says why there is n
 class Scoring:
     """Runs a scorer in throw-away forks, as long as the client that asked for it attends."""
 
-    verbs: Services
+    services: Services
     scorer: Scorer
     attendance: Attendance
 
@@ -82,7 +82,7 @@ class Scoring:
         with self.attendance.caller(gives_input=scorer.files is not None) as caller:
             if scorer.files is not None:
                 _feed(caller, scorer.files)
-            done = self.verbs.runs.exec_snapshot(
+            done = self.services.runs.exec_snapshot(
                 snapshot,
                 CommandFields(argv, cwd=scorer.cwd, env=dict(scorer.env), user=scorer.user, timeout_s=scorer.timeout_s),
                 sink=sink,
@@ -180,23 +180,23 @@ def check_scorer(scorer: Scorer) -> None:
 
 
 def score(
-    verbs: Services,
+    services: Services,
     request: ScoreRequest,
     attendance: Attendance,
     on_run: Callable[[SnapshotScores, ScoredRun], object],
 ) -> tuple[SnapshotScores, ...]:
-    """See `Branching.score`."""
+    """See `ExperimentService.score`."""
     if not request.refs:
         raise UsageError("there is nothing to score; name a snapshot or a trajectory")
     check_scorer(request.scorer)
     if not 1 <= request.repeat <= REPEAT_MAX or (request.parallel is not None and request.parallel < 1):
         raise UsageError(f"1 to {REPEAT_MAX} runs of each, and at least one at a time")
-    rows = [row for ref in request.refs for row in _selected(verbs, ref, request.each)]
+    rows = [row for ref in request.refs for row in _selected(services, ref, request.each)]
     runs: list[list[ScoredRun]] = [list(row.runs) for row in rows]
     for row in rows:
         for run in row.runs:
             on_run(row, run)
-    scoring = Scoring(verbs, request.scorer, attendance)
+    scoring = Scoring(services, request.scorer, attendance)
     wanted = [(at, row.snapshot.id) for at, row in enumerate(rows) if row.snapshot is not None] * request.repeat
     many = request.parallel or len(os.sched_getaffinity(0))
     try:
@@ -208,10 +208,10 @@ def score(
     return ranked([replace(row, runs=tuple(found)) for row, found in zip(rows, runs, strict=True)])
 
 
-def _selected(verbs: Services, ref: str, each: bool) -> list[SnapshotScores]:
+def _selected(services: Services, ref: str, each: bool) -> list[SnapshotScores]:
     try:
         if each:
-            return [SnapshotScores(one.id, one, ()) for one in verbs.snapshots.log(ref)]
-        return [SnapshotScores(ref, verbs.snapshots.get(ref), ())]
+            return [SnapshotScores(one.id, one, ()) for one in services.snapshots.log(ref)]
+        return [SnapshotScores(ref, services.snapshots.get(ref), ())]
     except (NotFound, Ambiguous, UsageError) as exc:
         return [SnapshotScores(ref, None, (ScoredRun(None, None, 0.0, error=exc.message),))]

@@ -1,4 +1,4 @@
-"""Comparisons, scores, bisections and experiments: each is made of verbs of the other services, and keeps their rules."""
+"""Comparisons, scores, bisections and experiments: each is made of the verbs of other services, and keeps their rules."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from snapshotd.scores import ExperimentInfo, ScoredRun
 class ExperimentService:
     """Thread-safe. `on_...` is called from several threads, and ends the work by raising."""
 
-    def __init__(self, verbs: Services, catalog: Catalog, secrecy: Secrecy) -> None:
-        self._verbs, self._experiments = verbs, Experiments(verbs, catalog, secrecy)
+    def __init__(self, services: Services, catalog: Catalog, secrecy: Secrecy) -> None:
+        self._services, self._experiments = services, Experiments(services, catalog, secrecy)
 
     def compare(self, refs: Sequence[str]) -> Comparison:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
         first; and how each came out. UsageError: fewer than two. NotFound: one was removed meanwhile."""
-        return compare(self._verbs, refs)
+        return compare(self._services, refs)
 
     def score(
         self, request: ScoreRequest, attendance: Attendance, on_run: Callable[[SnapshotScores, ScoredRun], object]
@@ -42,12 +42,12 @@ class ExperimentService:
         """Run a command in a throw-away fork of each snapshot, and rank them. `on_run` is told of each run as it ends,
         with the row that it belongs to. A run without a score carries its error, and the rest goes on. UsageError before
         anything runs."""
-        return score(self._verbs, request, attendance, on_run)
+        return score(self._services, request, attendance, on_run)
 
     def bisect(self, request: BisectRequest, attendance: Attendance, on_tried: Callable[[Tried], object]) -> Bisection:
         """The first snapshot of a line at which a command fails, by runs in throw-away forks. Exit code 0 passes, 125
         cannot tell, everything else fails. UsageError: the command fails at the good end, or passes at the bad one."""
-        return bisect(self._verbs, request, attendance, on_tried)
+        return bisect(self._services, request, attendance, on_tried)
 
     def create(self, request: ExperimentRequest) -> ExperimentInfo:
         """Begin an experiment, and return. It is driven until its branches have ended and are scored, or a stop rule
