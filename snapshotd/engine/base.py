@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -81,7 +81,7 @@ class Provider:
 
     kind: ProviderKind
     base_url: str
-    api_key: str | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class SandboxRequest:
     limits: Limits | None = None
     """None: the default ones, where limits can be kept."""
     name: str | None = None
-    secrets: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Environment like `env`, whose values are recorded nowhere in plain."""
     providers: tuple[Provider, ...] = ()
     """Model providers that the recording gateway forwards to; none: no gateway."""
@@ -152,7 +152,7 @@ class Variant:
     name: str | None = None
     args: tuple[str, ...] | None = None
     env: tuple[tuple[str, str], ...] = ()
-    secrets: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     edit: EditRequest | None = None
     """Changes of files and mind, without an environment: the child's first own snapshot (marker `edit`)."""
     model: str | None = None

@@ -16,6 +16,7 @@ from snapshotd.api.trajectories import CreateRequest, Provider
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.daemon.http.api import openapi
 from snapshotd.daemon.http.routes.shared import ROUTER, Named
+from snapshotd.engine.base import Provider, SandboxRequest, Variant
 
 ROUTES: dict[tuple[str, str], Any] = {
     (method, route.path.removeprefix(API_PREFIX)): route  # type: ignore[attr-defined]
@@ -72,3 +73,11 @@ def test_requests_hide_their_secrets_from_digests_and_logs() -> None:
     assert "hidden" not in repr(body)
     assert "hidden" not in json.dumps(body, default=encode_masked)
     assert json.dumps(body, default=encode).count("hidden") == 2
+
+
+def test_no_secret_is_in_the_text_of_a_request() -> None:
+    """Errors and logs show requests of the engine, too."""
+    secret = "xK7-a-value"
+    providers = (Provider("openai", "http://localhost", secret),)
+    asked = SandboxRequest(secrets=(("KEY", secret),), providers=providers)
+    assert secret not in repr((asked, Variant("a", secrets=(("KEY", secret),))))
