@@ -16,7 +16,7 @@ from snapshotd.api.trajectories import CreateRequest, Provider
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.daemon.http.api import openapi
 from snapshotd.daemon.http.routes.shared import ROUTER, Named
-from snapshotd.engine.base import Provider, SandboxRequest, Variant
+from snapshotd.engine import base
 
 ROUTES: dict[tuple[str, str], Any] = {
     (method, route.path.removeprefix(API_PREFIX)): route  # type: ignore[attr-defined]
@@ -78,6 +78,6 @@ def test_requests_hide_their_secrets_from_digests_and_logs() -> None:
 def test_no_secret_is_in_the_text_of_a_request() -> None:
     """Errors and logs show requests of the engine, too."""
     secret = "xK7-a-value"
-    providers = (Provider("openai", "http://localhost", secret),)
-    asked = SandboxRequest(secrets=(("KEY", secret),), providers=providers)
-    assert secret not in repr((asked, Variant("a", secrets=(("KEY", secret),))))
+    providers = (base.Provider("openai", "http://localhost", secret),)
+    asked = base.SandboxRequest(secrets=(("KEY", secret),), providers=providers)
+    assert secret not in repr((asked, base.Variant("a", secrets=(("KEY", secret),))))
