@@ -221,7 +221,7 @@ def test_a_new_sandbox_that_cannot_be_adopted_is_ended(world: World, monkeypatch
     forgotten: list[str] = []
     begun = (world.trajectory, world.first, *world.launch(world.trajectory, world.first))
     disposal = SimpleNamespace(forget=forgotten.append)
-    creation = SimpleNamespace(begin=lambda *_: begun)
+    creation = SimpleNamespace(begin=lambda *_, **__: begun)
     runs: Any = SimpleNamespace(_creation=creation, _sessions=world.sessions, _disposal=disposal)
     with pytest.raises(OutOfSpace):
         RunService.create(runs, SandboxRequest())
