@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.api.wire import QUEUE_MAX
-from snapshotd.client.branching.at_once import at_once
+from snapshotd.at_once import at_once, fitting
 from snapshotd.client.branching.variants import Variants, check_variants
 from snapshotd.client.local.sizes import size_given
 from snapshotd.client.results import TrajectoryInfo
@@ -21,9 +20,6 @@ from snapshotd.terms import number_of
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
-
-PER_PROCESSOR = 8
-"""Most sandboxes at once for each processor, unless a number is named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +43,6 @@ class QueueInfo:
     def failed(self) -> tuple[QueuedFork, ...]:
         """The children that did not start, or whose program did not run to its end."""
         return tuple(child for child in self.children if child.error is not None)
-
-
-def fitting(client: Snapshotd, memory_bytes: int) -> int:
-    """How many sandboxes with this memory limit fit into three quarters of the memory that is free now: 1 at least, and
-    at most `PER_PROCESSOR` for each processor."""
-    free = client.status().get("free_memory_bytes") or 0
-    most = PER_PROCESSOR * len(os.sched_getaffinity(0))
-    return max(1, min(most, free * 3 // 4 // max(1, memory_bytes)))
 
 
 def memory_needed(source: TrajectoryInfo, variants: Variants | None) -> int:
@@ -140,12 +128,13 @@ def fork_queue(
             "a queue needs programs that end, so that others can begin: give the forks a command, or let the program resume"
         )
     snapshot = client.snapshot(ref)
-    many = parallel or fitting(client, memory_needed(client.trajectory(snapshot.trajectory), variants))
+    source = client.trajectory(snapshot.trajectory)
+    many = parallel or fitting(memory_needed(source, variants), client.status().get("free_memory_bytes") or 0)
     labels = list(variants) if variants is not None else [str(index) for index in range(n)]
     queue = _Queue(client, snapshot.id, uuid.uuid4().hex, labels, options, variants, keep_going)
     found: dict[int, QueuedFork] = {}
     try:
-        for index, child in at_once(range(n), many, queue.run):
+        for index, child in at_once(range(n), many, queue.run, thread="fork"):
             found[index] = child
             on_child(child)
     except SnapshotdError:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.engine.experiments.at_once import at_once
+from snapshotd.at_once import at_once
 from snapshotd.engine.experiments.base import Attendance, Bisection, BisectRequest, Outcome, Tried
 from snapshotd.engine.experiments.lineage import lineage
 from snapshotd.engine.experiments.parts import Services

@@ -8,7 +8,6 @@ EXPERIMENT.VARIANT.RUN, so that one which was forked before that was recorded is
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -17,9 +16,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from snapshotd.api.trajectories import ForkPlace
+from snapshotd.at_once import at_once, fitting
 from snapshotd.catalog.base import ExperimentTable
 from snapshotd.engine.base import Event
-from snapshotd.engine.experiments.at_once import at_once
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
 from snapshotd.engine.experiments.measuring import measured, used
 from snapshotd.engine.experiments.parts import Services
@@ -31,8 +30,6 @@ from snapshotd.scores import FINAL, STOPPED, ExperimentBranch, ExperimentInfo, S
 from snapshotd.terms import number_of
 from snapshotd.types import Experiment, Trajectory, TrajectoryStatus
 
-PER_PROCESSOR = 8
-"""Most sandboxes at once for each processor, unless a number is named."""
 ALIVE_S = 5.0
 """A follower hears that often that nothing has happened."""
 _starting = threading.Semaphore(8)
@@ -159,7 +156,8 @@ class Driver:
         if self._request.parallel is not None:
             return self._request.parallel
         source = self._services.snapshots.trajectory(self._services.snapshots.get(self._record.snapshot).trajectory)
-        return fitting(max(_memory_bytes(one.limits, source) for one in self._request.variants))
+        memory = max(_memory_bytes(one.limits, source) for one in self._request.variants)
+        return fitting(memory, available_bytes())
 
     # -- one branch ----------------------------------------------------------------------------------------------------
 
@@ -342,13 +340,6 @@ def find_trajectory(services: Services, name: str) -> Trajectory | None:
 
 def name_taken(name: str) -> Conflict:
     return Conflict(f"the name {name} belongs to another trajectory; give the experiment another `name`")
-
-
-def fitting(memory_bytes: int) -> int:
-    """How many sandboxes with this memory limit fit into three quarters of the memory that is free now: 1 at least, and
-    at most `PER_PROCESSOR` for each processor."""
-    most = PER_PROCESSOR * len(os.sched_getaffinity(0))
-    return max(1, min(most, available_bytes() * 3 // 4 // max(1, memory_bytes)))
 
 
 def _memory_bytes(limits: tuple[tuple[str, object], ...], source: Trajectory) -> int:

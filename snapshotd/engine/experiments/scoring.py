@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from snapshotd.api.commands import CommandFields
+from snapshotd.at_once import at_once
 from snapshotd.engine.caller import Caller, Stream
-from snapshotd.engine.experiments.at_once import at_once
 from snapshotd.engine.experiments.base import Attendance, Scorer, ScoreRequest, SnapshotScores
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError

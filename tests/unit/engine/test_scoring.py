@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from snapshotd.engine.experiments.at_once import at_once
+from snapshotd.at_once import at_once
 from snapshotd.engine.experiments.base import SnapshotScores
 from snapshotd.engine.experiments.scoring import _Tail, last_number
 from snapshotd.errors import UsageError

@@ -1,7 +1,8 @@
-"""Work on many things, some of them at once."""
+"""Work on many things, some of them at once: of the daemon and of its clients."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections import deque
@@ -10,11 +11,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
+PER_PROCESSOR = 8
+"""Most sandboxes at once for each processor, unless a number is named."""
 
 
-def at_once(items: Sequence[T], most: int, work: Callable[[T], R]) -> Iterator[tuple[T, R]]:
-    """Results as they come, `most` at once. The first error of a work is raised, and no other begins; those at work go on,
-    and whoever closes the iteration early ends them."""
+def at_once(items: Sequence[T], most: int, work: Callable[[T], R], *, thread: str = "branch") -> Iterator[tuple[T, R]]:
+    """Results as they come, `most` at once, each from a thread of this name. The first error of a work is raised, and no
+    other begins; those at work go on, and whoever closes the iteration early ends them."""
     left, done = deque(items), queue.SimpleQueue[tuple[T, R | BaseException]]()
 
     def take() -> None:
@@ -30,7 +33,7 @@ def at_once(items: Sequence[T], most: int, work: Callable[[T], R]) -> Iterator[t
                 done.put((item, exc))
 
     for _ in range(min(most, len(items))):
-        threading.Thread(target=take, name="branch", daemon=True).start()
+        threading.Thread(target=take, name=thread, daemon=True).start()
     try:
         for _ in items:
             item, result = done.get()
@@ -39,3 +42,10 @@ def at_once(items: Sequence[T], most: int, work: Callable[[T], R]) -> Iterator[t
             yield item, result
     finally:
         left.clear()
+
+
+def fitting(memory_bytes: int, free_bytes: int) -> int:
+    """How many sandboxes with this memory limit fit into three quarters of the free memory: 1 at least, and at most
+    `PER_PROCESSOR` for each processor."""
+    most = PER_PROCESSOR * len(os.sched_getaffinity(0))
+    return max(1, min(most, free_bytes * 3 // 4 // max(1, memory_bytes)))
