@@ -1,11 +1,24 @@
-"""Comparisons, scores, bisections and experiments: each is made of the verbs of other services, and keeps their rules."""
+"""Comparisons, scores, bisections and experiments: each is made of the verbs of other services, and keeps their rules. The
+experiments of a state directory, and the drivers of those that have not ended."""
 
 from __future__ import annotations
 
+import builtins
+import hashlib
+import io
+import json
+import logging
+import tarfile
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import Context
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.base import Event
+from snapshotd.engine.base import Event, SandboxRequest
 from snapshotd.engine.experiments.base import (
     Attendance,
     Bisection,
@@ -18,18 +31,73 @@ from snapshotd.engine.experiments.base import (
 )
 from snapshotd.engine.experiments.bisecting import bisect
 from snapshotd.engine.experiments.comparing import compare
-from snapshotd.engine.experiments.driven import Experiments
+from snapshotd.engine.experiments.driving import Driver, find_trajectory, info_of, name_taken
+from snapshotd.engine.experiments.earlier import adopt
 from snapshotd.engine.experiments.parts import Services
-from snapshotd.engine.experiments.scoring import score
+from snapshotd.engine.experiments.scoring import check_scorer, score
+from snapshotd.engine.requests import present
+from snapshotd.engine.runs.forks import check_name
 from snapshotd.engine.secrecy import Secrecy
-from snapshotd.scores import ExperimentInfo, ScoredRun
+from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
+from snapshotd.scores import STOPPED, ExperimentBranch, ExperimentInfo, ScoredRun
+from snapshotd.terms import number_of
+from snapshotd.types import (
+    Experiment,
+    ExperimentID,
+    Snapshot,
+    SnapshotID,
+    Trajectory,
+    TrajectoryID,
+    TrajectoryStatus,
+    new_id,
+    short,
+)
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+
+BRANCHES_MAX = 10_000
+_log = logging.getLogger(__name__)
 
 
 class ExperimentService:
-    """Thread-safe. `on_...` is called from several threads, and ends the work by raising."""
+    """Thread-safe. `on_...` is called from several threads, and ends the work by raising. `start` it before the first
+    request; `close` it before the engine."""
 
     def __init__(self, services: Services, catalog: Catalog, secrecy: Secrecy) -> None:
-        self._services, self._experiments = services, Experiments(services, catalog, secrecy)
+        self._services, self._catalog, self._secrecy = services, catalog, secrecy
+        self._table = catalog.experiments
+        self._drivers: dict[str, Driver] = {}
+        self._lock = threading.Lock()
+        """Guards `_drivers`."""
+        self._changing = threading.Lock()
+        """Held while an experiment is made or removed, which may take minutes."""
+        self._closed = False
+        self._listener: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Go on with the experiments of an earlier daemon."""
+        adopt(self._catalog)
+        for record in self._table.list():
+            if record.ended is None and record.description is not None:
+                try:
+                    self._drive(record)
+                except (SnapshotdError, ValueError) as exc:  # one that cannot be read keeps no daemon from starting
+                    # The error of a value may quote it, and it may be a secret.
+                    facts = {"experiment": record.name, "error": type(exc).__name__}
+                    _log.error("an experiment cannot go on", extra={"fields": facts})
+                    self._table.set_ended(record.name, f"{STOPPED}: its description cannot be read")
+
+    def close(self) -> None:
+        """Drive no experiment any more; branches run on. Idempotent."""
+        with self._lock:
+            self._closed = True
+            drivers = list(self._drivers.values())
+        for driver in drivers:
+            driver.close()
+
+    # -- verbs ------------------------------------------------------------------------------------------------------------
 
     def compare(self, refs: Sequence[str]) -> Comparison:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
@@ -55,35 +123,229 @@ class ExperimentService:
         the answer in any case. A branch that cannot be forked, goes over its budget, or has no score carries its error,
         and the rest goes on. Secrets of variants are kept as those of trajectories are. Conflict: there is one of this
         name with another description, or its new sandbox's name belongs to another trajectory."""
-        return self._experiments.create(request)
+        _check(request)
+        digest = _digest(request)
+        with self._changing:
+            try:
+                known = self._table.get(request.name)
+            except NotFound:
+                self._begin(request, digest)
+            else:
+                self._go_on(known, request, digest)
+            return self.get(request.name)
 
-    def list(self) -> list[ExperimentInfo]:
+    def list(self) -> builtins.list[ExperimentInfo]:
         """In the order of their names."""
-        return self._experiments.infos()
+        return [self._info(record) for record in self._table.list()]
 
     def get(self, name: str) -> ExperimentInfo:
         """As it is now. NotFound; so do all that take `name`."""
-        return self._experiments.info(name)
+        return self._info(self._table.get(name))
 
     def events(self, name: str) -> Iterator[Event]:
         """The whole `experiment` as it is now, each `branch` that changes from now on, and at last the whole as it has
         `ended` (that alone, if it has). `alive`: nothing has happened for some seconds. Without `ended` the daemon has
         ended."""
-        return self._experiments.events(name)
+        record = self._table.get(name)
+        driver = self._driver(name)
+        return iter([{"event": "ended", **self._info(record).json()}]) if driver is None else driver.events()
 
     def stop(self, name: str) -> ExperimentInfo:
         """End it: branches that run are stopped, and no other begins. Returns when they have."""
-        return self._experiments.stop(name)
+        self._table.get(name)
+        if (driver := self._driver(name)) is not None:
+            driver.stop()
+        return self.get(name)
 
     def remove(self, name: str, *, force: bool = False) -> None:
         """Forget it with its branches, and the sandbox that was made for it. Conflict: some run (unless `force`), or others
         were forked from them; nothing is changed then."""
-        self._experiments.remove(name, force=force)
+        with self._changing:
+            record = self._table.get(name)
+            own = self._trajectories(record)
+            running = [line.name or short(line.id) for line in own if line.status is TrajectoryStatus.RUNNING]
+            if (running or self._driver(name) is not None) and not force:
+                raise Conflict(
+                    f"{', '.join(running[:5]) or 'a branch'} of the experiment {name} runs: stop it first (`snapshotd experiment stop "
+                    f"{name}`, or `snapshotd stop` for one that runs by itself), or remove all by force (`snapshotd experiment rm --force`)"
+                )
+            self._services.runs.check_removable(line.id for line in own)  # before anything ends that would stay
+            self.stop(name)
+            own = self._trajectories(record)  # some have begun meanwhile
+            self._services.runs.check_removable(line.id for line in own)
+            for line in own:
+                self._services.runs.remove(line.id, force=force)
+            self._table.remove(name)
+            self._secrecy.forget(TrajectoryID(record.id))
 
-    def start(self) -> None:
-        """Go on with the experiments of an earlier daemon."""
-        self._experiments.start()
+    # -- inside --------------------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Drive no experiment any more; branches run on. Idempotent."""
-        self._experiments.close()
+    def _trajectories(self, record: Experiment) -> builtins.list[Trajectory]:
+        """Its branches, and the sandbox that was made for it, newest first: never what only has such a name."""
+        known = {one.trajectory for one in self._table.branches(record.name)}
+        found = self._services.snapshots.trajectories()[::-1]
+        return [line for line in found if line.id in known or line.experiment == record.id]
+
+    def _driver(self, name: str) -> Driver | None:
+        """The one that is at work."""
+        with self._lock:
+            driver = self._drivers.get(name)
+            return None if driver is None or driver.settled else driver
+
+    def _info(self, record: Experiment) -> ExperimentInfo:
+        driver = self._driver(record.name)
+        return info_of(record, self._table.branches(record.name)) if driver is None else driver.info()
+
+    def _begin(self, request: ExperimentRequest, digest: str) -> None:
+        # The same request has the same id, so that the sandbox is known which one that was cut off has made.
+        identity = ExperimentID(digest[: len(new_id())])
+        snapshot = self._source(request, identity)
+        record = Experiment(
+            id=identity,
+            name=request.name,
+            snapshot=snapshot.id,
+            began_at_ns=time.time_ns(),
+            digest=digest,
+            description=self._described(identity, snapshot.id, request),
+        )
+        branches = [ExperimentBranch(*at) for at in request.branches()]
+        self._table.add(record, branches, files=request.scorer.files, request=present())
+        self._drive(record)
+
+    def _go_on(self, known: Experiment, request: ExperimentRequest, digest: str) -> None:
+        """With one that has the description of the request. Conflict: it has another."""
+        if known.description is None:
+            same = {(one.label, one.run) for one in self._table.branches(known.name)} == set(request.branches())
+        else:
+            same = known.digest == digest
+        if not same:
+            raise Conflict(
+                f"there is an experiment {known.name} with another description: give this one another `name`, or remove "
+                f"that one (`snapshotd experiment rm {known.name}`)"
+            )
+        if known.ended is not None and known.ended.startswith(STOPPED) and self._driver(known.name) is None:
+            if known.description is None:
+                described = self._described(known.id, known.snapshot, request)
+                self._table.describe(known.name, digest, described, request.scorer.files)
+            self._table.set_ended(known.name, None)
+            self._drive(self._table.get(known.name))
+
+    def _drive(self, record: Experiment) -> None:
+        described = self._secrecy.apart(TrajectoryID(record.id)).reveal(record.description)
+        request = _codec().validate_json(json.dumps(described))
+        scorer = replace(request.scorer, files=self._table.files(record.name))
+
+        def let_go() -> None:
+            with self._lock:
+                if self._drivers.get(record.name) is driver:
+                    del self._drivers[record.name]
+
+        driver = Driver(self._services, self._table, record, replace(request, scorer=scorer), let_go)
+        with self._lock:
+            if self._closed:
+                return
+            self._drivers[record.name] = driver
+            driver.start()
+            if self._listener is None:
+                args = (self._services.watch(),)
+                self._listener = threading.Thread(target=self._listen, args=args, name="experiments", daemon=True)
+                self._listener.start()
+
+    def _listen(self, events: Iterator[dict[str, Any]]) -> None:
+        """Drivers look at their branches when a program ends. The events end with the engine."""
+        for event in events:
+            if event["event"] in ("finished", "lost"):
+                with self._lock:
+                    drivers = [driver for driver in self._drivers.values() if not driver.settled]
+                for driver in drivers:
+                    driver.wake()
+
+    def _described(self, identity: ExperimentID, source: SnapshotID, request: ExperimentRequest) -> Any:
+        """A description as it is recorded, without secrets and the scorer's files."""
+        secrets: dict[str, str] = {}
+        for name, value in {pair: None for one in request.variants for pair in one.secrets}:
+            secrets[f"{name}-{len(secrets)}" if name in secrets else name] = value
+        bare = replace(request, source=source, scorer=replace(request.scorer, files=None))
+        funnel = self._secrecy.apart(TrajectoryID(identity), tuple(secrets.items()))
+        return funnel.conceal(_codec().dump_python(bare, mode="json"))
+
+    def _source(self, request: ExperimentRequest, identity: ExperimentID) -> Snapshot:
+        """The snapshot that all branches begin at; of a new sandbox, its first."""
+        if not isinstance(request.source, SandboxRequest):
+            return self._services.snapshots.get(request.source)
+        name = f"{request.name}.base"
+        base = find_trajectory(self._services, name)
+        if base is None:
+            # The key of the request that is at work stands for the experiment, and not for the sandbox.
+            base, _ = Context().run(self._services.runs.create, replace(request.source, name=name), experiment=identity)
+        elif base.experiment != identity:
+            raise name_taken(name)
+        self._services.runs.stop(base.id)
+        return self._services.snapshots.log(base.id)[0]
+
+
+@cache
+def _codec() -> TypeAdapter[ExperimentRequest]:
+    from pydantic import TypeAdapter  # most daemons never need it
+
+    return TypeAdapter(ExperimentRequest)
+
+
+def _digest(request: ExperimentRequest) -> str:
+    """By which the same description is known again. Secrets have no part in it, since it is recorded, and of the scorer's
+    files neither has when they were written."""
+    source = request.source
+    bare = replace(
+        request,
+        source=_source_without_secrets(source) if isinstance(source, SandboxRequest) else source,
+        variants=tuple(replace(one, secrets=tuple((name, "") for name, _ in one.secrets)) for one in request.variants),
+        scorer=replace(request.scorer, files=_content(request.scorer.files)),
+    )
+    return hashlib.sha256(_codec().dump_json(bare)).hexdigest()
+
+
+def _source_without_secrets(source: SandboxRequest) -> SandboxRequest:
+    return replace(
+        source,
+        namespace_pid=0,
+        secrets=tuple((name, "") for name, _ in source.secrets),
+        providers=tuple(replace(one, api_key=None) for one in source.providers),
+    )
+
+
+def _content(files: bytes | None) -> bytes | None:
+    """A digest of what a tar holds. UsageError: it is none."""
+    if files is None:
+        return None
+    found = hashlib.sha256()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(files), mode="r:") as tar:
+            for item in tar:
+                if item.size > len(files):  # a few bytes may stand for more than there is memory
+                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar of whole files")
+                found.update(
+                    repr((item.name, item.type, item.mode, item.linkname, item.size)).encode("utf-8", "replace")
+                )
+                content = tar.extractfile(item) if item.isfile() else None
+                found.update(b"" if content is None else content.read())
+    except (tarfile.TarError, OSError, ValueError) as exc:
+        raise UsageError(f"the scorer's files are no tar: {exc}; make one with `tar -c`") from exc
+    return found.digest()
+
+
+def _check(request: ExperimentRequest) -> None:
+    """UsageError: it makes no sense."""
+    check_name(request.name)
+    check_scorer(request.scorer)
+    labels = [one.label for one in request.variants]
+    if not labels or len(set(labels)) < len(labels):
+        raise UsageError("an experiment has one variant at least, and none of them twice")
+    if len(labels) * request.repeat > BRANCHES_MAX:
+        count = number_of(len(labels) * request.repeat, "branch")
+        raise UsageError(f"{count} are more than {BRANCHES_MAX}; repeat fewer times")
+    for label in labels:
+        check_name(f"{request.name}.{label}.{request.repeat - 1}")
+    if not (request.resume or request.args is not None or all(one.args is not None for one in request.variants)):
+        raise UsageError("the branches have nothing to run: give arguments of a program, or let it resume")
+    if request.prices == (0.0, 0.0) and (request.budget.cost is not None or request.stop.cost is not None):
+        raise UsageError("a limit of cost needs prices of a million tokens, in and out")
