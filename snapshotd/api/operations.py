@@ -57,6 +57,7 @@ from snapshotd.api.trajectories import (
     CreateRequest,
     ForkInfo,
     ForkRequest,
+    OverviewInfo,
     RunAgentRequest,
     SandboxInfo,
     TrajectoryInfo,
@@ -151,6 +152,7 @@ WRITE_COMMAND = Operation(
 TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "trajectories")
 TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories")
 REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories")
+OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories")
 LOG = Operation("GET", "/trajectories/{ref}/log", list[SnapshotInfo], READ, "trajectories")
 
 ALL_SNAPSHOTS = Operation("GET", "/snapshots", list[SnapshotInfo], READ, "snapshots")

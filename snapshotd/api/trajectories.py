@@ -56,6 +56,19 @@ class TrajectoryInfo(ApiRecord):
 
 
 @record(frozen=True)
+class OverviewInfo(ApiRecord):
+    """A trajectory as a list or a tree of all shows it."""
+
+    trajectory: TrajectoryInfo
+    snapshots: int
+    """Number of its own."""
+    newest: SnapshotInfo | None
+    """The one taken last, which is not its head after a rewind."""
+    origin: SnapshotInfo | None
+    """The snapshot that it was forked from."""
+
+
+@record(frozen=True)
 class CreatedInfo(ApiRecord):
     trajectory: TrajectoryInfo
     snapshot: SnapshotInfo

@@ -49,6 +49,8 @@ QUEUE_MAX = 10_000
 """Most children of a fork that is made piece by piece."""
 TTL_MAX_S = 100 * 366 * 86400
 """The longest life of a value, and of a question to a person."""
+OUTPUT_MAX = 1 << 53
+"""Most bytes of an output that a part can begin at, or have."""
 LOG_MAX = 1 << 31
 """Most snapshots a log can be asked for by number; without a number it gives all."""
 

@@ -202,9 +202,12 @@ class Catalog(ABC):
         """By exact id, tags included. NotFound."""
 
     @abstractmethod
-    def snapshots(self, trajectory_id: TrajectoryID, last: int | None = None) -> list[Snapshot]:
-        """The trajectory's own snapshots by `seq`; a fork's do not include the ones it began from. With `last`, only
-        that many of the newest; the cost then does not depend on how many there are."""
+    def snapshots(
+        self, trajectory_id: TrajectoryID, last: int | None = None, *, before: int | None = None
+    ) -> list[Snapshot]:
+        """The trajectory's own snapshots by `seq`; a fork's do not include the ones it began from. With `before`, only
+        those whose `seq` is smaller; with `last`, only that many of the newest. The cost then does not depend on how
+        many there are."""
 
     @abstractmethod
     def count_snapshots(self, trajectory_id: TrajectoryID) -> int:

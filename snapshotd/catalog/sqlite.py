@@ -241,11 +241,14 @@ class SqliteCatalog(Catalog):
             raise no("snapshot", snapshot_id)
         return rows.SnapshotDecoder()(row)
 
-    def snapshots(self, trajectory_id: TrajectoryID, last: int | None = None) -> list[Snapshot]:
+    def snapshots(
+        self, trajectory_id: TrajectoryID, last: int | None = None, *, before: int | None = None
+    ) -> list[Snapshot]:
         number = trajectory_number(self._db, trajectory_id)
         decode = rows.SnapshotDecoder()
         found: list[Snapshot] = []
-        wanted, before = (sys.maxsize if last is None else last), _AFTER_ALL
+        wanted = sys.maxsize if last is None else last
+        before = _AFTER_ALL if before is None else before
         while len(found) < wanted:  # in pages: a step must not wait until ten thousand are read
             page = self._db.read_page(
                 rows.SNAPSHOT_SELECT + "WHERE s.trajectory = ? AND s.seq < ? ORDER BY s.seq DESC",

@@ -60,6 +60,7 @@ COMMANDS: dict[str, dict[str, str]] = {
         "image": "Build, import, list and remove images.",
     },
     "looking": {
+        "ui": "Show in a browser what agents did, and act on it.",
         "log": "List a trajectory's snapshots.",
         "tree": "Show all trajectories as a forest.",
         "show": "Show everything about one snapshot.",

@@ -161,6 +161,17 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class Overview:
+    """A trajectory as a list or a tree of all shows it. `newest`: the snapshot taken last, which is not its head after a rewind;
+    `origin`: the one that it was forked from."""
+
+    trajectory: Trajectory
+    snapshots: int
+    newest: Snapshot | None
+    origin: Snapshot | None
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """Something in a tree: its path from the root (without a leading slash), what it is, and a link's target."""
 

@@ -32,7 +32,7 @@ from snapshotd.api.snapshots import (
     Tool,
 )
 from snapshotd.api.storage import ImageInfo, ImportInfo
-from snapshotd.api.trajectories import AgentInfo, ForkInfo, LimitsInfo, SandboxInfo, TrajectoryInfo
+from snapshotd.api.trajectories import AgentInfo, ForkInfo, LimitsInfo, OverviewInfo, SandboxInfo, TrajectoryInfo
 from snapshotd.api.values import ValueInfo
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
@@ -127,6 +127,11 @@ def trajectory(item: t.Trajectory) -> TrajectoryInfo:
     spec = item.spec
     limits = _record(LimitsInfo, spec.limits)
     return _record(TrajectoryInfo, item, image=spec.image, runtime=spec.runtime, network=spec.network, limits=limits)
+
+
+@record_of.register
+def overview(item: base.Overview) -> OverviewInfo:
+    return _record(OverviewInfo, item)
 
 
 @record_of.register

@@ -13,7 +13,7 @@ import concurrent.futures
 import queue
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
@@ -264,6 +264,17 @@ async def octets(limit: StreamLimit, produce: Callable[[], Iterable[bytes]]) -> 
             channel.close()
 
     return StreamingResponse(data(), media_type=BYTES)
+
+
+def cut(pieces: Iterable[bytes], start: int, count: int | None) -> Iterator[bytes]:
+    """`count` bytes of a long text from byte `start` on; all the rest if None."""
+    end = None if count is None else start + count
+    at = 0
+    for piece in pieces:
+        yield piece[max(0, start - at) : None if end is None else max(0, end - at)]
+        at += len(piece)
+        if end is not None and at >= end:
+            return
 
 
 class Upload:

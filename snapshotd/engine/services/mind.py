@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from snapshotd.engine.base import Task
@@ -18,8 +19,9 @@ class MindService:
     def __init__(self, context: Context) -> None:
         self._context, self._catalog = context, context.catalog
 
-    def conversation(self, ref: str) -> list[Message]:
-        return list(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id))
+    def conversation(self, ref: str, start: int = 0, count: int | None = None) -> list[Message]:
+        """The messages from number `start` on, at most `count`."""
+        return list(islice(self._catalog.conversation(self._catalog.resolve_snapshot(ref).id, start), count))
 
     def journal(self, ref: str) -> Iterator[JournalEntry]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the

@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+from snapshotd.engine.base import Overview
 from snapshotd.engine.context import Context
 from snapshotd.engine.requests import present
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.cold import Cold
+from snapshotd.errors import NotFound
+from snapshotd.kernel import turns
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
 from snapshotd.types import Snapshot, SnapshotID, Trajectory
@@ -31,10 +34,24 @@ class SnapshotService:
     def get(self, ref: str) -> Snapshot:
         return self._catalog.resolve_snapshot(ref)
 
-    def log(self, ref: str, last: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first; with `last`, only this number of the newest. Here and in
+    def overview(self) -> list[Overview]:
+        """All trajectories as a list or a tree shows them, oldest first."""
+        found = []
+        for trajectory in self._catalog.trajectories():
+            turns.give_way()
+            try:
+                newest = self._catalog.snapshots(trajectory.id, 1)
+                origin = None if trajectory.forked_from is None else self._catalog.get_snapshot(trajectory.forked_from)
+                count = self._catalog.count_snapshots(trajectory.id)
+            except NotFound:  # removed meanwhile
+                continue
+            found.append(Overview(trajectory, count, newest[0] if newest else None, origin))
+        return found
+
+    def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[Snapshot]:
+        """A trajectory's own snapshots, oldest first; with `before`, only those with a smaller `seq`; with `last`, only this number of the newest. Here and in
         `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
-        return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last)
+        return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last, before=before)
 
     def all(self) -> list[Snapshot]:
         return list(self._catalog.all_snapshots())

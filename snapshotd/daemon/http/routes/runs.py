@@ -121,9 +121,20 @@ def remove(ref: Ref, service: ServiceDep, force: Annotated[bool, Query()] = Fals
 
 
 @handles(operations.LOG)
-def log(ref: Ref, service: ServiceDep, last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None) -> Response:
-    """Its snapshots, oldest first; with `last`, only this number of the newest."""
-    return streams.listed(service.engine.snapshots.log(ref, last))
+def log(
+    ref: Ref,
+    service: ServiceDep,
+    last: Annotated[int | None, Query(ge=1, le=LOG_MAX)] = None,
+    before: Annotated[int | None, Query(ge=0, le=LOG_MAX)] = None,
+) -> Response:
+    """Its snapshots, oldest first; with `before`, only those whose `seq` is smaller; with `last`, only this number of the newest."""
+    return streams.listed(service.engine.snapshots.log(ref, last, before=before))
+
+
+@handles(operations.OVERVIEW)
+def overview(service: ServiceDep) -> Response:
+    """All trajectories as a list or a tree shows them, oldest first."""
+    return streams.listed(service.engine.snapshots.overview())
 
 
 @handles(operations.STOP)

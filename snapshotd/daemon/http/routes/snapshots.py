@@ -11,7 +11,7 @@ from starlette.responses import Response
 from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.snapshots import FileStatus, RestoreRequest, TaggedInfo, TagRequest
-from snapshotd.api.wire import check_ref
+from snapshotd.api.wire import LIST_MAX, OUTPUT_MAX, check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import absolute, check_name, sandbox_path
 from snapshotd.daemon.http.encoding import file_status
@@ -34,15 +34,28 @@ def snapshot(ref: Ref, service: ServiceDep) -> t.Snapshot:
 
 
 @handles(operations.CONVERSATION)
-def conversation(ref: Ref, service: ServiceDep) -> list[t.Message]:
-    """The conversation up to the snapshot, from its beginning, across forks."""
-    return service.engine.mind.conversation(ref)
+def conversation(
+    ref: Ref,
+    service: ServiceDep,
+    start: Annotated[int, Query(ge=0, le=LIST_MAX)] = 0,
+    count: Annotated[int | None, Query(ge=1, le=LIST_MAX)] = None,
+) -> list[t.Message]:
+    """The conversation up to the snapshot, across forks; from message number `start` on, at most `count`."""
+    return service.engine.mind.conversation(ref, start, count)
 
 
 @handles(operations.OUTPUT)
-async def output(ref: Ref, which: Literal["stdout", "stderr", "output"], service: ServiceDep) -> Response:
-    """The tool call's recorded output; empty if it has none."""
-    return await streams.octets(service.streams, lambda: service.engine.snapshots.output(ref, which))
+async def output(
+    ref: Ref,
+    which: Literal["stdout", "stderr", "output"],
+    service: ServiceDep,
+    start: Annotated[int, Query(ge=0, le=OUTPUT_MAX)] = 0,
+    count: Annotated[int | None, Query(ge=1, le=OUTPUT_MAX)] = None,
+) -> Response:
+    """The tool call's recorded output, or `count` bytes of it from byte `start` on; empty if it has none."""
+    return await streams.octets(
+        service.streams, lambda: streams.cut(service.engine.snapshots.output(ref, which), start, count)
+    )
 
 
 @handles(operations.CAT)

@@ -1,0 +1,302 @@
+"""The server of `snapshotd ui`: it gives a browser on this machine the page's files, and passes the page's requests on to
+the daemon's socket, with the rights of the user who started it. The daemon knows nothing of it.
+
+    browser  --(one-time token in the URL's fragment)-->  POST /session  --(cookie)-->  /v1/...  -->  the daemon
+
+Every user of this machine, and every page that a browser has open, can connect to a loopback port. So each request has to
+name this server as its host (a name that was rebound to the loopback address is refused), a request that changes something
+has to come from the page itself, and all but the page's files need the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import uvicorn
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from snapshotd.api.operations import ADMIN, OPERATIONS
+from snapshotd.api.wire import API_PREFIX, API_VERSION, BYTES, KEY_HEADER, VERSION_HEADER
+from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, NotPermitted, SnapshotdError, UsageError
+
+IDLE_S = 900.0
+"""The server ends when no page was open for so long."""
+_CONNECTIONS_MAX = 256
+_STATIC = files("snapshotd.page") / "static"
+_TYPES = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".mjs": "text/javascript",
+    ".txt": "text/plain",
+}
+_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "cache-control": "no-store",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+"""Of every answer. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
+_PASSED_ON = ("content-type", KEY_HEADER.lower())
+"""Headers of the page's requests that the daemon sees."""
+
+
+class PageServer:
+    """One server for one user's browser. `address` has the token that opens the page, once."""
+
+    def __init__(self, socket_path: str, *, port: int = 0, idle_s: float = IDLE_S) -> None:
+        """Listens at once, on 127.0.0.1; port 0 is any free one. Conflict when the port is taken."""
+        self._listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._listener.bind(("127.0.0.1", port))
+        except OSError as exc:
+            self._listener.close()
+            raise Conflict(f"port {port} cannot be listened on: {exc.strerror}; choose another with --port") from exc
+        self.port: int = self._listener.getsockname()[1]
+        self._token = secrets.token_urlsafe(24)
+        app = Starlette(
+            routes=[
+                Route("/session", _Session(self._token).open, methods=["POST"]),
+                Route(f"{API_PREFIX}/{{path:path}}", _pass_on, methods=["GET", "POST", "PUT", "DELETE"]),
+                Route("/{path:path}", _file, methods=["GET"]),
+            ],
+            exception_handlers={SnapshotdError: _refused},
+            lifespan=lambda app: _to_daemon(app, socket_path),
+        )
+        session = app.routes[0].endpoint.__self__  # type: ignore[attr-defined]
+        self._idle = _Idle(_Guard(app, session, self.port), idle_s, self.stop)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._idle,
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                ws="none",
+                limit_concurrency=_CONNECTIONS_MAX,
+                timeout_graceful_shutdown=1,
+            )
+        )
+
+    def address(self, trajectory: str | None = None) -> str:
+        """The page's address with the token in its fragment, which a browser sends to nobody; opened at a trajectory."""
+        place = "" if trajectory is None else f"/t/{quote(trajectory, safe='')}"
+        return f"http://127.0.0.1:{self.port}/#token={self._token}{place}"
+
+    def run(self) -> None:
+        """Serve until told to stop, by a signal too, or until no page was open for long. From the main thread."""
+        self._server.run(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """End `run` soon. From any thread; idempotent."""
+        self._server.should_exit = True
+
+
+class _Session:
+    """The one session of a server: its token opens it once."""
+
+    def __init__(self, token: str) -> None:
+        self._token: str | None = token
+        self._cookie: str | None = None
+
+    async def open(self, request: Request) -> Response:
+        """Exchange the token for a cookie that no script can read."""
+        try:
+            given = (await request.json())["token"]
+        except (ValueError, KeyError, TypeError):
+            raise UsageError('the session is opened with {"token": TEXT}') from None
+        if self._token is None or not _same(given, self._token):
+            raise NotPermitted("this address has been used, or is not the server's; run `snapshotd ui` for a new one")
+        self._token, self._cookie = None, secrets.token_urlsafe(32)
+        answer = Response(status_code=204)
+        answer.set_cookie(self._name(request), self._cookie, httponly=True, samesite="strict")
+        return answer
+
+    def holds(self, request: Request) -> bool:
+        """True if the request has the session's cookie."""
+        return self._cookie is not None and _same(request.cookies.get(self._name(request)), self._cookie)
+
+    def _name(self, request: Request) -> str:
+        return f"snapshotd-{request.url.port}"  # cookies do not tell ports apart
+
+
+def _same(given: object, kept: str) -> bool:
+    return isinstance(given, str) and secrets.compare_digest(given.encode(errors="replace"), kept.encode())
+
+
+class _Guard:
+    """Refuses what does not come from the page, and puts the headers on every answer."""
+
+    def __init__(self, app: ASGIApp, session: _Session, port: int) -> None:
+        self._app, self._session = app, session
+        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name.encode(), value.encode()) for name, value in _HEADERS.items()),
+                ]
+            await send(message)
+
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        refusal = self._refusal(request)
+        if refusal is None:
+            await self._app(scope, receive, sending)
+        else:
+            await (await _refused(request, refusal))(scope, receive, sending)
+
+    def _refusal(self, request: Request) -> SnapshotdError | None:
+        host = request.headers.get("host", "")
+        if host not in self._hosts:
+            return NotPermitted("the request names another host than this server")
+        site, is_file = request.headers.get("sec-fetch-site", "none"), not request.url.path.startswith(API_PREFIX)
+        if site not in ("same-origin", "none") and not (is_file and request.method == "GET"):
+            return NotPermitted("the request comes from another page")
+        if request.method != "GET" and request.headers.get("origin") != f"http://{host}":
+            return NotPermitted("the request comes from another page")
+        if request.url.path.startswith(API_PREFIX) and not self._session.holds(request):
+            return NotPermitted("no session; open the address that `snapshotd ui` prints")
+        return None
+
+
+class _Idle:
+    """Ends the server when there was no request for a while. A page that is open has one: its stream of events."""
+
+    def __init__(self, app: ASGIApp, idle_s: float, stop: Callable[[], None]) -> None:
+        self._app, self._idle_s, self._stop = app, idle_s, stop
+        self._open = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            self._restart_timer()
+            await self._app(scope, receive, send)
+            return
+        self._open += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._open -= 1
+            self._restart_timer()
+
+    def _restart_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(self._idle_s, self._end)
+
+    def _end(self) -> None:
+        if self._open == 0:
+            self._stop()
+
+
+@contextlib.asynccontextmanager
+async def _to_daemon(app: Starlette, socket_path: str) -> AsyncIterator[None]:
+    async with httpx2.AsyncClient(
+        transport=httpx2.AsyncHTTPTransport(uds=socket_path),
+        base_url="http://daemon",
+        timeout=None,
+        headers={VERSION_HEADER: API_VERSION},
+    ) as client:
+        app.state.daemon = client
+        yield
+
+
+async def _pass_on(request: Request) -> Response:
+    """A request of the page, as the daemon answers it."""
+    if not _is_of_page(request.method, request.url.path):
+        raise NotFound(f"the page has no {request.method} {request.url.path}; use the command line")
+    daemon: httpx2.AsyncClient = request.app.state.daemon
+    sent = daemon.build_request(
+        request.method,
+        httpx2.URL(path=request.url.path, query=request.url.query.encode()),
+        headers={name: request.headers[name] for name in _PASSED_ON if name in request.headers},
+        content=request.stream() if request.method != "GET" else None,
+    )
+    try:
+        answer = await daemon.send(sent, stream=True)
+    except httpx2.TransportError as exc:
+        raise DaemonUnavailable(f"the daemon does not answer ({exc}); `snapshotd daemon` says more") from exc
+    headers = {name: answer.headers[name] for name in ("content-type", "content-length") if name in answer.headers}
+    if headers.get("content-type") == BYTES:  # of a sandbox: a browser stores it, and shows nothing of it
+        headers["content-disposition"] = "attachment"
+    return StreamingResponse(_pieces(answer), answer.status_code, headers, background=BackgroundTask(answer.aclose))
+
+
+async def _pieces(answer: httpx2.Response) -> AsyncIterator[bytes]:
+    try:
+        async for piece in answer.aiter_raw():
+            yield piece
+    finally:
+        await answer.aclose()
+
+
+def _is_of_page(method: str, path: str) -> bool:
+    return any(known == method and pattern.fullmatch(path) for known, pattern in _operations())
+
+
+@cache
+def _operations() -> list[tuple[str, re.Pattern[str]]]:
+    """What a page may ask for: nothing that brings a body of any size, and nothing that is an administrator's."""
+    return [
+        (row.method, re.compile(API_PREFIX + re.sub(r"\{\w+\}", "[^/]+", row.path)))
+        for row in OPERATIONS.values()
+        if row.scope != ADMIN and not row.is_upload
+    ]
+
+
+async def _file(request: Request) -> Response:
+    """One of the page's files."""
+    found = _page_files().get(request.path_params["path"] or "index.html")
+    if found is None:
+        raise NotFound(f"the page has no {request.url.path}")
+    media_type, data = found
+    return Response(data, media_type=media_type)
+
+
+@cache
+def _page_files() -> dict[str, tuple[str, bytes]]:
+    """Path to media type and content: only what is here can be asked for."""
+    found: dict[str, tuple[str, bytes]] = {}
+
+    def collect(folder: Any, prefix: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                collect(entry, f"{prefix}{entry.name}/")
+            elif (media_type := _TYPES.get(f".{entry.name.rpartition('.')[2]}")) is not None:
+                found[prefix + entry.name] = (media_type, entry.read_bytes())
+
+    collect(_STATIC, "")
+    return found
+
+
+async def _refused(request: Request, exc: Exception) -> Response:
+    assert isinstance(exc, SnapshotdError)
+    return JSONResponse({"error": {"code": exc.code, "message": exc.message}}, exc.http_status)

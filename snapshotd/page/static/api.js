@@ -1,0 +1,83 @@
+// The daemon's API, as every client has it (docs/openapi.json), and its stream of events.
+
+/** An answer that is an error: one sentence. */
+export class Refused extends Error {
+  constructor(/** @type {string} */ code, /** @type {string} */ message) {
+    super(message);
+    this.code = code;
+  }
+}
+
+/** @typedef {Record<string, string | number | boolean | null | undefined>} Query */
+
+function address(/** @type {string} */ path, /** @type {Query} */ query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== null && value !== undefined);
+  const text = new URLSearchParams(given.map(([name, value]) => [name, String(value)])).toString();
+  return `/v1${path}${text && `?${text}`}`;
+}
+
+async function answer(/** @type {string} */ url, /** @type {RequestInit} */ options = {}) {
+  let found;
+  try {
+    found = await fetch(url, options);
+  } catch (error) {
+    if (options.signal?.aborted) throw error;
+    throw new Refused("away", "the page's server does not answer; run `snapshotd ui` again");
+  }
+  if (found.ok) return found;
+  const told = await found.json().catch(() => ({}));
+  throw new Refused(told.error?.code ?? "error", told.error?.message ?? `the answer is ${found.status}`);
+}
+
+/** The path with names in its places. */
+export const at = (/** @type {TemplateStringsArray} */ parts, /** @type {string[]} */ ...names) =>
+  parts.reduce((path, part, i) => path + encodeURIComponent(names[i - 1]) + part);
+
+/** The JSON answer. */
+export async function get(/** @type {string} */ path, /** @type {Query=} */ query, /** @type {AbortSignal=} */ signal) {
+  return (await answer(address(path, query), { signal })).json();
+}
+
+/** The raw answer. */
+export async function bytes(/** @type {string} */ path, /** @type {Query=} */ query, /** @type {AbortSignal=} */ signal) {
+  return new Uint8Array(await (await answer(address(path, query), { signal })).arrayBuffer());
+}
+
+/** Ask for something to be done, once, whatever happens to the answer. */
+export async function send(/** @type {string} */ method, /** @type {string} */ path, /** @type {any=} */ body) {
+  const headers = { "content-type": "application/json", "idempotency-key": crypto.randomUUID() };
+  const found = await answer(address(path), { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  return found.status === 204 ? null : found.json();
+}
+
+/** The lines of a streamed answer, each a JSON object. */
+export async function* lines(/** @type {string} */ path, /** @type {Query=} */ query, /** @type {AbortSignal=} */ signal) {
+  const reader = /** @type {ReadableStream<Uint8Array>} */ ((await answer(address(path, query), { signal })).body).getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  try {
+    for (let piece = await reader.read(); !piece.done; piece = await reader.read()) {
+      const found = (rest + decoder.decode(piece.value, { stream: true })).split("\n");
+      rest = found.pop() ?? "";
+      for (const text of found) {
+        const event = JSON.parse(text);
+        if (event.event === "error") throw new Refused(event.error.code, event.error.message);
+        yield event;
+      }
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}
+
+/** A path in a sandbox as the API takes it. */
+export function path64(/** @type {string} */ path) {
+  const text = String.fromCharCode(...new TextEncoder().encode(path.replace(/^\/+/, "")));
+  return btoa(text).replaceAll("+", "-").replaceAll("/", "_");
+}
+
+/** Exchange the token of the address for a session. */
+export async function openSession(/** @type {string} */ token) {
+  const headers = { "content-type": "application/json" };
+  await answer("/session", { method: "POST", headers, body: JSON.stringify({ token }) });
+}

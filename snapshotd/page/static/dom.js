@@ -1,0 +1,83 @@
+// Views: functions of signals that Preact draws. `view` gives each instance its own signals and redraws it when one that
+// it read has changed. All text of agents goes through `plain`, and into the page as text.
+import { Component, h, render } from "./vendor/preact.mjs";
+import { computed, effect, signal, batch } from "./vendor/signals-core.mjs";
+import htm from "./vendor/htm.mjs";
+
+export const html = htm.bind(h);
+export { batch, computed, effect, render, signal };
+
+/**
+ * A component. `setup` runs once for each instance and returns the function that draws it; what it puts into
+ * `self.mounted` runs when it is on the page, and what that returns when it leaves.
+ * @param {(self: any, props: any) => (props: any) => any} setup
+ */
+export function view(setup) {
+  return class extends Component {
+    constructor(/** @type {any} */ props) {
+      super(props);
+      this.given = signal(props);
+      const draw = setup(this, props);
+      this.drawn = computed(() => draw(this.given.value));
+      this.drawing = false;
+    }
+
+    componentDidMount() {
+      this.unfollow = effect(() => {
+        this.drawn.value;
+        if (!this.drawing && this.unfollow) this.setState({});
+      });
+      this.left = this.mounted?.();
+    }
+
+    componentWillUnmount() {
+      this.unfollow();
+      this.left?.();
+    }
+
+    render(/** @type {any} */ props) {
+      this.drawing = true;
+      this.given.value = props;
+      this.drawing = false;
+      return this.drawn.value;
+    }
+  };
+}
+
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
+
+/** Text in which characters that a reader would not see, or that would turn the text around, stand as their numbers. */
+export function plain(/** @type {unknown} */ text, limit = 4000) {
+  const whole = typeof text === "string" ? text : JSON.stringify(text) ?? "";
+  const cut = whole.length > limit ? `${whole.slice(0, limit)}…` : whole;
+  return cut.replace(UNSEEN, (one) => `<${one.codePointAt(0)?.toString(16).toUpperCase().padStart(2, "0")}>`);
+}
+
+/** The same in one line. */
+export const line = (/** @type {unknown} */ text, limit = 400) => plain(text, limit).replace(/\s+/g, " ");
+
+/** Bytes as people read them. */
+export function size(/** @type {number} */ bytes) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  while (bytes >= 1024 && unit < units.length - 1) [bytes, unit] = [bytes / 1024, unit + 1];
+  return `${unit && bytes < 100 ? bytes.toFixed(1) : Math.round(bytes)} ${units[unit]}`;
+}
+
+/** Milliseconds as people read them. */
+export function duration(/** @type {number} */ ms) {
+  if (ms < 1000) return `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
+  if (ms < 60_000) return `${(ms / 1000).toFixed(1)} s`;
+  return ms < 3_600_000 ? `${Math.floor(ms / 60_000)} min ${Math.round((ms % 60_000) / 1000)} s` : `${(ms / 3_600_000).toFixed(1)} h`;
+}
+
+/** How long ago a time was. */
+export function ago(/** @type {string} */ time) {
+  const seconds = Math.max(0, (Date.now() - Date.parse(time)) / 1000);
+  for (const [unit, length] of /** @type {[string, number][]} */ ([["d", 86400], ["h", 3600], ["min", 60]]))
+    if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
+  return seconds < 5 ? "now" : `${Math.floor(seconds)} s`;
+}
+
+/** The short form of an id. */
+export const short = (/** @type {string} */ id) => id.slice(0, 12);

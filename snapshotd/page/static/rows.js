@@ -1,0 +1,51 @@
+// Lists of which only the visible rows are on the page. All rows have one height.
+import { html, signal, view } from "./dom.js";
+
+const BEYOND = 12;
+
+/**
+ * `count` rows of `height` pixels; `row(i)` draws one. `reveal`: a row to scroll to when it changes. `follow`: stay at the
+ * end, as long as the reader has not scrolled up. `onEnd(atEnd)` tells when that changes.
+ */
+export const Rows = view((self) => {
+  const top = signal(0), room = signal(800);
+  let /** @type {HTMLElement} */ box, revealed = -1, atEnd = true, drawnCount = 0;
+  self.mounted = () => {
+    const sized = new ResizeObserver(() => (room.value = box.clientHeight));
+    sized.observe(box);
+    keep(self.props);
+    return () => sized.disconnect();
+  };
+  self.componentDidUpdate = () => keep(self.props);
+
+  function keep(/** @type {any} */ { count, height, reveal, follow }) {
+    if (follow && atEnd && count !== drawnCount) box.scrollTop = count * height;
+    else if (reveal >= 0 && reveal !== revealed) {
+      const y = reveal * height;
+      if (y < box.scrollTop) box.scrollTop = y;
+      else if (y + height > box.scrollTop + box.clientHeight) box.scrollTop = y + height - box.clientHeight;
+    }
+    [revealed, drawnCount] = [reveal, count];
+  }
+
+  function scrolled(/** @type {any} */ { count, height, onEnd }) {
+    top.value = box.scrollTop;
+    const now = box.scrollTop + box.clientHeight >= count * height - height;
+    if (now !== atEnd) onEnd?.(now);
+    atEnd = now;
+  }
+
+  return (props) => {
+    const { count, height, row, label, role = "list", className = "" } = props;
+    const first = Math.max(0, Math.floor(top.value / height) - BEYOND);
+    const last = Math.min(count, Math.ceil((top.value + room.value) / height) + BEYOND);
+    const drawn = [];
+    for (let i = first; i < last; i++) drawn.push(row(i));
+    return html`<div class="rows ${className}" role=${role} aria-label=${label} tabindex="0"
+        ref=${(/** @type {any} */ found) => found && (box = found)} onScroll=${() => scrolled(props)}>
+      <div class="space" style=${{ height: `${count * height}px` }}>
+        <div style=${{ transform: `translateY(${first * height}px)` }}>${drawn}</div>
+      </div>
+    </div>`;
+  };
+});
