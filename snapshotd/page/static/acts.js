@@ -74,7 +74,7 @@ function fork(/** @type {import("./state.js").Snapshot} */ one) {
     button: "Fork",
     run: ({ n, name, message, env, resume }) => attempt(async () => {
       const values = Object.fromEntries(env.split("\n").filter((text) => text.includes("=")).map((text) => [text.slice(0, text.indexOf("=")).trim(), text.slice(text.indexOf("=") + 1)]));
-      const edit = message ? { messages: [{ role: "user", content: message }] } : null;
+      const edit = message ? { add_messages: [{ role: "user", content: message }] } : null;
       const variants = edit || Object.keys(values).length
         ? Array.from({ length: Number(n) }, (_, i) => ({ label: String(i), env: values, ...(edit ? { edit } : {}) })) : [];
       const body = { ...(variants.length ? { variants } : { n: Number(n) }), name: name || null, resume: resume === "yes" };
@@ -95,7 +95,10 @@ async function rewind(/** @type {import("./state.js").Snapshot} */ one) {
   ask({
     title: `Rewind ${nameOf(of)} to call ${one.seq}`,
     text: html`<p>Files, conversation and state go back to ${short(one.id)}. What came after it stays in the log, and “Undo a rewind” brings it back.</p>
-      <pre class="preview">${plain(JSON.stringify(preview, null, 1), 3000)}</pre>`,
+      <p>${preview.change_count} file${preview.change_count === 1 ? "" : "s"} would change, ${preview.messages.length} message${preview.messages.length === 1 ? "" : "s"} would go.</p>
+      ${preview.effects.length ? html`<p class="warn">${preview.effects.length} irreversible call${preview.effects.length === 1 ? " is" : "s are"} not taken back: ${line(preview.effects.map((/** @type {any} */ one) => one.name).join(", "))}</p>` : null}
+      ${preview.untouched.map((/** @type {string} */ text) => html`<p class="warn">${line(text)}</p>`)}
+      <pre class="preview">${preview.changes.slice(0, 200).map((/** @type {any} */ one) => `${({ added: "+", changed: "~", deleted: "−" })[/** @type {"added"} */ (one.change)]} ${line(one.path)}`).join("\n")}</pre>`,
     fields: [],
     button: "Rewind",
     run: () => attempt(() => send("POST", at`/trajectories/${of.id}/rewind`, { to: one.id }), `${nameOf(of)} is back at call ${one.seq}`),

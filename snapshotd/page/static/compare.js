@@ -1,12 +1,70 @@
-// Branches side by side, aligned at the first difference.
-import { html, line, short, view } from "./dom.js";
-import { at, send } from "./api.js";
-import { find, link, nameOf, place } from "./state.js";
+// Branches side by side, call by call, aligned at the first difference.
+import { html, line, short, signal, view } from "./dom.js";
+import { send } from "./api.js";
+import { link, place } from "./state.js";
 import { brief } from "./ledger.js";
-import { Loaded } from "./text.js";
+import { Rows } from "./rows.js";
+import { Loaded, Patch } from "./text.js";
 
-export const Compare = view(() => () => {
-  const refs = place.value.slice(1);
-  return html`<main class="wide"><${Loaded} what=${refs.join()} load=${() => send("POST", "/compare", { refs })}
-    show=${(/** @type {any} */ found) => html`<h1>${refs.length} branches</h1><pre class="given">${JSON.stringify(found, null, 1).slice(0, 20000)}</pre>`}/></main>`;
+const ROW = 28, BEFORE = 3;
+
+export const Compare = view(() => {
+  const tab = signal(0);
+  return () => {
+    const refs = place.value.slice(1);
+    if (refs.length < 2) return html`<main class="wide"><h1>Compare</h1><p>Choose two trajectories or more: <kbd>c</kbd> on one of them.</p></main>`;
+    return html`<main class="comparison"><${Loaded} what=${refs.join()} load=${() => send("POST", "/compare", { refs })}
+      show=${(/** @type {any} */ found) => html`
+        <div class="sides" style=${columns(found)}>${found.branches.map((/** @type {any} */ one) => html`<${Side} one=${one}/>`)}</div>
+        <div class="tabs" role="tablist"><button role="tab" aria-selected=${tab.value === 0} onClick=${() => (tab.value = 0)}>calls</button>
+          ${found.pairs.map((/** @type {any} */ pair, /** @type {number} */ i) => html`<button role="tab" aria-selected=${tab.value === i + 1} onClick=${() => (tab.value = i + 1)}>
+            files of ${title(found.branches[i + 1])} ${pair.changes.length}</button>`)}</div>
+        <div class="body">${tab.value === 0 ? html`<${Calls} found=${found}/>`
+          : html`<${Patch} key=${tab.value} a=${found.branches[0].head.id} b=${found.branches[tab.value]?.head.id}/>`}</div>`}/></main>`;
+  };
 });
+
+const columns = (/** @type {any} */ { branches }) => ({ gridTemplateColumns: `repeat(${branches.length}, minmax(220px, 1fr))` });
+const title = (/** @type {any} */ one) => line(one.name ?? one.ref.slice(0, 12), 60);
+
+function Side(/** @type {any} */ { one }) {
+  const [read, written] = one.tokens;
+  return html`<section><h1><a href=${link("t", one.name ?? one.head.trajectory, one.head.id)}>${title(one)}</a></h1>
+    <p><i class="dot ${one.status}"></i> ${one.status}${one.exit_code === null ? "" : `, exit code ${one.exit_code}`}</p>
+    <p class="faint">${one.call_count} calls${one.failed ? html`, <span class="bad">${one.failed} failed</span>` : null} · ${one.seconds.toFixed(1)} s${
+      read + written ? ` · ${read} + ${written} tokens` : ""} · <span class="plus">+${one.added}</span> <span class="edit">~${one.changed}</span> <span class="minus">−${one.deleted}</span></p></section>`;
+}
+
+/** Rows of one call a branch: the calls of the first, and between them those that only another one has. */
+function aligned(/** @type {any} */ { pairs }) {
+  const rows = /** @type {{left: any, cells: any[]}[]} */ ([]), byLeft = new Map();
+  pairs[0].calls.forEach((/** @type {any} */ { left }) => left && (byLeft.set(left.id, rows.length), rows.push({ left, cells: [] })));
+  const extra = /** @type {{after: number, row: any}[]} */ ([]);
+  pairs.forEach((/** @type {any} */ pair, /** @type {number} */ column) => {
+    let after = -1;
+    for (const call of pair.calls) {
+      if (call.left && byLeft.has(call.left.id)) rows[(after = byLeft.get(call.left.id))].cells[column] = call;
+      else extra.push({ after, row: { left: null, cells: Object.assign([], { [column]: call }) } });
+    }
+  });
+  const below = new Map();
+  for (const { after, row } of extra) below.set(after, [...(below.get(after) ?? []), row]);
+  return [...(below.get(-1) ?? []), ...rows.flatMap((row, i) => [row, ...(below.get(i) ?? [])])];
+}
+
+function Calls(/** @type {any} */ { found }) {
+  const rows = aligned(found);
+  const differs = (/** @type {any} */ { left, cells }) => !left || cells.some((/** @type {any} */ one) => one && one.difference !== "same");
+  const first = rows.findIndex(differs);
+  const cell = (/** @type {any} */ one, /** @type {string} */ kind) => one
+    ? html`<a class="cell ${kind}" href=${link("t", one.trajectory, one.id)}><span class="number">${one.seq}</span> <b>${line(one.tool.name, 60)}</b> <code>${brief(one.tool)}</code></a>`
+    : html`<span class="cell none"></span>`;
+  const row = (/** @type {number} */ i) => html`<div key=${i} class="pair ${i === first ? "first" : ""}" style=${{ ...columns(found), height: `${ROW}px` }}>
+    ${cell(rows[i].left, differs(rows[i]) ? "other" : "")}${found.pairs.map((/** @type {any} */ _, /** @type {number} */ column) => {
+      const one = rows[i].cells[column];
+      return cell(one?.right, one && one.difference !== "same" ? one.difference : "");
+    })}</div>`;
+  return html`${first < 0 ? html`<p class="pad faint">The branches made the same calls with the same outcomes.</p>`
+    : html`<p class="pad faint">They part ${first ? `after ${first} like call${first === 1 ? "" : "s"}` : "at the first call"}${found.fork_point ? `; all have call ${found.fork_point.seq} of ${short(found.fork_point.trajectory)}` : ""}.</p>`}
+    <${Rows} label="Aligned calls" count=${rows.length} height=${ROW} row=${row} reveal=${first < 0 ? -1 : Math.min(rows.length - 1, first + 12)}/>`;
+}

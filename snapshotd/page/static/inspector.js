@@ -35,8 +35,8 @@ export const Inspector = view((self) => {
     return html`<aside class="inspector" aria-label="Call ${one.seq}">
       <header>
         <h1>${line(tool.name, 200)} <code>${brief(tool)}</code></h1>
-        <p>snapshot <a class="tag" href=${link("t", place.value[1], one.id)} title=${one.id}>${short(one.id)}</a> · call ${one.seq} ·
-          <span class=${tool.status === "done" && !tool.exit_code ? "" : "bad"}>${tool.status}${tool.exit_code === null ? "" : ` (${tool.exit_code})`}</span>
+        <p>snapshot <a class="tag" href=${link("t", place.value[1], one.id)} title=${one.id}>${short(one.id)}</a> · call ${one.seq} · ${""}
+          <span class=${tool.status === "done" && !tool.exit_code ? "" : "bad"}>${tool.status}${tool.exit_code === null ? "" : ` (${tool.exit_code})`}</span>${" "}
           in ${duration(tool.duration_ms)} · pause ${duration(one.pause_ms)} · ${one.state} · ${ago(one.created_at)}</p>
         ${tool.error ? html`<p class="bad">${plain(tool.error, 1000)}</p>` : null}
         ${one.warnings.map((text) => html`<p class="warn">${line(text)}</p>`)}

@@ -68,8 +68,9 @@ export const Ledger = view((self) => {
           key=${i} href=${link("t", place.value[1], one.id)}>
         <${Lane} row=${i} count=${shown.count.value} lanes=${lanes} width=${width} changed=${one.files && one.files.added + one.files.changed + one.files.deleted > 0}/>
         <span class="number">${one.seq}</span>
-        <span class="what"><b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}
-          ${text ? html`<small>${line(text)}</small>` : html`<small class="faint">${tool.status === "done" ? "" : tool.status}${tool.error ? `: ${line(tool.error)}` : tool.exit_code ? `exit code ${tool.exit_code}` : ""}</small>`}</span>
+        <span class="what"><b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}${
+            lanes.filter((lane) => lane.row === i).slice(0, 3).map(({ one: fork }) => html` <span class="tag fork">⑂ ${line(nameOf(fork.trajectory), 24)}</span>`)}
+          ${text ? html`<small>${line(text)}</small>` : html`<small class="faint">${[tool.status === "done" ? "" : tool.status, tool.error ? line(tool.error) : tool.exit_code ? `exit code ${tool.exit_code}` : ""].filter(Boolean).join(": ")}</small>`}</span>
         <${Changes} files=${one.files}/>
         <span class="number" title="duration of the call">${duration(tool.duration_ms)}</span>
       </a>`;
@@ -128,7 +129,7 @@ export const Trajectories = view(() => (/** @type {{filter: string}} */ props) =
         style=${{ height: "46px", paddingLeft: `${14 + Math.min(depth, 6) * 12}px` }}>
       <i class="dot ${trajectory.status}" title=${trajectory.status}></i>
       <b>${line(nameOf(trajectory), 80)}</b><span class="faint">${one.newest ? ago(one.newest.created_at) : ""}</span>
-      <small>${trajectory.status}${trajectory.exit_code ? ` (${trajectory.exit_code})` : ""} · ${one.snapshots} calls${
+      <small>${trajectory.status}${trajectory.exit_code ? ` (${trajectory.exit_code})` : ""} · ${one.snapshots} call${one.snapshots === 1 ? "" : "s"}${
         children ? ` · ${children} fork${children > 1 ? "s" : ""}` : ""}${trajectory.agent ? ` · ${line(trajectory.agent.argv.join(" "), 60)}` : ""}</small>
     </a>`;
   };

@@ -1,29 +1,33 @@
 // The page: a session, then the views.
 import { html, line, render, signal, view } from "./dom.js";
-import { openSession } from "./api.js";
-import { approvals, away, filter, go, link, nameOf, current, notice, place, refresh, say, waiting, watch } from "./state.js";
+import { at, get, openSession } from "./api.js";
+import { approvals, away, filter, find, go, link, nameOf, current, notice, place, refresh, say, waiting, watch } from "./state.js";
 import { Ledger, Trajectories, log, step } from "./ledger.js";
 import { Inspector, TABS } from "./inspector.js";
 import { Dialog, dialog, press } from "./acts.js";
 import { Approvals } from "./approvals.js";
 import { Compare } from "./compare.js";
+import { Experiments } from "./experiments.js";
+import { Machine } from "./machine.js";
 
 const help = signal(false);
 const KEYS = [["j k", "next, previous call"], ["g G", "first, newest call"], ["1–5", "patch, output, arguments, files, conversation"], ["f", "fork from here"],
   ["r", "rewind to here"], ["c", "compare"], ["t", "tag"], ["s", "stop or resume"], ["u", "undo a rewind"], ["a", "approvals"], ["/", "filter"], ["Esc", "close, or back to the trajectory"], ["?", "these keys"]];
 
 const Page = view(() => () => {
+  if (place.value[0] === "s") find(place.value[1]) || get(at`/snapshots/${place.value[1]}`).then((one) => go(["t", one.trajectory, one.id], true)).catch(say);
   const where = place.value[0], asks = waiting.value.length;
   return html`<header class="top"><a href="#/"><b>snapshotd</b></a>
       ${current.value ? html`<span class="faint">/</span><span>${line(nameOf(current.value.trajectory), 60)}</span>` : null}
       <input id="filter" type="search" placeholder="Filter trajectories   /" aria-label="Filter trajectories" value=${filter.value} onInput=${(/** @type {any} */ event) => (filter.value = event.target.value)}/>
       <span class="push"></span>
+      <a class="pill" href="#/experiments">Experiments</a><a class="pill" href="#/machine">Machine</a>
       <a class="pill ${asks ? "ask" : ""}" href="#/approvals">${asks ? `${asks} wait${asks === 1 ? "s" : ""} for you` : "Approvals"}</a>
       <button class="plain" aria-label="Keys" onClick=${() => (help.value = true)}><kbd>?</kbd></button></header>
     ${away.value ? html`<p class="away" role="alert">${away.value}</p>` : null}
     <div class="panes ${where ?? "list"} ${place.value[2] ? "chosen" : ""}">
       <${Trajectories} filter=${filter.value}/>
-      ${where === "approvals" ? html`<${Approvals}/>` : where === "compare" ? html`<${Compare}/>` : html`<${Ledger}/><${Inspector}/>`}
+      ${where === "approvals" ? html`<${Approvals}/>` : where === "compare" ? html`<${Compare}/>` : where === "experiments" ? html`<${Experiments}/>` : where === "machine" ? html`<${Machine}/>` : html`<${Ledger}/><${Inspector}/>`}
     </div>
     <${Dialog}/>
     ${help.value ? html`<dialog ref=${(/** @type {any} */ box) => box && !box.open && box.showModal()} onClose=${() => (help.value = false)}><h2>Keys</h2>

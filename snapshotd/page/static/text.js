@@ -89,14 +89,26 @@ const Stream = view(() => {
       return html`<section class=${only ? "fill" : "half"}>
         <h3>${which} <span class="faint">${more ? `the first ${size(limit)}` : size(data.length)}</span>
           ${more ? html`<button onClick=${() => (parts.value *= 4)}>Show more</button>` : null}</h3>
-        <${Lines} all=${terminal(data.subarray(0, limit))} label=${which}/></section>`;
+        <${Lines} all=${terminal(shown(which, data.subarray(0, limit), more))} label=${which}/></section>`;
     }}/>`;
 });
 
+/** The text of an output. What a function returned is JSON: a text is shown as such, anything else in lines. */
+function shown(/** @type {string} */ which, /** @type {Uint8Array} */ data, /** @type {boolean} */ cut) {
+  const text = new TextDecoder().decode(data);
+  if (which !== "output") return text;
+  try {
+    const value = JSON.parse(cut && text.startsWith('"') ? `${text.replace(/\\[^\\]{0,5}$/, "")}"` : text);
+    return typeof value === "string" ? value : JSON.stringify(value, null, 2);
+  } catch {
+    return text;
+  }
+}
+
 /** @returns {[string, [string, string][]][]} */
-function terminal(/** @type {Uint8Array} */ data) {
+function terminal(/** @type {string} */ text) {
   const style = new Set(/** @type {string[]} */ ([]));
-  const all = new TextDecoder().decode(data).split(/\r*\n/);
+  const all = text.split(/\r*\n/);
   if (all.at(-1) === "") all.pop();
   return all.map((one) => ["", pieces(one.slice(one.lastIndexOf("\r") + 1, LINE_MAX + one.lastIndexOf("\r") + 1), style).map(([kind, text]) => [kind, plain(text, LINE_MAX)])]);
 }
