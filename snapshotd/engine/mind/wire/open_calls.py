@@ -18,10 +18,11 @@ from snapshotd.engine.mind.approvals import Gate
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import CALL, LANE, OF_MODEL, SILENT, TURN
-from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words
+from snapshotd.engine.mind.wire.conversations import Conversations
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Words
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.step import marker
-from snapshotd.errors import Denied
+from snapshotd.errors import Denied, SnapshotdError
 from snapshotd.gateway.base import ModelCall, ToolResult, TurnRequest
 from snapshotd.types import BlobID, CallID, CallStatus, EntryKind, JournalEntry, ToolCall, new_id
 
@@ -60,13 +61,13 @@ class Ends:
 
 
 class WireCalls:
-    """Thread-safe. `finished`: the calls of the past that have ended, by the provider's id."""
+    """Thread-safe."""
 
-    def __init__(self, context: Context, recorder: Recorder, gate: Gate, lanes: Lanes, finished: set[str]) -> None:
-        self._context, self._recorder, self._gate, self._lanes = context, recorder, gate, lanes
+    def __init__(self, context: Context, recorder: Recorder, gate: Gate, conversations: Conversations) -> None:
+        self._context, self._recorder, self._gate, self._conversations = context, recorder, gate, conversations
         self._tools: dict[str, _Tool] = {}
         """Calls that the model has asked for and no request has ended, by the provider's id."""
-        self._finished = finished
+        self._finished = conversations.finished
         self._unclosed: set[str] = set()
         """The calls that an earlier daemon opened: the agent may have sent it their results."""
         self._lock = threading.Lock()
@@ -76,11 +77,6 @@ class WireCalls:
         """The arguments of the calls that have not ended, by the provider's id."""
         with self._lock:
             return {call_id: tool.opened.entry.arguments for call_id, tool in self._tools.items()}
-
-    @property
-    def finished(self) -> bool:
-        """True if a call has ended, in the past too."""
-        return bool(self._finished)
 
     def restore(self, line: dict[str, Any]) -> Any:
         """Go on with a call that an earlier daemon noted. Returns its arguments; None if it is open no more."""
@@ -107,7 +103,9 @@ class WireCalls:
         if calls or request.offers_tools or (lane.side and lane.caller is None):
             return
         lane.words = Words(at, CallID(new_id()), time.time_ns())
-        self._note({"words": lane.number, "at": at, "call": lane.words.call_id, "said": lane.words.said_at_ns})
+        self._conversations.note(
+            {"words": lane.number, "at": at, "call": lane.words.call_id, "said": lane.words.said_at_ns}
+        )
 
     def _open(self, call: ModelCall, model: JournalEntry, lane: Lane, at: int) -> None:
         """The model asks for a tool: the moment to ask a person. Denied."""
@@ -136,7 +134,7 @@ class WireCalls:
             )
             raise
         opened = self._recorder.begin(intent, {LANE: lane.number, CALL: call.id})
-        self._note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number, "at": at})
+        self._conversations.note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number, "at": at})
         with self._lock:
             self._tools[call.id] = _Tool(opened, lane.number, at)
 
@@ -210,8 +208,15 @@ class WireCalls:
             replay.replayed_on_wire(EntryKind.CHECKPOINT, TURN, {}, number, called=False)
         return None
 
-    def close(self, ends: Ends) -> None:
-        """Record the ends, each with a snapshot."""
+    def try_to_close(self, ends: Ends) -> SnapshotdError | None:
+        """Record the ends, each with a snapshot. Returns the error if a snapshot cannot be taken."""
+        try:
+            self._close_all(ends)
+        except SnapshotdError as exc:
+            return exc
+        return None
+
+    def _close_all(self, ends: Ends) -> None:
         for end in ends.calls:
             self._close(end)
         words = ends.words
@@ -225,7 +230,7 @@ class WireCalls:
         with self._lock:
             tool = self._tools.pop(end.call_id, None)
             self._finished.add(end.call_id)
-        lane = self._lanes.lane_of(end.call_id)
+        lane = self._conversations.lane_of(end.call_id)
         details: dict[str, Any] = {CALL: end.call_id, **({} if lane is None else {LANE: lane.number})}
         if tool is None:
             opened = self._recorder.begin(Intent(new_id(), end.name[:200], None), details)
@@ -258,7 +263,3 @@ class WireCalls:
             return writer.save()
         finally:
             writer.discard()
-
-    def _note(self, fields: dict[str, Any]) -> None:
-        """Something that the gateway of another daemon has to know."""
-        self._recorder.sandbox.survival.wire(fields)
