@@ -6,7 +6,7 @@ unchanged agent is captured by environment variables (`OPENAI_BASE_URL`, `ANTHRO
 docs/gateway.md describes the routes and the records.
 
 Order, for one turn: the whole request is read and parsed -> `GatewayHandler.turn` -> forwarded (or replayed, or
-refused) -> `Turn.sent` -> the reply is passed on as it arrives -> `Turn.replied` -> its last bytes are passed on. So
+refused) -> `ForwardedTurn.sent` -> the reply is passed on as it arrives -> `ForwardedTurn.replied` -> its last bytes are passed on. So
 the handler has recorded a reply before the agent can act on it: no request built on a reply overtakes the record of
 that reply.
 
@@ -359,7 +359,7 @@ class RecordedReply:
     error: str | None = None
 
 
-class Turn(Protocol):
+class ForwardedTurn(Protocol):
     """A turn that is forwarded. The thread of its connection calls the methods; they may block (only the agent waits),
     and may raise a SnapshotdError."""
 
@@ -380,7 +380,7 @@ class Turn(Protocol):
 class GatewayHandler(Protocol):
     """The handler of model requests. Called from connection threads, also at the same time; may block."""
 
-    def turn(self, request: TurnRequest) -> RecordedReply | Turn:
+    def turn(self, request: TurnRequest) -> RecordedReply | ForwardedTurn:
         """Decide about a request that was read and not forwarded yet: returns a recorded reply to send, or the turn to
         forward.
 

@@ -13,11 +13,11 @@ from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.gateway import json_body, routes
 from snapshotd.gateway.base import (
     NO_RETRY,
+    ForwardedTurn,
     GatewayHandler,
     ProviderKind,
     RecordedReply,
     ReplyContent,
-    Turn,
     TurnReply,
     TurnRequest,
     Upstream,
@@ -229,7 +229,7 @@ class _LiveReply:
         self,
         peer: Peer,
         forwarder: Forwarder,
-        turn: Turn,
+        turn: ForwardedTurn,
         reply: Reply,
         recording: Recording,
         capture: TokenCapture | None,

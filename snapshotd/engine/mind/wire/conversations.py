@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.replay import CALLER, LANE, SIDE
 from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words, texts, words_key
 from snapshotd.gateway.base import Api, ModelCall, ReplyContent, TurnRequest
@@ -26,9 +26,9 @@ _TOLD = 2000
 class Conversations:
     """Thread-safe. Each change is noted in the sandbox's live record."""
 
-    def __init__(self, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._lanes, self.finished = _past(recorder)
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._lanes, self.finished = _past(journal)
         """`finished`: the calls of the past that have ended, by the provider's id."""
         self._heard_before: dict[Api, frozenset[bytes]] = {}
         self._waiting = threading.Lock()
@@ -52,7 +52,7 @@ class Conversations:
         if request.api not in self._heard_before:
             self._heard_before[request.api] = frozenset(
                 request.memo.of(request.api.value, request.reader.item(message), request.reader.normal)
-                for message in self._recorder.told(_TOLD)
+                for message in self._journal.conversation.newest(_TOLD)
             )
         return self._heard_before[request.api]
 
@@ -78,7 +78,7 @@ class Conversations:
         """Append messages to the trajectory's conversation, unless the lane is on the side: its entries have them. `at`:
         the place of the first one in the lane."""
         for number, message in enumerate(messages if not lane.side else ()):
-            self._recorder.message(message, rid=_rid(lane, at, number, message))
+            self._journal.conversation.add(message, rid=_rid(lane, at, number, message))
 
     def extend(self, lane: Lane, at: int, digests: Sequence[bytes]) -> None:
         """The lane goes on with these messages, from number `at`."""
@@ -115,7 +115,7 @@ class Conversations:
         may differ."""
         if lane.side or request.previous is not None:  # its messages are not the first ones
             return ""
-        reader, recorded = request.reader, self._recorder.replay.to_be_told(len(request.items))
+        reader, recorded = request.reader, self._journal.replay.to_be_told(len(request.items))
         for number, (item, old) in enumerate(zip(request.items, recorded, strict=False)):
             digest = request.memo.of(request.api.value, reader.item(old), reader.normal)
             if digest != request.digests[number] and not any(True for _ in reader.results(item)):
@@ -127,7 +127,7 @@ class Conversations:
 
     def note(self, fields: dict[str, Any]) -> None:
         """Note something that the gateway of the next daemon has to know."""
-        self._recorder.sandbox.survival.wire(fields)
+        self._journal.sandbox.survival.wire(fields)
 
     def restore(self, lanes: dict[int, Lane], line: dict[str, Any]) -> None:
         """Apply a note of an earlier daemon about a lane to `lanes`, by their numbers; the one used last comes last."""
@@ -142,12 +142,12 @@ class Conversations:
             self._lanes.remember(lanes[line["of"]], line["at"], line["reply"], line["conversation"])
 
 
-def _past(recorder: Recorder) -> tuple[Lanes, set[str]]:
+def _past(journal: Journal) -> tuple[Lanes, set[str]]:
     """The lanes of the journal, for a program that goes on with their conversations without a replay, and the calls in
     it that have ended. In a replay they are met one by one."""
     lanes = Lanes()
     finished: set[str] = set()
-    for entry in recorder.past():
+    for entry in journal.recorder.past():
         if entry.kind is not EntryKind.MODEL or LANE not in entry.details:
             continue
         number = entry.details[LANE]
@@ -155,11 +155,11 @@ def _past(recorder: Recorder) -> tuple[Lanes, set[str]]:
             number, caller=entry.details.get(CALLER), side=is_side(entry.details), recorded=True
         )
         lanes.add(lane)
-        if not recorder.replay.replaying and isinstance(entry.result, dict):
+        if not journal.replay.replaying and isinstance(entry.result, dict):
             asked = {call["id"]: call["arguments"] for call in entry.result.get("calls", ())}
             lanes.called(lane, asked)
             finished.update(asked)
-    return (Lanes(lanes.next_number), finished) if recorder.replay.replaying else (lanes, finished)
+    return (Lanes(lanes.next_number), finished) if journal.replay.replaying else (lanes, finished)
 
 
 def calls_of(entry: JournalEntry) -> list[ModelCall]:

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.pending import Open
-from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import CALLER, CAPTURE, LANE, PARAMS, REPLY_DENIED, SIDE, TOKENS
 from snapshotd.engine.mind.reuse import REUSED
 from snapshotd.engine.mind.wire import records
@@ -39,30 +38,31 @@ from snapshotd.types import CallStatus, EntryKind, JournalEntry, new_id
 class ModelCalls:
     """Implements `gateway.base.GatewayHandler` for one sandbox. Thread-safe."""
 
-    def __init__(self, context: Context, recorder: Recorder, gate: Gate) -> None:
-        self.recorder, self.conversations = recorder, Conversations(recorder)
-        self.tools = WireCalls(context, recorder, gate, self.conversations)
+    def __init__(self, context: Context, journal: Journal) -> None:
+        self.recorder, self._journal, self._replay = journal.recorder, journal, journal.replay
+        self.conversations = Conversations(journal)
+        self.tools = WireCalls(context, journal, self.conversations)
         self._resumed: set[int] = set()
         """Conversations of an earlier daemon that no request has continued yet."""
 
     def turn(self, request: TurnRequest) -> RecordedReply | ModelTurn:
         """See `GatewayHandler.turn`. Where no recorded reply can answer it, the request is read once the provider has
         it."""
-        if self.recorder.is_answered or self._resumed:
+        if self._journal.is_answered or self._resumed:
             answer = self.answer(request)
             return answer if isinstance(answer, RecordedReply) else ModelTurn(self, request, answer)
-        self.recorder.replay.check()
+        self.recorder.check()
         return ModelTurn(self, request)
 
-    def answer(self, request: TurnRequest) -> RecordedReply | Asked:
+    def answer(self, request: TurnRequest) -> RecordedReply | ForwardedRequest:
         """The recorded reply to a request: of this run or of an earlier one. Otherwise the request, as the provider is
         asked it."""
         place = self.conversations.place(request, self.tools.open)
         lane = place.lane
-        replaying = self.recorder.replay.replaying
+        replaying = self._replay.replaying
         ends = self.tools.ends(request, place)
         outline = records.outline(request, place.opening)
-        replayed = self.recorder.replay.replayed_on_wire(
+        replayed = self._replay.meet_on_wire(
             EntryKind.MODEL,
             request.model[:200],
             outline,
@@ -87,7 +87,7 @@ class ModelCalls:
             more["messages"] = [{"role": message.role, "content": message.content} for message in told]
         if reply is not None:
             more[REUSED] = reply.id
-        asked = Asked(
+        asked = ForwardedRequest(
             Intent(new_id(), request.model[:200], outline, EntryKind.MODEL), {**lane.details, **more}, lane, ends
         )
         if reply is not None:
@@ -100,13 +100,13 @@ class ModelCalls:
         the conversation may hold some of them, such as the tools' results."""
         lane, told = place.lane, request.new_messages(place.known)
         if replaying and not lane.side:
-            self.recorder.met(told)
+            self._journal.conversation.meet(told)
         else:
             self.conversations.add_messages(lane, place.at, told)
         lane.recorded = True
         self.conversations.extend(lane, place.at, request.digests[place.known :])
 
-    def begin(self, asked: Asked) -> Open:
+    def begin(self, asked: ForwardedRequest) -> Open:
         """Record the intent of a request."""
         opened = self.recorder.begin(asked.intent, asked.details)
         self.conversations.note({"turn": opened.entry.id})
@@ -125,19 +125,19 @@ class ModelCalls:
 
     def _find_reply(self, request: TurnRequest, outline: dict[str, Any], lane: Lane) -> JournalEntry | None:
         """An earlier run's reply to this request; None: it is forwarded."""
-        reply = self.recorder.reused_reply(request.model[:200], outline, lane.number)
+        reply = self._journal.reuse.find_reply(request.model[:200], outline, lane.number)
         try:
             return None if reply is None or records.recorded(reply) is None else reply
         except Unsupported:
             return None  # it was too large to be kept
 
-    def _reuse(self, request: TurnRequest, asked: Asked, reply: JournalEntry) -> RecordedReply:
+    def _reuse(self, request: TurnRequest, asked: ForwardedRequest, reply: JournalEntry) -> RecordedReply:
         """Record an earlier run's reply as this one's, after the results that the request brings."""
         opened = self.begin(asked)
         failure = self.tools.try_to_close(asked.ends)
         recorded = records.recorded(reply)
         content = request.reader.read_again(request, recorded)
-        self.recorder.pending.take(opened.entry.id)
+        self.recorder.pending.close(opened.entry.id)
         status, error = (CallStatus.DONE, None) if failure is None else (CallStatus.FAILED, failure.message)
         details = {"gateway": True, "usage": {}, "stop_reason": content.stop_reason}
         self.recorder.end_model(opened, status, reply.result, error, details)
@@ -159,14 +159,14 @@ class ModelCalls:
         self.conversations.extend(lane, place.at, [*request.digests[place.known :], *content.digests])
         self.conversations.end_with(lane, request, content)
         if not lane.side:
-            self.recorder.met([*request.new_messages(place.known), *content.messages])
+            self._journal.conversation.meet([*request.new_messages(place.known), *content.messages])
         if REPLY_DENIED in entry.details:
             return replace(recorded, status=Denied.http_status, error=entry.details[REPLY_DENIED])
         calls = calls_of(entry)
         self.conversations.ask_for(lane, calls)
         if calls:
-            self.recorder.replay.meets_calls(lane.number, [call.id for call in calls])
-        live = self.recorder.replay.live_if_exhausted()
+            self._replay.wait_for_calls(lane.number, [call.id for call in calls])
+        live = self._replay.live_if_exhausted()
         self.tools.asked(lane, request, calls, entry if live else None, place.end(request))
         return recorded
 
@@ -175,7 +175,7 @@ class ModelCalls:
         repeats its request. The rest of the reply's recording is completed here, as far as it is missing."""
         lane = place.lane
         self._resumed.discard(lane.number)
-        entry = self.recorder.reply(request.model[:200], outline) if place.known == len(request.digests) else None
+        entry = self.recorder.find_reply(request.model[:200], outline) if place.known == len(request.digests) else None
         if entry is None:
             return None
         recorded, calls = records.recorded(entry), calls_of(entry)
@@ -206,7 +206,7 @@ class ModelCalls:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ForwardedRequest:
     """A request as it is recorded. `ends`: what it ends of the turn before it."""
 
     intent: Intent
@@ -216,10 +216,10 @@ class Asked:
 
 
 class ModelTurn:
-    """A request on its way to the provider (`gateway.base.Turn`). A crash before `sent` leaves a request that the agent
+    """A request on its way to the provider (`gateway.base.ForwardedTurn`). A crash before `sent` leaves a request that the agent
     repeats, as one before the reply is recorded does."""
 
-    def __init__(self, calls: ModelCalls, request: TurnRequest, asked: Asked | None = None) -> None:
+    def __init__(self, calls: ModelCalls, request: TurnRequest, asked: ForwardedRequest | None = None) -> None:
         """`asked` None: the request is read in `sent`."""
         self._calls, self._request, self._asked = calls, request, asked
         self._opened: Open | None = None
@@ -227,11 +227,11 @@ class ModelTurn:
         self._failure: SnapshotdError | None = None
 
     def sent(self) -> None:
-        """See `Turn.sent`: record the intent, and take the steps of the calls that the request ends."""
+        """See `ForwardedTurn.sent`: record the intent, and take the steps of the calls that the request ends."""
         hit("engine.journal.sent")
         if self._asked is None:
             answer = self._calls.answer(self._request)
-            assert isinstance(answer, Asked), "nothing is answered from records any more"
+            assert isinstance(answer, ForwardedRequest), "nothing is answered from records any more"
             self._asked = answer
         try:
             self._opened = self._calls.begin(self._asked)
@@ -246,14 +246,14 @@ class ModelTurn:
         self._failure = self._calls.tools.try_to_close(ends)
 
     def replied(self, reply: TurnReply) -> None:
-        """See `Turn.replied`: record the reply, once the steps are taken."""
+        """See `ForwardedTurn.replied`: record the reply, once the steps are taken."""
         assert self._asked is not None
         assert self._opened is not None, "`sent` comes first"
         recorder, request, content, opened = self._calls.recorder, self._request, reply.content, self._opened
         self._calls.conversations.stop_waiting(self._asked.lane)
         if self._step is not None:
             self._step.join()
-        recorder.pending.take(opened.entry.id)
+        recorder.pending.close(opened.entry.id)
         calls = [] if reply.failed else list(content.calls)
         details = {"gateway": True, "usage": records.usage(reply), "stop_reason": content.stop_reason}
         if request.sent_as is not None:
