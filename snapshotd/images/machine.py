@@ -54,7 +54,7 @@ _LIBRARY = re.compile(r"(?:=> |^\s+)(/\S+) \(0x", re.MULTILINE)
 _MOST_LINKS = 40
 """As the kernel follows them."""
 _TIMEOUT_S = 600
-"""Of each program that is asked; `ldd` runs a hundred, which takes minutes on an emulated or very busy machine."""
+"""Limit of one program. `ldd` runs a hundred, which takes minutes on an emulated or very busy machine."""
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
