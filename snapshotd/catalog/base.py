@@ -14,7 +14,7 @@ was written by a newer version; OutOfSpace when the disk is full (nothing change
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,9 @@ class SnapshotRow:
 
 class Catalog(ABC):
     """The module's text holds for all methods."""
+
+    on_change: Callable[[TrajectoryID], object]
+    """Is called after a trajectory began, changed its status, or was removed. Does nothing until it is set."""
 
     @abstractmethod
     def close(self) -> None:
@@ -555,7 +558,7 @@ class ExperimentTable(ABC):
 
     @abstractmethod
     def describe(self, name: str, digest: str, description: Any, files: bytes | None) -> None:
-        """Give one that came from an earlier version its description."""
+        """Record the description anew: of one that came from an earlier version, or whose secrets have other values."""
 
     @abstractmethod
     def set_ended(self, name: str, why: str | None) -> None:

@@ -70,6 +70,7 @@ class SqliteCatalog(Catalog):
         """Open the catalog at `path`, creating it (mode 0600) if there is none. ":memory:" is private to this object
         and gone with it. Errors: as `database.open_database`."""
         self._db = open_database(path)
+        self.on_change = lambda _: None
         self._approvals = SqliteApprovals(self._db)
         self._compensations = SqliteCompensations(self._db)
         self._values = SqliteValues(self._db)
@@ -150,6 +151,8 @@ class SqliteCatalog(Catalog):
             for trajectory, snapshot in items:
                 begin_trajectory(self._db, trajectory, snapshot)
             add_request(self._db, request, [trajectory.id for trajectory, _ in items])
+        for trajectory, _ in items:
+            self.on_change(trajectory.id)
 
     def restore_rows(
         self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
@@ -178,6 +181,7 @@ class SqliteCatalog(Catalog):
                 (status.value, exit_code, trajectory_id),
             ):
                 raise no("trajectory", trajectory_id)
+        self.on_change(trajectory_id)
 
     def set_began(self, trajectory_id: TrajectoryID, snapshot_id: SnapshotID) -> None:
         with self._db.transaction():
@@ -205,6 +209,7 @@ class SqliteCatalog(Catalog):
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         with self._db.transaction():
             remove_trajectory(self._db, trajectory_id)
+        self.on_change(trajectory_id)
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

@@ -32,10 +32,11 @@ from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.host.system_packages import CATATONIT
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.gate import Gate
+from snapshotd.engine.mind.approval.records import ApprovalRecords
+from snapshotd.engine.mind.approval.webhook import Webhooks
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways
 from snapshotd.engine.mind.keyvalue import KeyValueStore
-from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
@@ -76,7 +77,7 @@ from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
 from snapshotd.kernel.files import sync_dir
 from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
-from snapshotd.layers import store as layer_store
+from snapshotd.layers import filesystem
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.format.index import Index
 from snapshotd.repo.format.pack import PREFIX
@@ -131,7 +132,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     if _store_url(config, catalog) == _local_url(state_dir):
         state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         where = footing.places
         mode, no_isolation = choose_mode(store.host, footing)
@@ -190,13 +191,14 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         engine.life.start(survivors)
         return engine
     except BaseException:
-        layer_store.release(store)
+        filesystem.release(store)
         raise
 
 
 def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engine:
     """The engine over its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
     endpoint."""
+    context.catalog.on_change = context.events.tell_of_change
     worker = Worker(context.store.root, context.store.kind, context.store.marks)
     merger, links = Merger(context.store, worker), LinkGroups(worker)
     archiver = Archiver(context.child("archive"))
@@ -207,9 +209,10 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     launcher = Launcher(context, cold.take, LayerSources(merger.apply, links.of, cold.server))
     background = Background(context, merger, links, worker, archive)
     webhooks = Webhooks()
-    gate = Gate(context, webhooks)
+    approvals = ApprovalRecords(context, webhooks)
+    gate = Gate(context.catalog, approvals)
     values = KeyValueStore(context.catalog, lambda value: context.secrecy.shared().conceal(value))
-    gateways = Gateways(context, gate, gateway)
+    gateways = Gateways(context, gateway)
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
     resumes = Resumes(context, sessions)
     forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
@@ -217,7 +220,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     values.start_sweeping()
     upkeep = Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict)
     ends: tuple[EnginePart, ...] = (
-        gate,
+        approvals,
         context.events.watch,
         values,
         folders,
@@ -247,14 +250,23 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         branching=services.branching,
         experiments=experiments,
         mind=services.mind,
-        approvals=ApprovalService(context, gate),
+        approvals=ApprovalService(context, approvals),
         values=values,
         folders=folders,
         storage=StorageService(context, upkeep, archive, background, browse, _replies),
         images=ImageService(context),
         requests=Requests(context.catalog),
         life=Life(
-            context, sessions, cold, archive, background, disposal, upkeep, experiments, str(gate.policy.path), ends
+            context,
+            sessions,
+            cold,
+            archive,
+            background,
+            disposal,
+            upkeep,
+            experiments,
+            str(approvals.policy.path),
+            ends,
         ),
     )
 
@@ -264,7 +276,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
     state_dir = Path(config.state_dir)
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         url = _known_store_url(config)
         places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
@@ -297,7 +309,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         store.sweep(set)
         return report
     finally:
-        layer_store.release(store)
+        filesystem.release(store)
 
 
 def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:

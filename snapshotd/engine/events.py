@@ -170,6 +170,10 @@ class EventLogs:
             log.append(event)
         self.watch.publish({**event, "trajectory": trajectory})
 
+    def tell_of_change(self, trajectory: TrajectoryID) -> None:
+        """Tell every watcher that a trajectory began, changed its status, or is gone."""
+        self.watch.publish({"event": "trajectory", "trajectory": trajectory})
+
     def live(self, trajectory: str) -> EventLog | None:
         with self._lock:
             return self._live.get(trajectory)

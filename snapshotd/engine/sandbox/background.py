@@ -10,7 +10,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox.root import Captured
@@ -99,6 +99,7 @@ class Background:
         try:
             if snapshot.files is None and (files := self._count(snapshot)) is not None:
                 self._context.catalog.set_files(snapshot.id, files)
+                self._tell_watchers(replace(snapshot, files=files))
         except NotFound:
             return  # removed meanwhile
         except SnapshotdError as exc:
@@ -131,7 +132,12 @@ class Background:
         finally:
             store.release(layers)
 
+    def _tell_watchers(self, snapshot: Snapshot) -> None:
+        event = {"event": "snapshot", "trajectory": snapshot.trajectory, "snapshot": snapshot}
+        self._context.events.watch.publish(event)
+
     def _tell(self, snapshot: Snapshot, captured: Captured | None) -> None:
+        self._tell_watchers(snapshot)
         log = self._context.events.live(snapshot.trajectory)
         if log is None:
             return

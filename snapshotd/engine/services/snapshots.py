@@ -49,7 +49,8 @@ class SnapshotService:
         return found
 
     def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[Snapshot]:
-        """A trajectory's own snapshots, oldest first; with `before`, only those with a smaller `seq`; with `last`, only this number of the newest. Here and in
+        """A trajectory's own snapshots, oldest first; with `before`, only those with a smaller `seq`; with `last`, only
+        this number of the newest. Here and in
         `snapshot`, `files` is None until a background thread has counted the changes; no call waits for that."""
         return self._catalog.snapshots(self._catalog.resolve_trajectory(ref).id, last, before=before)
 

@@ -72,9 +72,10 @@ def deny(request: Request, approval: _Approval, body: DenyRequest, service: Serv
 
 @handles(
     operations.WATCH,
-    says='Lines: `{"event":"watching"}` at once; then `approval` (a person is asked, or has decided) and `finished` (a run '
-    'ended), each with `trajectory`; `{"event":"alive"}` every few seconds in which nothing happens; `{"event":"lost","count"}` where '
-    "a slow client has missed some.",
+    says='Lines: `{"event":"watching"}` at once; then `approval` (a person is asked, or has decided), `finished` (a run '
+    "ended), `snapshot` (one was taken, and once more when its files are counted; `snapshot` is it) and `trajectory` (one "
+    'began, changed its status, or was removed), each with `trajectory`; `{"event":"alive"}` every few seconds in which '
+    'nothing happens; `{"event":"lost","count"}` where a slow client has missed some.',
 )
 async def watch(service: ServiceDep) -> Response:
     """Events for outside tools, of all trajectories, from now on."""
