@@ -32,9 +32,10 @@ from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.kernel import abilities, files, loop, quota
+from snapshotd.kernel import files, loop, quota
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.abilities import TRUSTED, Abilities, Marks
+from snapshotd.kernel.probes import needed, useful
 from snapshotd.layers.ballast import Ballast
 from snapshotd.layers.limits import DiskLimits
 from snapshotd.layers.mounting import PATH_FLAGS, LayerMounts
@@ -511,15 +512,15 @@ def prepare(state_dir: Path) -> LayerStore:
     witness = Witness(state_dir)
 
     def opened(kind: str, *, image: Path | None = None, missing: str = "") -> LayerStore:
-        host = abilities.find(directory, state_dir / abilities.FILE_NAME)
+        host = needed.find(directory, state_dir / needed.FILE_NAME)
         return LayerStore(directory, kind, host, image=image, witness=witness, missing=missing)
 
     try:
         is_new = not image.exists()
         if is_new:
-            if abilities.shares_extents(directory):
+            if useful.shares_extents(directory):
                 return opened("reflink")
-            if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
+            if not _is_unused(directory) or useful.loop_devices() is not None or not _make_image(image):
                 return opened("plain")
         try:
             _mount_image(image, directory)
