@@ -3,6 +3,7 @@ dependency."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -96,6 +97,22 @@ def test_a_host_without_overlays_has_no_mode(monkeypatch: pytest.MonkeyPatch) ->
     found = {check.name: check for check in doctor._host(Path("/"))}
     assert (found["mode"].ok, found["overlay"].ok) == (False, False)
     assert "modprobe overlay" in found["overlay"].fix
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOENT, "modprobe fuse"),
+        (errno.ENODEV, "modprobe fuse"),
+        (errno.EACCES, "chmod 666 /dev/fuse"),
+        (errno.EPERM, "--device /dev/fuse"),
+    ],
+)
+def test_the_advice_for_a_device_follows_from_the_error(number: int, advice: str) -> None:
+    """A device that is there, and that this user may not open, does not come by loading its module."""
+    fix = doctor._device_fix("/dev/fuse", "fuse", OSError(number, os.strerror(number)))
+    assert advice in fix
+    assert ("modprobe" in fix) == (advice == "modprobe fuse")
 
 
 def test_missing_programs_are_warnings_or_failures_by_need(monkeypatch: pytest.MonkeyPatch) -> None:
