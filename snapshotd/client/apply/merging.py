@@ -17,7 +17,7 @@ from snapshotd.client.apply.plan import ApplyPlan, Item
 from snapshotd.client.branching.lineage import lineage
 from snapshotd.client.local.arguments import sandbox_path
 from snapshotd.client.results import AppliedInfo, MergeInfo, SnapshotInfo
-from snapshotd.client.verbs import b64
+from snapshotd.client.verbs.base import b64
 from snapshotd.errors import NotFound, UsageError
 
 if TYPE_CHECKING:

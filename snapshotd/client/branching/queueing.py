@@ -14,7 +14,7 @@ from snapshotd.at_once import at_once, fitting
 from snapshotd.client.branching.variants import Variants, check_variants
 from snapshotd.client.local.sizes import size_given
 from snapshotd.client.results import TrajectoryInfo
-from snapshotd.client.verbs import ForkPlace
+from snapshotd.client.verbs.base import ForkPlace
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.terms import number_of
 
