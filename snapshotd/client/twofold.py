@@ -211,8 +211,7 @@ class stream(_Verb, Generic[P, T]):  # noqa: N801
 
 
 class on_this_machine(_Verb, Generic[P, R]):  # noqa: N801
-    """See the module. For verbs that work on files of this machine, which Linux reads and writes in no other way, and
-    for those that are made of many requests at once."""
+    """See the module. For verbs that work on files of this machine, which Linux reads and writes in no other way."""
 
     def __init__(self, verb: Callable[Concatenate[Snapshotd, P], R]) -> None:
         async def waiting(instance: Any, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -8,46 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from snapshotd.api import operations
 from snapshotd.api.record import UNSET, Json
-from snapshotd.api.trajectories import ForkInfo, ForkPlace, ForkRequest
-from snapshotd.api.wire import FORK_MAX, check_ref
-from snapshotd.client.local.arguments import argv_of, check_count, check_seconds, local_path, texts_of, words_of
-from snapshotd.client.twofold import on_this_machine, verb
+from snapshotd.api.trajectories import ForkInfo, ForkQueueRequest, ForkRequest, QueuedFork, QueueInfo
+from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, check_ref
+from snapshotd.client.local.arguments import (
+    argv_of,
+    check_count,
+    check_flag,
+    check_seconds,
+    local_path,
+    texts_of,
+    words_of,
+)
+from snapshotd.client.twofold import closing, verb
 from snapshotd.client.verbs.base import VerbPart, Wait, check_wait
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 if TYPE_CHECKING:
     from snapshotd.api.experiments import CompareInfo, Tried
-    from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
     from snapshotd.client.branching.results import BisectInfo, ScoreInfo
-    from snapshotd.client.client import Snapshotd
     from snapshotd.scores import ScoredRun
-
-
-def fork_queue(
-    client: Snapshotd,
-    ref: str,
-    n: int = 1,
-    *,
-    parallel: int | None = None,
-    keep_going: bool = False,
-    args: Sequence[str] | None = None,
-    name: str | None = None,
-    resume: bool = False,
-    variants: Mapping[str, Mapping[str, Any]] | None = None,
-    on_child: Callable[[QueuedFork], object] = lambda _: None,
-) -> QueueInfo:
-    """`n` (1..10,000) forks, `parallel` at once (None: as many as fit into the free memory): each runs its program
-    to the end, then another begins. Returns when all have ended. `args`, `name`, `resume`, `variants`:
-    as `fork`; one of them has to give the forks a program. `on_child` is told of each that has ended.
-
-    When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
-    error, and the rest goes on. UsageError before anything starts."""
-    from snapshotd.client.branching.queueing import fork_queue
-
-    options = {"args": args, "name": name, "resume": resume}
-    return fork_queue(
-        client, ref, n, parallel=parallel, keep_going=keep_going, variants=variants, on_child=on_child, options=options
-    )
 
 
 class ForkVerbs(VerbPart):
@@ -65,7 +44,6 @@ class ForkVerbs(VerbPart):
         variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
-        part: ForkPlace | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
@@ -78,8 +56,7 @@ class ForkVerbs(VerbPart):
         names, arguments and values of the environment become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
-        daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
-        anything starts."""
+        daemon's default (half an hour). UsageError before anything starts."""
         check_wait(wait)
         check_count("n", n, 1, FORK_MAX)
         check_seconds("idle_timeout", idle_timeout, zero=True)
@@ -97,7 +74,6 @@ class ForkVerbs(VerbPart):
             resume=resume,
             idle_timeout_s=idle_timeout,
             variants=children,
-            part=part,
         )
         forked = await self._transport.call(operations.FORK, ref, body=body)
         if wait == "stored":
@@ -109,7 +85,43 @@ class ForkVerbs(VerbPart):
                 await self.flush(line)
         return forked
 
-    fork_queue = on_this_machine(fork_queue)
+    @verb
+    async def fork_queue(
+        self,
+        ref: str,
+        n: int = 1,
+        *,
+        parallel: int | None = None,
+        keep_going: bool = False,
+        args: Sequence[str] | None = None,
+        name: str | None = None,
+        resume: bool = False,
+        variants: Mapping[str, Mapping[str, Any]] | None = None,
+        on_child: Callable[[QueuedFork], object] = lambda _: None,
+    ) -> QueueInfo:
+        """`n` (1..10,000) forks, `parallel` at once (None: as many as fit into the free memory): each runs its program
+        to the end, then another begins. Returns when all have ended. `args`, `name`, `resume`, `variants`:
+        as `fork`; one of them has to give the forks a program. `on_child` is told of each that has ended.
+
+        When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
+        error, and the rest goes on. UsageError before anything starts."""
+        children: Any = ()
+        if variants is not None:
+            from snapshotd.client.branching.variants import variant_fields
+
+            children = variant_fields(variants, QUEUE_MAX)
+        check_flag("keep_going", keep_going)
+        body = ForkQueueRequest(
+            n, parallel, keep_going, None if args is None else tuple(words_of("args", args)), name, resume, children
+        )
+        async with closing(await self._transport.lines(*operations.FORK_QUEUE.at(ref), body=body)) as events:
+            async for event in events:
+                if event["event"] == "result":
+                    return QueueInfo.of(event)
+                on_child(QueuedFork.of(event))
+        raise DaemonUnavailable(
+            "the daemon ended the queue without a result; forks that run go on, and `snapshotd ls` lists them"
+        )
 
     @verb
     async def compare(self, *refs: str) -> CompareInfo:
@@ -152,11 +164,12 @@ class ForkVerbs(VerbPart):
             "repeat": repeat,
         }
         tried: list[Json] = []
-        async for event in await self._transport.lines(*operations.BISECT.at(), body=body):
-            if event["event"] == "result":
-                return BisectInfo.of({**event, "tried": tried})
-            tried.append(event)
-            on_tried(Tried.of(event))
+        async with closing(await self._transport.lines(*operations.BISECT.at(), body=body)) as events:
+            async for event in events:
+                if event["event"] == "result":
+                    return BisectInfo.of({**event, "tried": tried})
+                tried.append(event)
+                on_tried(Tried.of(event))
         raise DaemonUnavailable("the daemon ended the bisection without a result; repeat it")
 
     @verb
@@ -208,10 +221,11 @@ class ForkVerbs(VerbPart):
             "parallel": parallel,
             "timeout_s": timeout,
         }
-        async for event in await self._transport.lines(*operations.SCORE.at(), body=body):
-            if event["event"] == "result":
-                return tuple(map(ScoreInfo.from_json, event["rows"]))
-            on_run(ScoreInfo.from_json(event), ScoredRun.from_json(event["run"]))
+        async with closing(await self._transport.lines(*operations.SCORE.at(), body=body)) as events:
+            async for event in events:
+                if event["event"] == "result":
+                    return tuple(map(ScoreInfo.from_json, event["rows"]))
+                on_run(ScoreInfo.from_json(event), ScoredRun.from_json(event["run"]))
         raise DaemonUnavailable("the daemon ended the scores without a result; repeat them")
 
 

@@ -22,7 +22,7 @@ from snapshotd.api.snapshots import (
 from snapshotd.api.trajectories import SandboxInfo, TrajectoryInfo
 from snapshotd.api.wire import check_ref
 from snapshotd.client.local.arguments import check_flag, local_path, sandbox_path
-from snapshotd.client.results import ApplyInfo, MergeInfo
+from snapshotd.client.results import ApplyInfo
 from snapshotd.client.twofold import on_this_machine, stream, verb
 from snapshotd.client.verbs.base import VerbPart, b64, records_of
 from snapshotd.errors import DaemonUnavailable
@@ -64,27 +64,6 @@ def apply(
     message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
     done = apply.apply(source, local_path(to, "to"), dry_run=dry_run, message=message, hooks=hooks)
     return dataclasses.replace(done, base=start, snapshot=info.id)
-
-
-def merge(
-    client: Snapshotd,
-    source: str,
-    into: str,
-    *,
-    base: str | None = None,
-    path: str | bytes | None = None,
-    dry_run: bool = False,
-) -> MergeInfo:
-    """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
-    (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
-    what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
-
-    Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
-    them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
-    Unsupported (there is no git, and texts are to be merged)."""
-    from snapshotd.client.apply.merging import merge
-
-    return merge(client, source, into, base=base, path=path, dry_run=dry_run)
 
 
 class LookingVerbs(VerbPart):
@@ -156,8 +135,6 @@ class LookingVerbs(VerbPart):
         return await self._transport.call(operations.RESTORE, ref, body=body)
 
     apply = on_this_machine(apply)
-
-    merge = on_this_machine(merge)
 
     @verb
     async def tag(self, ref: str, name: str, *, move: bool = False) -> str:
