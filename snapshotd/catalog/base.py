@@ -65,9 +65,6 @@ class SnapshotRow:
 class Catalog(ABC):
     """The module's text holds for all methods."""
 
-    on_change: Callable[[TrajectoryID], object]
-    """Is called after a trajectory began, changed its status, or was removed. Does nothing until it is set."""
-
     @abstractmethod
     def close(self) -> None:
         """Release the database. Idempotent. Any other call afterwards is a defect."""
@@ -127,6 +124,11 @@ class Catalog(ABC):
         """Record new trajectories, all or none, as what `request` (if any) has made. With a snapshot: it is the first
         one and the head. Without one (a fork): the head is the existing snapshot `forked_from`. Conflict when a name is
         taken, by another trajectory or as a tag."""
+
+    @abstractmethod
+    def notify(self, listener: Callable[[TrajectoryID], object]) -> None:
+        """Call `listener` from now on after a trajectory began, changed its status, or was removed, in place of an earlier
+        listener. It must not block or raise."""
 
     @abstractmethod
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:

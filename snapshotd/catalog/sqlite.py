@@ -8,7 +8,7 @@ length; `referenced_*` scan once.
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,7 +70,7 @@ class SqliteCatalog(Catalog):
         """Open the catalog at `path`, creating it (mode 0600) if there is none. ":memory:" is private to this object
         and gone with it. Errors: as `database.open_database`."""
         self._db = open_database(path)
-        self.on_change = lambda _: None
+        self._listener: Callable[[TrajectoryID], object] = lambda _: None
         self._approvals = SqliteApprovals(self._db)
         self._compensations = SqliteCompensations(self._db)
         self._values = SqliteValues(self._db)
@@ -152,13 +152,16 @@ class SqliteCatalog(Catalog):
                 begin_trajectory(self._db, trajectory, snapshot)
             add_request(self._db, request, [trajectory.id for trajectory, _ in items])
         for trajectory, _ in items:
-            self.on_change(trajectory.id)
+            self._listener(trajectory.id)
 
     def restore_rows(
         self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
     ) -> None:
         with self._db.transaction():
             restore_rows(self._db, images, trajectories, snapshots)
+
+    def notify(self, listener: Callable[[TrajectoryID], object]) -> None:
+        self._listener = listener
 
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
         found = self._trajectories("WHERE t.id = ?", (trajectory_id,))
@@ -181,7 +184,7 @@ class SqliteCatalog(Catalog):
                 (status.value, exit_code, trajectory_id),
             ):
                 raise no("trajectory", trajectory_id)
-        self.on_change(trajectory_id)
+        self._listener(trajectory_id)
 
     def set_began(self, trajectory_id: TrajectoryID, snapshot_id: SnapshotID) -> None:
         with self._db.transaction():
@@ -209,7 +212,7 @@ class SqliteCatalog(Catalog):
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
         with self._db.transaction():
             remove_trajectory(self._db, trajectory_id)
-        self.on_change(trajectory_id)
+        self._listener(trajectory_id)
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 

@@ -198,7 +198,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
 def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engine:
     """The engine over its parts. `lazy`: the mount that serves layers which are not there yet. `gateway`: makes a model
     endpoint."""
-    context.catalog.on_change = context.events.tell_of_change
+    context.catalog.notify(context.events.tell_of_change)
     worker = Worker(context.store.root, context.store.kind, context.store.marks)
     merger, links = Merger(context.store, worker), LinkGroups(worker)
     archiver = Archiver(context.child("archive"))

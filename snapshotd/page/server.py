@@ -57,7 +57,7 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
-"""Of every answer. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
+"""Every answer has these. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
 _PASSED_ON = ("content-type", KEY_HEADER.lower())
 """Headers of the page's requests that the daemon sees."""
 
@@ -71,9 +71,10 @@ class PageServer:
         self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._listener.bind(("127.0.0.1", port))
+            self._listener.listen()
         except OSError as exc:
             self._listener.close()
-            raise Conflict(f"port {port} cannot be listened on: {exc.strerror}; choose another with --port") from exc
+            raise Conflict(f"127.0.0.1:{port} cannot be listened on ({exc.strerror}); choose another port") from exc
         self.port: int = self._listener.getsockname()[1]
         self._token = secrets.token_urlsafe(24)
         app = Starlette(
@@ -87,7 +88,7 @@ class PageServer:
         )
         session = app.routes[0].endpoint.__self__  # type: ignore[attr-defined]
         self._idle = _Idle(_Guard(app, session, self.port), idle_s, self.stop)
-        self._server = uvicorn.Server(
+        self._server = _Server(
             uvicorn.Config(
                 self._idle,
                 lifespan="on",
@@ -112,7 +113,12 @@ class PageServer:
 
     def stop(self) -> None:
         """End `run` soon. From any thread; idempotent."""
-        self._server.should_exit = True
+        self._server.stop_soon()
+
+
+class _Server(uvicorn.Server):
+    def stop_soon(self) -> None:
+        self.should_exit = True
 
 
 class _Session:
@@ -245,7 +251,7 @@ async def _pass_on(request: Request) -> Response:
     except httpx2.TransportError as exc:
         raise DaemonUnavailable(f"the daemon does not answer ({exc}); `snapshotd daemon` says more") from exc
     headers = {name: answer.headers[name] for name in ("content-type", "content-length") if name in answer.headers}
-    if headers.get("content-type") == BYTES:  # of a sandbox: a browser stores it, and shows nothing of it
+    if headers.get("content-type") == BYTES:  # bytes of a sandbox: a browser stores them, and shows nothing of them
         headers["content-disposition"] = "attachment"
     return StreamingResponse(_pieces(answer), answer.status_code, headers, background=BackgroundTask(answer.aclose))
 
@@ -264,7 +270,7 @@ def _is_of_page(method: str, path: str) -> bool:
 
 @cache
 def _operations() -> list[tuple[str, re.Pattern[str]]]:
-    """What a page may ask for: nothing that brings a body of any size, and nothing that is an administrator's."""
+    """The operations that a page may ask for: none brings a body of any size, and none is an administrator's."""
     return [
         (row.method, re.compile(API_PREFIX + re.sub(r"\{\w+\}", "[^/]+", row.path)))
         for row in OPERATIONS.values()

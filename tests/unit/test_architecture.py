@@ -18,7 +18,7 @@ from tests.own_sources import trees, walk
 ROOT = Path(__file__).parents[2] / "snapshotd"
 
 RANKS: tuple[tuple[str, ...], ...] = (
-    ("cli", "client", "integrations"),
+    ("cli", "client", "integrations", "page"),
     ("daemon",),
     ("engine",),
     ("fuse",),
@@ -35,7 +35,11 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
     "formats": ("trees",),  # an archive is written from a tree, and made into one
     "trees": ("repo",),  # layers are archived to the repository and come back from it
     "images": ("layers", "formats", "trees"),  # an image is ingested like any other foreign tree
-    "cli": ("client", "integrations"),  # every command goes through the client; threads of LangGraph need no daemon
+    "cli": (
+        "client",
+        "integrations",
+        "page",
+    ),  # every command goes through the client; threads of LangGraph need no daemon
     "integrations": ("client",),  # what has to do with a sandbox
 }
 """Package to the other packages of its own rank that it may import."""

@@ -27,7 +27,7 @@ def command(ctx: click.Context, port: int, print_only: bool, trajectory: str | N
 
     The page is served on 127.0.0.1 for as long as this command runs: until Ctrl-C, or until no page was open for a
     quarter of an hour. The address that it prints opens the page once, in one browser; it holds a key that no other user
-    of this machine has. What the page does, it does with your rights.
+    of this machine has. The page has your rights, as a command has them.
     """
     client = connect(ctx)
     chosen = None if trajectory is None else client.trajectory(trajectory)
