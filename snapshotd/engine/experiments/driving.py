@@ -21,7 +21,7 @@ from snapshotd.catalog.base import ExperimentTable
 from snapshotd.engine.base import Event, ForkPlace, Variant
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
 from snapshotd.engine.experiments.measuring import measured, used
-from snapshotd.engine.experiments.parts import Services, count_fitting
+from snapshotd.engine.experiments.parts import Services, count_fitting, full_disk_named
 from snapshotd.engine.experiments.scoring import Scoring
 from snapshotd.errors import Conflict, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.failpoints import hit
@@ -189,7 +189,8 @@ class Driver:
         daemon or the experiment ends before."""
         while True:
             try:
-                work()
+                with full_disk_named():
+                    work()
                 return
             except OutOfSpace as exc:
                 with self._changed:
