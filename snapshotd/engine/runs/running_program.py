@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from snapshotd.engine.base import Stream, output_event
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.reuse import counted
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox.intake import Intake, open_intakes
@@ -43,11 +43,11 @@ class Program:
         listener: StepListener,
         finish: Finish,
         sandbox: Sandbox,
-        recorder: Recorder,
+        journal: Journal,
         began_at_ns: int,
     ) -> None:
         self._context, self._execution, self._listener, self._finish = context, execution, listener, finish
-        self._sandbox, self._recorder, self._began_at_ns = sandbox, recorder, began_at_ns
+        self._sandbox, self._journal, self._began_at_ns = sandbox, journal, began_at_ns
         self._intakes: dict[Stream, Intake] = {}
         self._printed: Iterable[Printed] = ()
         self._process: Process
@@ -59,7 +59,7 @@ class Program:
         sandbox, trajectory = self._sandbox, self._sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._execution.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
-        self._recorder.replay.when_live(self._outlive)
+        self._journal.replay.when_live(self._outlive)
         sandbox.survival.kept.append(sandbox.container.id)
         self._open_intakes()
         try:
@@ -108,7 +108,7 @@ class Program:
 
     def _outlive(self) -> None:
         """Once it is live, the sandbox is there for the next daemon, too."""
-        if self._recorder.replay.settled:
+        if self._journal.replay.settled:
             self._sandbox.outlive(
                 {
                     "trajectory": self._sandbox.trajectory.id,
@@ -164,7 +164,7 @@ class Program:
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
             sandbox.use.cut_off()
-        diverged = None if sandbox.closed else self._recorder.replay.finish()
+        diverged = None if sandbox.closed else self._journal.replay.finish()
         if diverged is not None:
             raise diverged
         with sandbox.lock:
