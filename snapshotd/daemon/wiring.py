@@ -77,7 +77,7 @@ from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
 from snapshotd.kernel.files import sync_dir
 from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
-from snapshotd.layers import store as layer_store
+from snapshotd.layers import filesystem
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.format.index import Index
 from snapshotd.repo.format.pack import PREFIX
@@ -132,7 +132,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     if _store_url(config, catalog) == _local_url(state_dir):
         state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         where = footing.places
         mode, no_isolation = choose_mode(store.host, footing)
@@ -191,7 +191,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         engine.life.start(survivors)
         return engine
     except BaseException:
-        layer_store.release(store)
+        filesystem.release(store)
         raise
 
 
@@ -277,7 +277,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
     state_dir = Path(config.state_dir)
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         url = _known_store_url(config)
         places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
@@ -310,7 +310,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         store.sweep(set)
         return report
     finally:
-        layer_store.release(store)
+        filesystem.release(store)
 
 
 def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:
