@@ -226,7 +226,6 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
             resume=body.resume,
             variants=variants,
             idle_timeout_s=body.idle_timeout_s,
-            part=body.part,
         ),
         recalled,
         lambda made: _stop(engine, *made.trajectories),

@@ -1,12 +1,13 @@
-"""The plan that brings the changes between two snapshots to a folder of this machine, path by path. Nothing is written.
+"""The plan that brings the changes between two snapshots to another tree, path by path. Nothing is written.
 
 Three versions of each path that changed are compared: as it was in the base, as it is in the snapshot, and as it is in
-the folder. The rules (docs/branching.md says them to users):
+the target, which is a folder of a user (`apply`) or the head of a trajectory (`merge`). The rules (docs/branching.md says
+them to users):
 
-- The folder is as the base was: it gets the snapshot's version. It is as the snapshot is: nothing to do.
+- The target is as the base was: it gets the snapshot's version. It is as the snapshot is: nothing to do.
 - Both sides changed a text: `git merge-file` merges the lines. Anything else that both sides changed is a conflict, and
-  so is a deletion against a change, and an entry of the folder that the base did not have.
-- Content and permissions are merged apart from each other. Owners, times and attributes are not brought.
+  so is a deletion against a change, and an entry of the target that the base did not have.
+- Content and permissions are merged apart from each other. Owners, times and attributes are not compared.
 - An entry that somebody put below a directory that goes away stays, and the directory with it.
 - Never brought, with a warning: devices, fifos, sockets, set-user-id bits, anything named `.git` or as apply's own
   directories, and links that lead out of the folder.
@@ -20,14 +21,11 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol, TypeVar
 
-from snapshotd.client.apply.git import merge_file
-from snapshotd.client.apply.host_tree import HostEntry, InTheWay
-from snapshotd.client.apply.journal import KEPT_NAMES
-from snapshotd.client.results import ChangeInfo, ConflictInfo, EntryInfo
 from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.terms import number_of
+from snapshotd.trees.git import merge_file
 
 Side = Literal["base", "snapshot"]
 MAX_CHANGES = 1_000_000
@@ -36,13 +34,48 @@ MAX_MERGED_BYTES = 16 << 20
 """Larger texts that both sides changed are a conflict: merging holds all versions in memory."""
 MAX_PLAN_BYTES = 512 << 20
 """All merged texts together: they wait in memory until everything is decided."""
+KEPT_NAMES = b".snapshotd-apply"
+"""Names that begin with this are never brought: an apply uses them, or has used them."""
+
+
+class Version(Protocol):
+    """One side of a change. `mode`: the twelve bits."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def mode(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Present:
+    """An entry of the target. `permissions` are the nine bits of user, group and others. `target`: of a symbolic link."""
+
+    kind: str
+    permissions: int
+    size: int
+    target: bytes | None
+
+
+P = TypeVar("P", bound=Present)
+P_co = TypeVar("P_co", bound=Present, covariant=True)
+
+
+class InTheWay(Exception):  # noqa: N818 - what was found, and an error only to who expected something else
+    """A component of a path that is no directory in the target."""
+
+    def __init__(self, path: bytes, kind: str) -> None:
+        super().__init__(path, kind)
+        self.path, self.kind = path, kind
 
 
 class TreeSource(Protocol):
     """Two snapshots, below one of their directories. Paths are relative to it."""
 
-    def changes(self) -> Iterable[tuple[bytes, ChangeInfo]]:
-        """From base to snapshot, parents before children."""
+    def changes(self) -> Iterable[tuple[bytes, Version | None, Version | None]]:
+        """Each path that changed from base to snapshot, and both sides of it; parents before children."""
 
     def content(self, side: Side, path: bytes) -> Iterator[bytes]: ...
 
@@ -50,26 +83,29 @@ class TreeSource(Protocol):
         """Where a symbolic link leads."""
 
 
-class TargetTree(Protocol):
-    """The folder, or what stands for it, as `HostTree` has it."""
+class TargetTree(Protocol[P_co]):
+    """The tree that gets the changes."""
 
-    def look(self, path: bytes) -> HostEntry | None: ...
+    def look(self, path: bytes) -> P_co | None:
+        """The entry at `path`, links not followed; None if there is none. InTheWay."""
 
-    def names(self, path: bytes) -> list[bytes]: ...
+    def names(self, path: bytes) -> list[bytes]:
+        """The names in a directory."""
 
-    def read(self, path: bytes) -> Iterator[bytes]: ...
+    def read(self, path: bytes) -> Iterator[bytes]:
+        """A regular file's content in pieces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One path that is to become something else. `host` is what the folder has there, `kind` what it then has (for a
+class Item(Generic[P]):
+    """One path that is to become something else. `host` is what the target has there, `kind` what it then has (for a
     deletion: had), `put`: whether an entry is made (else only the permissions change, or it goes away). `merged` is the
     content, None for the snapshot's."""
 
     change: Literal["added", "changed", "deleted"]
     path: bytes
     kind: str
-    host: HostEntry | None
+    host: P | None
     put: bool
     permissions: int = 0
     target: bytes = b""
@@ -84,28 +120,36 @@ class Item:
         return self.kind == "directory" and (self.host is None or self.host.kind == "directory")
 
 
+@dataclass(frozen=True, slots=True)
+class TreeConflict:
+    """One path that both sides changed in ways that exclude each other."""
+
+    path: bytes
+    reason: str
+
+
 class Unmergeable(Exception):  # noqa: N818 - a finding about one path
     """Why one path is a conflict."""
 
 
-class ApplyPlan:
+class MergePlan(Generic[P]):
     """The changes to make, decided in the constructor. `items` in the order of the changes. `in_sandbox`: the tree is one
     of a sandbox, which may have any link, permission and set-user-id bit."""
 
-    def __init__(self, source: TreeSource, tree: TargetTree, *, in_sandbox: bool = False) -> None:
+    def __init__(self, source: TreeSource, tree: TargetTree[P], *, in_sandbox: bool = False) -> None:
         self._source, self._tree, self._in_sandbox = source, tree, in_sandbox
         self._umask = 0 if in_sandbox else _umask()
-        self.items: list[Item] = []
-        self.conflicts: list[ConflictInfo] = []
+        self.items: list[Item[P]] = []
+        self.conflicts: list[TreeConflict] = []
         self.warnings: list[str] = []
         self.same = 0
         self._directories: set[bytes] = set()  # that the plan makes
-        self._vanishing: list[tuple[bytes, HostEntry, EntryInfo | None]] = []
+        self._vanishing: list[tuple[bytes, P, Version | None]] = []
         self._left_out = self._staged = self._merged_bytes = 0
-        for number, (path, change) in enumerate(source.changes()):
+        for number, (path, before, after) in enumerate(source.changes()):
             if number == MAX_CHANGES:
                 raise LimitExceeded(f"more than {MAX_CHANGES} paths changed; apply a smaller part")
-            self._decide(path, change)
+            self._decide(path, before, after)
         self._empty_directories()
         if self._left_out:
             self.warnings.append(
@@ -119,7 +163,7 @@ class ApplyPlan:
 
     # -- one path -------------------------------------------------------------------------------------------------------
 
-    def _decide(self, path: bytes, change: ChangeInfo) -> None:
+    def _decide(self, path: bytes, before: Version | None, after: Version | None) -> None:
         parts = path.split(b"/")
         if any(part in (b"", b".", b"..") for part in parts) or b"\0" in path:
             raise UsageError(f"a snapshot cannot hold the path {os.fsdecode(path)!r}; nothing was changed")
@@ -131,17 +175,18 @@ class ApplyPlan:
             return
         if any(_is_below(path, conflict.path) for conflict in self.conflicts[-1:]):
             return  # the directory it lies in is none here, which is said already
-        before, after = self._brought(path, change)
+        before, after = self._brought(path, before, after)
         if before is None and after is None:
             return
         try:
             self._three_way(path, before, after, self._look(path, goes=after is None))
         except Unmergeable as exc:
-            self.conflicts.append(ConflictInfo(path, str(exc)))
+            self.conflicts.append(TreeConflict(path, str(exc)))
 
-    def _brought(self, path: bytes, change: ChangeInfo) -> tuple[EntryInfo | None, EntryInfo | None]:
+    def _brought(
+        self, path: bytes, before: Version | None, after: Version | None
+    ) -> tuple[Version | None, Version | None]:
         """Both sides of a change, without what is never brought."""
-        before, after = change.before, change.after
         if after is not None:
             refused = None
             if after.kind not in ("file", "directory", "symlink"):
@@ -159,7 +204,7 @@ class ApplyPlan:
             before = None  # it was never brought either
         return before, after
 
-    def _look(self, path: bytes, *, goes: bool) -> HostEntry | None:
+    def _look(self, path: bytes, *, goes: bool) -> P | None:
         try:
             return self._tree.look(path)
         except InTheWay as exc:
@@ -167,9 +212,7 @@ class ApplyPlan:
                 return None
             raise Unmergeable(f"{_shown(exc.path)} is a {exc.kind} here, and nothing is written through it") from None
 
-    def _three_way(
-        self, path: bytes, before: EntryInfo | None, after: EntryInfo | None, host: HostEntry | None
-    ) -> None:
+    def _three_way(self, path: bytes, before: Version | None, after: Version | None, host: P | None) -> None:
         if after is None:
             self._delete(path, before, host)
         elif after.kind == "directory":
@@ -193,7 +236,7 @@ class ApplyPlan:
         else:
             raise Unmergeable(f"a {after.kind} in the snapshot, and {_a_changed(before, host)} here")
 
-    def _delete(self, path: bytes, before: EntryInfo | None, host: HostEntry | None) -> None:
+    def _delete(self, path: bytes, before: Version | None, host: P | None) -> None:
         if before is None:
             return
         if host is None:
@@ -205,7 +248,7 @@ class ApplyPlan:
         else:
             raise Unmergeable(f"deleted in the snapshot, {_a_changed(before, host)} here")
 
-    def _directory(self, path: bytes, before: EntryInfo | None, after: EntryInfo, host: HostEntry | None) -> None:
+    def _directory(self, path: bytes, before: Version | None, after: Version, host: P | None) -> None:
         if host is None:
             if before is not None and before.kind == "directory":
                 if _mode(before) != _mode(after):
@@ -224,19 +267,19 @@ class ApplyPlan:
         else:
             raise Unmergeable(f"a directory in the snapshot, a {host.kind} here")
 
-    def _make_directory(self, path: bytes, host: HostEntry | None, permissions: int) -> None:
+    def _make_directory(self, path: bytes, host: P | None, permissions: int) -> None:
         self._parents(path)
         self._directories.add(path)
         change: Literal["added", "changed"] = "added" if host is None else "changed"
         self.items.append(Item(change, path, "directory", host, put=True, permissions=permissions))
 
-    def _mode_only(self, path: bytes, host: HostEntry, permissions: int) -> None:
+    def _mode_only(self, path: bytes, host: P, permissions: int) -> None:
         if permissions == host.permissions:
             self.same += 1
         else:
             self.items.append(Item("changed", path, host.kind, host, put=False, permissions=permissions))
 
-    def _file(self, path: bytes, before: EntryInfo, after: EntryInfo, host: HostEntry) -> None:
+    def _file(self, path: bytes, before: Version, after: Version, host: P) -> None:
         """A file on all three sides: content and permissions."""
         if not self._differ_in_content(path, before, after):
             if _mode(before) != _mode(after):
@@ -254,7 +297,7 @@ class ApplyPlan:
             else:
                 self._mode_only(path, host, permissions)
 
-    def _merged_text(self, path: bytes, before: EntryInfo, after: EntryInfo, host: HostEntry) -> tuple[bytes, bytes]:
+    def _merged_text(self, path: bytes, before: Version, after: Version, host: P) -> tuple[bytes, bytes]:
         """The merged content, and the folder's."""
         if max(before.size, after.size, host.size) > MAX_MERGED_BYTES:
             raise Unmergeable("changed on both sides, and too large to be merged")
@@ -271,11 +314,9 @@ class ApplyPlan:
             raise LimitExceeded(f"more than {MAX_PLAN_BYTES} bytes of text are to be merged; apply a smaller part")
         return merged, ours
 
-    def _put(
-        self, path: bytes, after: EntryInfo, host: HostEntry | None, permissions: int, merged: bytes | None = None
-    ) -> None:
+    def _put(self, path: bytes, after: Version, host: P | None, permissions: int, merged: bytes | None = None) -> None:
         target = self._source.target("snapshot", path) if after.kind == "symlink" else b""
-        if after.kind == "file" and int(after.mode, 8) & 0o6000 and not self._in_sandbox:
+        if after.kind == "file" and after.mode & 0o6000 and not self._in_sandbox:
             self.warnings.append(f"{_shown(path)}: its set-user-id or set-group-id bit is not brought")
         self._parents(path)
         change: Literal["added", "changed"] = "added" if host is None else "changed"
@@ -310,14 +351,14 @@ class ApplyPlan:
                 )
             else:
                 reason = f"a {after.kind} in the snapshot, a directory here with files that it never knew"
-                self.conflicts.append(ConflictInfo(path, reason))
+                self.conflicts.append(TreeConflict(path, reason))
 
     # -- comparing ------------------------------------------------------------------------------------------------------
 
-    def _differ(self, path: bytes, before: EntryInfo, after: EntryInfo) -> bool:
+    def _differ(self, path: bytes, before: Version, after: Version) -> bool:
         return _mode(before) != _mode(after) or self._differ_in_content(path, before, after)
 
-    def _differ_in_content(self, path: bytes, before: EntryInfo, after: EntryInfo) -> bool:
+    def _differ_in_content(self, path: bytes, before: Version, after: Version) -> bool:
         if before.kind != after.kind:
             return True
         if after.kind == "symlink":
@@ -326,7 +367,7 @@ class ApplyPlan:
             return True
         return _digest(self._source.content("base", path)) != _digest(self._source.content("snapshot", path))
 
-    def _is_as(self, path: bytes, side: Side, entry: EntryInfo, host: HostEntry) -> bool:
+    def _is_as(self, path: bytes, side: Side, entry: Version, host: P) -> bool:
         """True if the folder has the content of this side."""
         if entry.kind != host.kind:
             return False
@@ -338,10 +379,10 @@ class ApplyPlan:
             return False
         return _digest(self._source.content(side, path)) == _digest(self._tree.read(path))
 
-    def _masked(self, entry: EntryInfo) -> int:
+    def _masked(self, entry: Version) -> int:
         return _mode(entry) & ~self._umask
 
-    def _merged_mode(self, before: EntryInfo, after: EntryInfo, host: HostEntry) -> int:
+    def _merged_mode(self, before: Version, after: Version, host: P) -> int:
         if _mode(before) == _mode(after) or host.permissions in (_mode(after), self._masked(after)):
             return host.permissions
         if host.permissions == _mode(before):
@@ -376,21 +417,21 @@ def _leads_out(path: bytes, target: bytes) -> bool:
     return ups > path.count(b"/") or b".." in parts[ups:]
 
 
-def _mode(entry: EntryInfo) -> int:
+def _mode(entry: Version) -> int:
     """The nine permission bits; none of a link."""
-    return 0 if entry.kind == "symlink" else int(entry.mode, 8) & 0o777
+    return 0 if entry.kind == "symlink" else entry.mode & 0o777
 
 
-def _mode_is(entry: EntryInfo, host: HostEntry) -> bool:
+def _mode_is(entry: Version, host: Present) -> bool:
     return entry.kind == "symlink" or _mode(entry) == host.permissions
 
 
-def _runs(entry: EntryInfo, host: HostEntry) -> bool:
+def _runs(entry: Version, host: Present) -> bool:
     """True if both can be run as a program, or neither."""
     return entry.kind != "file" or bool(_mode(entry) & 0o100) == bool(host.permissions & 0o100)
 
 
-def _a_changed(before: EntryInfo, host: HostEntry) -> str:
+def _a_changed(before: Version, host: Present) -> str:
     return "changed" if before.kind == host.kind else f"a {host.kind}"
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from snapshotd.engine.experiments.parts import Services
+from collections.abc import Callable
+
 from snapshotd.errors import NotFound
 from snapshotd.types import Snapshot
 
 
-def lineage(services: Services, ref: str) -> list[Snapshot]:
+def lineage(find: Callable[[str], Snapshot], ref: str) -> list[Snapshot]:
     """A snapshot and those before it, oldest first. After a rewind or an edit it goes on with the snapshot whose
     conversation was kept. NotFound, also where the trajectory is removed meanwhile; Ambiguous."""
-    found = [services.snapshots.get(ref)]
+    found = [find(ref)]
     try:
         while (before := found[-1].continues) is not None:
-            found.append(services.snapshots.get(before))
+            found.append(find(before))
     except NotFound as exc:
         raise NotFound(f"{ref} was removed while its history was read; go on without it") from exc
     return found[::-1]
