@@ -108,12 +108,13 @@ def test_kill_at_any_time_loses_nothing_reported(tmp_path: Path, seed: int) -> N
 
 
 def check(directory: Path, committed: dict[str, str]) -> None:
-    connection = apsw.Connection(str(directory / "catalog.db"), flags=apsw.SQLITE_OPEN_READWRITE)
-    assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-    assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
-    connection.close()
     catalog, repository = SqliteCatalog(directory / "catalog.db"), FileSpool(directory / "repo")
     try:
+        # Comes after the catalog is open: a connection without the checksum layer would write the log's pages without.
+        connection = apsw.Connection(str(directory / "catalog.db"), flags=apsw.SQLITE_OPEN_READWRITE)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+        connection.close()
         snapshots = {snapshot.id: snapshot for snapshot in catalog.all_snapshots()}
         assert committed.keys() <= snapshots.keys()
         assert catalog.unstored() == [one.id for one in snapshots.values() if one.state is SnapshotState.CAPTURED]
