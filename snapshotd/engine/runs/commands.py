@@ -139,7 +139,7 @@ class Commands:
             log = self._logs.begin(_name(info))
             scope.callback(self._logs.let_go, _name(info))
             log.append(_started(info))
-            self._context.catalog.add_request(requests.present(), [info.id])  # before it starts: it starts once
+            self._context.catalog.requests.add(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
             sandbox.survival.kept.append(key)
             try:

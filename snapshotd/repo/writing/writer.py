@@ -182,7 +182,7 @@ class PackRepository(RepositoryWriter):
             return self.save_bytes(begin, previous)
         hasher = self.reader.identity.content_hasher()
         earlier = _hint(previous)
-        guide = Guide(self.reader.parts_of(earlier))
+        guide = Guide(self.reader.contents.parts_of(earlier))
         parts: list[tuple[bytes, int]] = []
         for chunk in chunks.cut(begin, read):
             hasher.update(chunk)

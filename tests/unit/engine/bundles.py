@@ -118,7 +118,7 @@ class World:
         self.images += 1
         image = make_image(f"imported-{self.images}", env=env, workdir=workdir, source_id=f"empty {env} {workdir}")
         (self.directory / "layers/images" / image.id / "root").mkdir(parents=True)
-        self.catalog.add_image(image)
+        self.catalog.images.add(image)
         return image
 
     # -- what is exported ----------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class World:
 
     def export(self, snapshots: Sequence[Snapshot], *, since: Snapshot | None = None, compress: bool = False) -> bytes:
         out = io.BytesIO()
-        source = StoredSource(self.catalog, self.repo, lambda snapshot: self.catalog.find_image(snapshot.stack.image))
+        source = StoredSource(self.catalog, self.repo, lambda snapshot: self.catalog.images.find(snapshot.stack.image))
         assert export_bundle(snapshots, source, out.write, since=since, compress=compress) == ()
         return out.getvalue()
 
