@@ -67,7 +67,7 @@ class Box:
         self._stack = Stack(image)
         self._upper = self._layer()
         pivot(self._target, self._store, self._stack, self._upper, layout_of(self._target), seal=False)
-        self.server = AgentServer(shared / "agent.sock", self, lambda pid: True)
+        self.server = AgentServer(shared / "agent.sock", lambda: self, lambda pid: True)
 
     def _layer(self) -> LayerID:
         layer = self._store.create()

@@ -32,10 +32,11 @@ from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.host.system_packages import CATATONIT
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.gate import Gate
+from snapshotd.engine.mind.approval.records import ApprovalRecords
+from snapshotd.engine.mind.approval.webhook import Webhooks
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways
 from snapshotd.engine.mind.keyvalue import KeyValueStore
-from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
@@ -207,9 +208,10 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     launcher = Launcher(context, cold.take, LayerSources(merger.apply, links.of, cold.server))
     background = Background(context, merger, links, worker, archive)
     webhooks = Webhooks()
-    gate = Gate(context, webhooks)
+    approvals = ApprovalRecords(context, webhooks)
+    gate = Gate(context.catalog, approvals)
     values = KeyValueStore(context.catalog, lambda value: context.secrecy.shared().conceal(value))
-    gateways = Gateways(context, gate, gateway)
+    gateways = Gateways(context, gateway)
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
     resumes = Resumes(context, sessions)
     forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
@@ -217,7 +219,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     values.start_sweeping()
     upkeep = Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict)
     ends: tuple[EnginePart, ...] = (
-        gate,
+        approvals,
         context.events.watch,
         values,
         folders,
@@ -247,14 +249,23 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         branching=services.branching,
         experiments=experiments,
         mind=services.mind,
-        approvals=ApprovalService(context, gate),
+        approvals=ApprovalService(context, approvals),
         values=values,
         folders=folders,
         storage=StorageService(context, upkeep, archive, background, browse, _replies),
         images=ImageService(context),
         requests=Requests(context.catalog),
         life=Life(
-            context, sessions, cold, archive, background, disposal, upkeep, experiments, str(gate.policy.path), ends
+            context,
+            sessions,
+            cold,
+            archive,
+            background,
+            disposal,
+            upkeep,
+            experiments,
+            str(approvals.policy.path),
+            ends,
         ),
     )
 

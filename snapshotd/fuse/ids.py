@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 
 from snapshotd.kernel.abilities import TRUSTED
-from snapshotd.trees.acl import ACL_NAMES, shifted_acl, shifted_id
+from snapshotd.trees.target import ACL_NAMES, shifted_acl, shifted_id
 
 _CAPABILITY = b"security.capability"
 _REVISION_MASK, _REVISION_1, _REVISION_2, _REVISION_3 = 0xFF000000, 0x01000000, 0x02000000, 0x03000000

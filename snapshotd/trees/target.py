@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import struct
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
 from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel.abilities import Marks
-from snapshotd.trees.acl import ACL_NAMES, shifted_acl
 from snapshotd.trees.base import Entry, Warnings
 from snapshotd.trees.lookup import Node
 from snapshotd.types import Kind
@@ -31,6 +31,14 @@ _CANNOT_HOLD = (
     errno.ERANGE,
     errno.EOVERFLOW,
 )
+UNMAPPED_ID = 0xFFFFFFFE
+"""The id that stands for any id without a place above the shift: no container maps it, so it shows as nobody there."""
+
+ACL_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
+_ACL_VERSION = 2
+_ACL_USER, _ACL_GROUP = 0x02, 0x08
+_ACL_HEADER = struct.Struct("<I")
+_ACL_ENTRY = struct.Struct("<HHI")
 _T = TypeVar("_T")
 Owner = tuple[int, int]
 """User and group."""
@@ -125,6 +133,22 @@ class WrittenTree:
     def warn(self, directory: Node, name: bytes, what: str) -> None:
         """Note something about an entry that could not be written."""
         self.warnings.add(f"{_shown(directory, name)} {what}.")
+
+
+def shifted_id(value: int, shift: int) -> int:
+    """An owner id (0 to 2^32-2) as a host id."""
+    moved = value + shift
+    return moved if moved < 0xFFFFFFFF else UNMAPPED_ID
+
+
+def shifted_acl(value: bytes, shift: int) -> bytes:
+    """An access list with its users and groups `shift` higher. A malformed one stays as it is: the kernel refuses it."""
+    if len(value) < 4 or (len(value) - 4) % _ACL_ENTRY.size or _ACL_HEADER.unpack_from(value)[0] != _ACL_VERSION:
+        return value
+    out = [value[:4]]
+    for tag, perm, owner in _ACL_ENTRY.iter_unpack(value[4:]):
+        out.append(_ACL_ENTRY.pack(tag, perm, shifted_id(owner, shift) if tag in (_ACL_USER, _ACL_GROUP) else owner))
+    return b"".join(out)
 
 
 def _is_as_made(what: int | str | bytes, entry: Entry, owner: tuple[int, int], follow: bool) -> bool:

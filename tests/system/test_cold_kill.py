@@ -93,7 +93,7 @@ def _read(engine: Engine, trajectory: str, number: int) -> bytes | None:
     """A file of a sandbox; None when its program says that it cannot be read."""
     said: list[bytes] = []
     sandbox = engine.life._sessions.running(engine.snapshots.trajectory(trajectory))
-    result = engine.life._sessions.exec(
+    result = engine.life._sessions.commands.exec(
         sandbox,
         CommandFields(("cat", f"data/{number}"), cwd="/workspace"),
         record=False,

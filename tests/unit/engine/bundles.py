@@ -23,6 +23,7 @@ from snapshotd.engine.transfer.imports import BundleLimits, import_bundle
 from snapshotd.formats.tar_reader import TarReader
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.view import open_stack
 from snapshotd.repo.spool import FileSpool
 from snapshotd.trees import archive
 from snapshotd.trees.stored_view import StoredView
@@ -203,7 +204,7 @@ class World:
 
     def shown(self, snapshot_id: SnapshotID) -> Manifest:
         """An imported snapshot's files through its layers."""
-        with self.store.view(self.catalog.get_snapshot(snapshot_id).stack) as view:
+        with open_stack(self.store, self.catalog.get_snapshot(snapshot_id).stack) as view:
             return manifest(view)
 
     def archive_all(self) -> None:

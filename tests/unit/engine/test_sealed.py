@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.records import ApprovalRecords, WaitingCaller
 from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.sessions import Sessions
@@ -161,8 +162,11 @@ def test_a_preview_shows_it(world: World, monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_approval_is_of_other_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snapshotd.engine.storing.look.changes", lambda *_: iter(["result"]))
     world.seal_in_vain()
-    gate = Gate(world.context, cast(Any, None))
-    assert not gate._same_files(make_approval(world.first), world.sandbox, world.step)
+    approvals, caller = (
+        ApprovalRecords(world.context, cast(Any, None)),
+        WaitingCaller(world.sandbox, world.step, threading.Event()),
+    )
+    assert not approvals.has_same_files(make_approval(world.first), caller)
     assert world.kept()
 
 
