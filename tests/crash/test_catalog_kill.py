@@ -37,7 +37,7 @@ repository = FileSpool(Path(sys.argv[1]) / "repo")
 rng = random.Random(int(sys.argv[2]))
 report = lambda *words: os.write(1, (" ".join(words) + "\\n").encode())
 image = make_image()
-catalog.add_image(image)
+catalog.images.add(image)
 lines = []
 report("ready")
 while True:
@@ -170,7 +170,7 @@ def test_kill_during_a_migration_leaves_the_old_or_the_new(tmp_path: Path) -> No
     golden = Path(__file__).parents[1] / "golden" / f"catalog-v{schema.OLDEST}.db"
     path = Path(shutil.copyfile(golden, tmp_path / "catalog.db"))
     whole = SqliteCatalog(Path(shutil.copyfile(golden, tmp_path / "whole.db")))
-    expected = (whole.images(), whole.trajectories(), list(whole.all_snapshots()))
+    expected = (whole.images.list(), whole.trajectories(), list(whole.all_snapshots()))
     whole.close()
     kills, steps = 0, 20  # opening takes some, too
     while version_of(path) == schema.OLDEST:
@@ -181,5 +181,5 @@ def test_kill_during_a_migration_leaves_the_old_or_the_new(tmp_path: Path) -> No
     assert kills > 5
     assert version_of(path) == schema.VERSION
     catalog = SqliteCatalog(path)
-    assert (catalog.images(), catalog.trajectories(), list(catalog.all_snapshots())) == expected
+    assert (catalog.images.list(), catalog.trajectories(), list(catalog.all_snapshots())) == expected
     catalog.close()

@@ -138,7 +138,7 @@ class Commands:
             info, spec = self._describe(sandbox, command, request, request.stdin)
             self._outlive(sandbox)
             log = scope.enter_context(self._records.opened(info, afresh=True))
-            self._context.catalog.add_request(requests.present(), [info.id])  # before it starts: it starts once
+            self._context.catalog.requests.add(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
             kept = self._kept(sandbox, info.id)
             try:

@@ -179,7 +179,7 @@ class Forks:
                 for child in made:
                     self._change(source, child, changes, resume=resume)
                 if edits:  # only now: after a crash before, the next start removes the forks
-                    self._catalog.add_request(request, [child.record.id for child in made])
+                    self._catalog.requests.add(request, [child.record.id for child in made])
         with self._all_or_none(made):
             for child in made:
                 self._start(child, resume=resume)

@@ -40,7 +40,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.catalog = SqliteCatalog(":memory:")
         image = make_image()
-        self.catalog.add_image(image)
+        self.catalog.images.add(image)
         self.trajectory, self.first = begin(image)
         self.catalog.add_trajectories([(self.trajectory, self.first)])
         self.made: list[Any] = []
