@@ -64,7 +64,7 @@ class HookCalls:
         agent = None if hook is None else agent_of(hook)
         with self._held.hold(user, root, longest_s=LONGEST_S) as folder, _before_others(root):
             folder.refusal.check(root)
-            with folder.refusal.noted(root):
+            with folder.refusal.noting(root):
                 self._end_lost(folder, root)
                 self._watch(folder, root, event, agent)
                 try:
