@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from snapshotd.api import operations
@@ -32,35 +32,35 @@ from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.api.wire import PREVIEW_FILES, check_ref
 from snapshotd.client.exchange import Query
 from snapshotd.client.local.arguments import bytes_of, check_flag, sandbox_path
-from snapshotd.client.verbs import Verbs, Wait, b64, check_wait
-from snapshotd.errors import DaemonUnavailable
+from snapshotd.client.twofold import stream, verb
+from snapshotd.client.verbs.base import VerbPart, Wait, b64, check_wait, records_of
 
 Mode = RewindMode
 RECORDED = UNSET
 """Stands for "leave the value as it is recorded", where None is a value."""
 
 
-class Mind(Verbs):
+class MindVerbs(VerbPart):
     """Part of `Snapshotd`."""
 
-    def journal(self, ref: str) -> Iterator[JournalInfo]:
+    @stream
+    async def journal(self, ref: str) -> AsyncIterator[JournalInfo]:
         """The journal up to a snapshot (of a trajectory: with the entries that its head does not bind yet), from the
         program's beginning."""
-        for event in self._transport.lines(*operations.JOURNAL.at(ref)):
-            if event.get("event") == "end":
-                return
-            yield JournalInfo.of(event)
-        raise DaemonUnavailable("the daemon ended the journal early; repeat the command")
+        return records_of(await self._transport.lines(*operations.JOURNAL.at(ref)), JournalInfo, "the journal")
 
-    def state(self, ref: str) -> Json:
+    @verb
+    async def state(self, ref: str) -> Json:
         """The agent's own JSON state as it was saved with a snapshot."""
-        return self._transport.call(operations.STATE, ref)
+        return await self._transport.call(operations.STATE, ref)
 
-    def tasks(self, ref: str) -> list[TaskInfo]:
+    @verb
+    async def tasks(self, ref: str) -> list[TaskInfo]:
         """The subtasks as they were at a snapshot, in the order in which they were declared."""
-        return self._transport.call(operations.TASKS, ref)
+        return await self._transport.call(operations.TASKS, ref)
 
-    def resume(
+    @verb
+    async def resume(
         self, ref: str, *, retry: Sequence[str] = (), skip: Sequence[str] = (), results: Mapping[str, Any] | None = None
     ) -> TrajectoryInfo:
         """Start a trajectory's program again from the top, replay what is recorded up to its head, and let it run on.
@@ -73,9 +73,10 @@ class Mind(Verbs):
         decisions = [DecisionFields(call, "retry") for call in retry]
         decisions += [DecisionFields(call, "skip") for call in skip]
         decisions += [DecisionFields(call, "result", result) for call, result in (results or {}).items()]
-        return self._transport.call(operations.RESUME, ref, body=ResumeRequest(tuple(decisions)))
+        return await self._transport.call(operations.RESUME, ref, body=ResumeRequest(tuple(decisions)))
 
-    def rewind(
+    @verb
+    async def rewind(
         self,
         ref: str,
         to: str,
@@ -96,21 +97,24 @@ class Mind(Verbs):
         it is not given, and several sessions have changed files since; NotFound: it has changed none. The paths that
         had to stay are in `left` of the snapshot's `tool.arguments`.
         """
-        return self._step(operations.REWIND, ref, RewindRequest(to, mode, compensate, session), wait)
+        return await self._step(operations.REWIND, ref, RewindRequest(to, mode, compensate, session), wait)
 
-    def preview_rewind(
+    @verb
+    async def preview_rewind(
         self, ref: str, to: str, *, mode: Mode = "both", max_files: int = PREVIEW_FILES, session: str | None = None
     ) -> RewindPreview:
         """The effect that `rewind` would have. Changes nothing."""
         query: Query = {"to": check_ref(to), "mode": mode, "max_files": max_files, "session": session}
-        return self._transport.call(operations.PREVIEW_REWIND, ref, query=query)
+        return await self._transport.call(operations.PREVIEW_REWIND, ref, query=query)
 
-    def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
+    @verb
+    async def undo(self, ref: str, *, wait: Wait = "captured") -> SnapshotInfo:
         """Take the last rewind (or promotion, or undo) of a trajectory back. Conflict: steps were taken since, or its head is no
         rewind."""
-        return self._step(operations.UNDO, ref, None, wait)
+        return await self._step(operations.UNDO, ref, None, wait)
 
-    def promote(
+    @verb
+    async def promote(
         self,
         ref: str,
         *,
@@ -125,9 +129,10 @@ class Mind(Verbs):
         Conflict: it is no fork of it, something runs in one of the two, or the trajectory took steps since the fork.
         With `leave_behind` these steps are left behind; with `compensate`, too, after the registered compensations of
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
-        return self._step(operations.PROMOTE, ref, PromoteRequest(into, leave_behind, compensate), wait)
+        return await self._step(operations.PROMOTE, ref, PromoteRequest(into, leave_behind, compensate), wait)
 
-    def merge(
+    @verb
+    async def merge(
         self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
     ) -> MergeInfo:
         """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
@@ -140,9 +145,10 @@ class Mind(Verbs):
         check_flag("dry_run", dry_run)
         where = None if path is None else b64(sandbox_path(path))
         body = MergeRequest(check_ref(source), None if base is None else check_ref(base), where, dry_run)
-        return self._transport.call(operations.MERGE, into, body=body)
+        return await self._transport.call(operations.MERGE, into, body=body)
 
-    def edit(
+    @verb
+    async def edit(
         self,
         ref: str,
         *,
@@ -167,27 +173,30 @@ class Mind(Verbs):
         check_wait(wait)
         changes = edit_fields(files, messages, drop_messages, add_messages, result, state)
         body = EditRequest(**vars(changes), env=dict(env or {}), name=name, resume=resume)
-        made = self._transport.call(operations.EDIT, ref, body=body)
+        made = await self._transport.call(operations.EDIT, ref, body=body)
         if wait == "stored":
-            self.flush(made.id)
+            await self.flush(made.id)
         return made
 
-    def retry(
+    @verb
+    async def retry(
         self, ref: str, task: str, *, compensate: bool = True, resume: bool = True, wait: Wait = "captured"
     ) -> SnapshotInfo:
         """Go back to before a task began (files and mind), compensate its irreversible calls, and let the program go on
         from there (unless `resume` is false). Tasks that completed after it and do not depend on it stay completed,
         with their files. NotFound: no such task."""
-        return self._step(operations.RETRY, ref, RetryRequest(task, compensate, resume), wait)
+        return await self._step(operations.RETRY, ref, RetryRequest(task, compensate, resume), wait)
 
-    def effects(self, ref: str) -> list[EffectInfo]:
+    @verb
+    async def effects(self, ref: str) -> list[EffectInfo]:
         """The irreversible calls of a trajectory that its present history does not hold, newest first."""
-        return self._transport.call(operations.EFFECTS, ref)
+        return await self._transport.call(operations.EFFECTS, ref)
 
-    def compensate(self, ref: str, calls: Sequence[str] = ()) -> list[EffectInfo]:
+    @verb
+    async def compensate(self, ref: str, calls: Sequence[str] = ()) -> list[EffectInfo]:
         """Run the compensations of calls that were left behind (all, if none is named), newest first, each at most
         once."""
-        return self._transport.call(operations.COMPENSATE, ref, body=CompensateRequest(tuple(calls)))
+        return await self._transport.call(operations.COMPENSATE, ref, body=CompensateRequest(tuple(calls)))
 
 
 def edit_fields(

@@ -1,4 +1,4 @@
-"""Made by `snapshotd/client/aio/generate.py` from `snapshotd/client/values.py`: change that one."""
+"""The verbs of the key-value store, which outlives runs and trajectories."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from typing import Any
 
 from snapshotd.api import operations
 from snapshotd.api.values import PutValueRequest, SearchRequest, ValueInfo
-from snapshotd.client.aio.verbs import AsyncVerbs
-from snapshotd.client.values import _key
+from snapshotd.client.twofold import verb
+from snapshotd.client.verbs.base import VerbPart
 from snapshotd.terms import DEFAULT_TENANT
 
 
-class AsyncValues(AsyncVerbs):
-    """Part of `AsyncSnapshotd`. A value is any JSON value; a namespace has parts separated by slashes (`team/project`);
+class ValueVerbs(VerbPart):
+    """Part of `Snapshotd`. A value is any JSON value; a namespace has parts separated by slashes (`team/project`);
     nothing of one tenant is seen by another."""
 
+    @verb
     async def put_value(
         self,
         namespace: str,
@@ -31,12 +32,14 @@ class AsyncValues(AsyncVerbs):
         body = PutValueRequest(value, ttl_s, expected_version)
         return await self._transport.call(operations.PUT_VALUE, body=body, query=_key(tenant, namespace, key))
 
+    @verb
     async def get_value(
         self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, version: int | None = None
     ) -> ValueInfo:
         """The newest version, or an older one. NotFound: it is not there, was deleted, or has expired."""
         return await self._transport.call(operations.GET_VALUE, query=_key(tenant, namespace, key, version=version))
 
+    @verb
     async def delete_value(
         self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT, expected_version: int | None = None
     ) -> None:
@@ -44,6 +47,7 @@ class AsyncValues(AsyncVerbs):
         query = _key(tenant, namespace, key, expected_version=expected_version)
         await self._transport.call(operations.DELETE_VALUE, query=query)
 
+    @verb
     async def search_values(
         self,
         namespace: str,
@@ -59,6 +63,11 @@ class AsyncValues(AsyncVerbs):
         body = SearchRequest(namespace, tenant, prefix, dict(where or {}), limit, after)
         return await self._transport.call(operations.SEARCH_VALUES, body=body)
 
+    @verb
     async def value_history(self, namespace: str, key: str, *, tenant: str = DEFAULT_TENANT) -> list[ValueInfo]:
         """All versions that are kept, newest first; empty if there are none."""
         return await self._transport.call(operations.VALUE_HISTORY, query=_key(tenant, namespace, key))
+
+
+def _key(tenant: str, namespace: str, key: str, **versions: int | None) -> dict[str, str | int | None]:
+    return {"tenant": tenant, "namespace": namespace, "key": key, **versions}
