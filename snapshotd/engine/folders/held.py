@@ -1,4 +1,4 @@
-"""The folders that the daemon knows: which one a descriptor or a trajectory means, and who works in it now."""
+"""The folders that the daemon knows. A descriptor or a trajectory names one, and one thread at a time holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The calls of agents in users' folders, as their hooks tell of them: what has changed since is whose, and is recorded so."""
+"""The calls of agents in users' folders. Hooks tell of each; the changes since the last hook are recorded under the name of whoever
+made them."""
 
 from __future__ import annotations
 
