@@ -420,7 +420,8 @@ class Sandbox(BlockingContext, AnySandbox[Snapshotd, "Sandbox", "Snapshot", "Com
             **options: Unpack[RunOptions],
         ) -> Sandbox: ...
         @classmethod
-        def run(cls, *args: Any, **kwargs: Any) -> Any: ...
+        def run(cls, *args: Any, **kwargs: Any) -> Any:
+            """Run an agent file, or a `command`, to its end; with `detach` the answer is its sandbox at once."""
 
         @overload  # type: ignore[override]
         def exec(
@@ -445,7 +446,9 @@ class Sandbox(BlockingContext, AnySandbox[Snapshotd, "Sandbox", "Snapshot", "Com
             stdin: bool = False,
             **options: Unpack[ExecOptions],
         ) -> Command: ...
-        def exec(self, *args: Any, **kwargs: Any) -> Any: ...
+        def exec(self, *args: Any, **kwargs: Any) -> Any:
+            """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`. With `background` the
+            answer is a `Command` at once."""
 
 
 Command._form = Snapshot._form = Sandbox._form = ClientForm(
