@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from snapshotd.engine.caller import STREAMS as STREAMS
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
 from snapshotd.trees.base import Change

@@ -18,7 +18,7 @@ import urllib.request
 from http.client import HTTPException
 from typing import Any
 
-from snapshotd.engine.mind.policy import Webhook
+from snapshotd.engine.mind.approval.policy import Webhook
 
 MAX_QUEUED = 1000
 TRIES = 5

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from snapshotd.errors import UsageError
+from snapshotd.errors import Denied, UsageError
 from snapshotd.types import SECONDS, SideEffect
 
 FILE_NAME = "policy.toml"
@@ -74,6 +74,13 @@ class Ruling:
     action: Action
     expires_s: float | None = None
     reason: str | None = None
+
+    def check(self, tool: str) -> None:
+        """Raise Denied if the call of this tool may not run."""
+        if self.action == "deny":
+            raise Denied(
+                f"the policy does not let {tool} run with these arguments" + (f": {self.reason}" if self.reason else "")
+            )
 
 
 @dataclass(frozen=True, slots=True)
