@@ -108,12 +108,12 @@ def _add(table: dict[str, Any], label: str, key: str, text: str) -> None:
     try:
         value = read(text)
     except ValueError as exc:
-        fault = f"is not {NAMED_VARIANT[kind][1]}"
+        why = f"is not {NAMED_VARIANT[kind][1]}"
         if read is json.loads:
-            fault = "is not JSON; text has quotes there, such as '\"yes\"'"
+            why = "is not JSON; text has quotes there, such as '\"yes\"'"
         elif read is shlex.split:
-            fault = f"cannot be split into words: {exc}"
-        raise UsageError(f"{key}={text[:80]!r} of the variant {label} {fault}") from None
+            why = f"cannot be split into words: {exc}"
+        raise UsageError(f"{key}={text[:80]!r} of the variant {label} {why}") from None
     if kind in _TABLES:
         table[kind] = {**table.get(kind, {}), rest: value}
     elif kind in ("remove", "drop_state"):
