@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from snapshotd.engine.folders.calls import Part
 from snapshotd.engine.folders.names import name_of, path_of
-from snapshotd.engine.folders.plan import FolderChanges, RewindPlan
-from snapshotd.engine.folders.putting_back import PuttingBack, new_place, relative
+from snapshotd.engine.folders.rewinding.out_place import new_place
+from snapshotd.engine.folders.rewinding.plan import FolderChanges, RewindPlan
+from snapshotd.engine.folders.rewinding.putting_back import PuttingBack, relative
 from snapshotd.types import Snapshot, SnapshotID
 
 
