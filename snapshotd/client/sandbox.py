@@ -77,13 +77,10 @@ class AnySandbox(
         client: ClientT | None = None,
         **options: Unpack[SandboxOptions],
     ) -> SandboxT:
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
-        "512m", `network` is none (the default) or bridge, `runtime="none"` means a plain folder without isolation,
-        `secrets` are environment that is recorded nowhere in plain, `providers`
-        are for the recording gateway, which with `capture_tokens` asks for token ids and log probabilities, `tenant` is
-        the tenant of the store that its agents read and write, and after `idle_timeout` seconds without a command it is
-        stopped (0: never). With `wait="stored"`, here and in the methods that make a snapshot, they return when it
-        survives power loss."""
+        """Start a sandbox. `workspace` is copied to /workspace, `network` is none (the default) or bridge,
+        `runtime="none"` means a plain folder without isolation; `SandboxOptions` has all keywords. After `idle_timeout`
+        seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods that make a
+        snapshot, they return when it survives power loss."""
         given = cls._client_of(client)
         info, _ = await given._coroutines.create(idle_timeout=idle_timeout, wait=wait, **options)
         made: SandboxT = cls._form.sandbox(given, info)
