@@ -39,7 +39,7 @@ from snapshotd.errors import (
     check_format,
 )
 from snapshotd.kernel import turns
-from snapshotd.kernel.files import sync_dir
+from snapshotd.kernel.files import closing_fd, sync_dir
 
 Row = tuple[Any, ...]
 Value = str | bytes | int | float | None
@@ -404,11 +404,8 @@ def _create(path: Path, form: Form, script: str) -> None:
             raise OSError(
                 errno.ENOSPC if isinstance(exc, apsw.FullError | apsw.IOError) else errno.EIO, str(exc)
             ) from exc
-        fd = os.open(new, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with closing_fd(os.open(new, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
         for suffix in _BESIDE:  # files of a database that was taken away
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         new.rename(path)

@@ -42,7 +42,7 @@ class Agent:
 
     @property
     def calls(self) -> AgentCalls:
-        handler = self.sandbox.server.handler
+        handler = self.sandbox.server.handler()
         assert isinstance(handler, AgentCalls)
         return handler
 

@@ -220,7 +220,7 @@ def test_what_came_back_and_went_again_is_forgotten(engine: Engine, cold: Snapsh
         )
         engine.runs.remove(fork, force=True)
         wait_until(
-            lambda: engine.life._disposal.evict() == 0 and engine.life._context.store.sized_bytes() == 0,
+            lambda: engine.life._disposal.evict() == 0 and engine.life._context.store.sizes.total() == 0,
             "the layer is evicted again",
         )
     with engine.life._cold._lock:

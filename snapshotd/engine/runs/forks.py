@@ -18,9 +18,9 @@ from typing import Protocol
 
 from snapshotd.engine.base import EditRequest, Forked, ForkPlace, Variant
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import model_env
 from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.half_made import Announce
 from snapshotd.engine.runs.resume import recorded
@@ -115,7 +115,7 @@ class _Child:
     record: Trajectory
     variant: Variant
     sandbox: Sandbox
-    calls: AgentCalls
+    calls: HandlerSlot
 
 
 class Forks:
@@ -200,7 +200,7 @@ class Forks:
         request: RequestKey | None = None,
     ) -> list[_Child]:
         """Launch the children, then record them. Nothing is left after an error."""
-        launched: list[tuple[Sandbox, AgentCalls]] = []
+        launched: list[tuple[Sandbox, HandlerSlot]] = []
         try:
             with ThreadPoolExecutor(min(len(forks), self._config.forks_at_once)) as pool:
                 begin = [source if resumption is None or one.edit is not None else resumption.began for one in forked]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.reuse import counted
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox.kept import KeptProcess
@@ -42,11 +42,11 @@ class Program:
         listener: StepListener,
         finish: Finish,
         sandbox: Sandbox,
-        recorder: Recorder,
+        journal: Journal,
         began_at_ns: int,
     ) -> None:
         self._context, self._execution, self._listener, self._finish = context, execution, listener, finish
-        self._sandbox, self._recorder, self._began_at_ns = sandbox, recorder, began_at_ns
+        self._sandbox, self._journal, self._began_at_ns = sandbox, journal, began_at_ns
         self._kept = KeptProcess(context.keeper, sandbox.container.id, sandbox.survival.kept)
         self._process: Process
         self._log: EventLog
@@ -57,7 +57,7 @@ class Program:
         sandbox, trajectory = self._sandbox, self._sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._execution.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
-        self._recorder.replay.when_live(self._outlive)
+        self._journal.replay.when_live(self._outlive)
         try:
             self._kept.open()
             self._process, _ = self._execution.start(sandbox, spec, keep=self._kept.key)
@@ -93,7 +93,7 @@ class Program:
 
     def _outlive(self) -> None:
         """Once it is live, the sandbox is there for the next daemon, too."""
-        if self._recorder.replay.settled:
+        if self._journal.replay.settled:
             self._sandbox.outlive(
                 {
                     "trajectory": self._sandbox.trajectory.id,
@@ -135,7 +135,7 @@ class Program:
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
             sandbox.use.cut_off()
-        diverged = None if sandbox.closed else self._recorder.replay.finish()
+        diverged = None if sandbox.closed else self._journal.replay.finish()
         if diverged is not None:
             raise diverged
         with sandbox.lock:

@@ -14,20 +14,19 @@ from weakref import WeakValueDictionary
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.adoption import Adoption
-from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.mind.gateways import Gateways
 from snapshotd.engine.mind.idempotency import Keys
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.keyvalue import KeyValueStore
-from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.mind.reuse import counted
+from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution
 from snapshotd.engine.runs.launch import Launcher, alive
+from snapshotd.engine.runs.launched import Adoption, ThrowAways
 from snapshotd.engine.runs.running_program import Program
-from snapshotd.engine.runs.throw_aways import ThrowAways
 from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
@@ -56,7 +55,7 @@ class _Live:
     """A registered sandbox."""
 
     sandbox: Sandbox
-    recorder: Recorder
+    journal: Journal
     program: Program | None = None
 
 
@@ -102,7 +101,7 @@ class Sessions:
 
     def launch(
         self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None
-    ) -> tuple[Sandbox, AgentCalls]:
+    ) -> tuple[Sandbox, HandlerSlot]:
         """A sandbox that is not registered yet: the caller either adopts or ends it. `head`: as `Launcher.launch`."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
@@ -117,15 +116,15 @@ class Sessions:
             return list({id(one): one for one in (*self.live(), *self._launched) if not one.closed}.values())
 
     def adopt(
-        self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None, keys: Keys | None = None
+        self, sandbox: Sandbox, calls: HandlerSlot, resumption: Resumption | None = None, keys: Keys | None = None
     ) -> None:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. `resumption`, `keys`: as
         `Adoption.adopt`."""
         self._register(sandbox, self._adoption.adopt(sandbox, calls, resumption, keys))
 
-    def _register(self, sandbox: Sandbox, recorder: Recorder) -> None:
+    def _register(self, sandbox: Sandbox, journal: Journal) -> None:
         with self._lock:
-            self._live[sandbox.trajectory.id] = _Live(sandbox, recorder)
+            self._live[sandbox.trajectory.id] = _Live(sandbox, journal)
 
     def go_on(self, survivors: Iterable[Survivor]) -> None:
         """Go on with the sandboxes of an earlier daemon: their agents, which may be waiting for an answer, do not
@@ -141,10 +140,10 @@ class Sessions:
         trajectory = survivor.trajectory
         sandbox, calls = self._launcher.attach(survivor, self._context.catalog.get_snapshot(trajectory.head))
         try:
-            recorder = self._adoption.go_on(sandbox, calls, survivor)
+            journal = self._adoption.go_on(sandbox, calls, survivor)
             program = None
             if survivor.process is not None:
-                program = self._program(sandbox, recorder, survivor.facts["began_at_ns"])
+                program = self._program(sandbox, journal, survivor.facts["began_at_ns"])
                 program.attach(survivor.process, self._context.events.begin(trajectory.id))
                 self._background.tell_missed(trajectory.id, survivor.facts["began_at_ns"])
         except BaseException:
@@ -153,7 +152,7 @@ class Sessions:
             calls.open.set()
             sandbox.server.close()
             raise
-        self._register(sandbox, recorder)
+        self._register(sandbox, journal)
         if program is not None:
             self._follow(sandbox, program)
         self.commands.go_on(sandbox, survivor.commands)
@@ -261,12 +260,12 @@ class Sessions:
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
-        recorder = self._recorder(trajectory)
-        return recorder is not None and (recorder.replay.replaying or recorder.replay.diverged is not None)
+        journal = self._find_journal(trajectory)
+        return journal is not None and (journal.replay.replaying or journal.recorder.diverged is not None)
 
-    def _recorder(self, trajectory: Trajectory) -> Recorder | None:
+    def _find_journal(self, trajectory: Trajectory) -> Journal | None:
         live = self._live.get(trajectory.id)
-        return None if live is None else live.recorder
+        return None if live is None else live.journal
 
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
         self._background.submit(snapshot, captured)
@@ -275,8 +274,8 @@ class Sessions:
 
     def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""
-        recorder = self._recorder(sandbox.trajectory)
-        if recorder is not None and recorder.replay.retraces:
+        journal = self._find_journal(sandbox.trajectory)
+        if journal is not None and journal.replay.retraces:
             name = short(sandbox.trajectory.id)
             raise Conflict(
                 f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
@@ -285,8 +284,8 @@ class Sessions:
 
     def open_calls(self, sandbox: Sandbox) -> list[str]:
         """Names of the tool calls that its program has begun and not ended."""
-        recorder = self._recorder(sandbox.trajectory)
-        return [] if recorder is None else recorder.pending.open_tools()
+        journal = self._find_journal(sandbox.trajectory)
+        return [] if journal is None else journal.recorder.pending.open_tools()
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
         """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if
@@ -294,14 +293,14 @@ class Sessions:
 
         CommandNotFound etc. leave the sandbox as it was.
         """
-        program = self._program(sandbox, self._live[sandbox.trajectory.id].recorder, time.time_ns())
+        program = self._program(sandbox, self._live[sandbox.trajectory.id].journal, time.time_ns())
         program.start(agent)
         if first is not None:
             self._background.submit(first)
         self._follow(sandbox, program)
 
-    def _program(self, sandbox: Sandbox, recorder: Recorder, began_at_ns: int) -> Program:
-        return Program(self._context, self._execution, self._stepped, self._finish, sandbox, recorder, began_at_ns)
+    def _program(self, sandbox: Sandbox, journal: Journal, began_at_ns: int) -> Program:
+        return Program(self._context, self._execution, self._stepped, self._finish, sandbox, journal, began_at_ns)
 
     def _follow(self, sandbox: Sandbox, program: Program) -> None:
         with self._lock:

@@ -19,7 +19,7 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders.folders import Folders
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.past.editing import Editing
 from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.past.merging import Merging

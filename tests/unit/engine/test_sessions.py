@@ -13,8 +13,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.engine.base import SandboxRequest
-from snapshotd.engine.mind import adoption
-from snapshotd.engine.runs import sessions
+from snapshotd.engine.runs import launched, sessions
 from snapshotd.engine.runs.forks import fork_agent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
@@ -99,7 +98,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
-    monkeypatch.setattr(adoption, "record_of", lambda *_: SimpleNamespace(open=lambda: None))
+    monkeypatch.setattr(launched, "record_of", lambda *_: SimpleNamespace(open=lambda: None))
     return World(tmp_path)
 
 
@@ -111,7 +110,7 @@ def _is_known(world: World, sandbox: Any) -> None:
     trajectory = world.trajectory.id
     assert world.sessions.live() == [sandbox]
     assert not sandbox.ended
-    assert world.sessions._live[trajectory].recorder.sandbox is sandbox
+    assert world.sessions._live[trajectory].journal.sandbox is sandbox
     world.sessions.close()
     assert sandbox.ended
     assert not world.sessions.live()
