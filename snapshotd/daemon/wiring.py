@@ -72,12 +72,12 @@ from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
 from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
-from snapshotd.kernel import abilities
-from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
+from snapshotd.kernel.abilities import BY_USER, Abilities, Mode, container_ids
 from snapshotd.kernel.files import sync_dir
 from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
-from snapshotd.layers import store as layer_store
+from snapshotd.kernel.probes import useful
+from snapshotd.layers import filesystem
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.format.index import Index
 from snapshotd.repo.format.pack import PREFIX
@@ -132,7 +132,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     if _store_url(config, catalog) == _local_url(state_dir):
         state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         where = footing.places
         mode, no_isolation = choose_mode(store.host, footing)
@@ -191,7 +191,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         engine.life.start(survivors)
         return engine
     except BaseException:
-        layer_store.release(store)
+        filesystem.release(store)
         raise
 
 
@@ -237,7 +237,9 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive),
-        branching=BranchingService(context, sessions, cold, gate, folders, forks, resumes, steps, disposal.forget),
+        branching=BranchingService(
+            context, sessions, cold, gate, folders.rewinds, forks, resumes, steps, disposal.forget
+        ),
         mind=MindService(context),
         watch=context.events.watch.follow,
     )
@@ -275,7 +277,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
     state_dir = Path(config.state_dir)
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         url = _known_store_url(config)
         places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
@@ -308,7 +310,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         store.sweep(set)
         return report
     finally:
-        layer_store.release(store)
+        filesystem.release(store)
 
 
 def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:
@@ -417,7 +419,7 @@ def _check_way(catalog: Catalog, state_dir: Path, way: str) -> None:
 
 def _container_ids(mode: Mode, host: Abilities) -> IdMap | None:
     if mode is Mode.ROOTLESS:
-        return abilities.container_ids(host.ids)
+        return container_ids(host.ids)
     return CONTAINER_IDS if mode is Mode.PIVOT else None
 
 
@@ -429,7 +431,7 @@ def _lazy_refusal(mode: Mode, host: Abilities) -> Unsupported | None:
         return Unsupported(
             "a live upper begins with a copy of all files, so a layer that is not there yet is of no use"
         )
-    missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else abilities.fuse()
+    missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else useful.fuse()
     return None if missing is None else Unsupported(missing)
 
 

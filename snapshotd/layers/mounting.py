@@ -11,8 +11,10 @@ import os
 import threading
 from pathlib import Path
 
-from snapshotd.kernel import abilities, mounts, namespaces
+from snapshotd.kernel import mounts, namespaces
 from snapshotd.kernel.abilities import Abilities, Marks
+from snapshotd.kernel.files import closing_fd
+from snapshotd.kernel.probes import needed
 from snapshotd.types import IdMap
 
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -45,7 +47,7 @@ class LayerMounts:
         """The abilities with which layers are mounted here."""
         with self._lock:
             if self._host is None:
-                self._host = abilities.probe(self.root)
+                self._host = needed.probe(self.root)
             return self._host
 
     def base(self, id_map: IdMap | None) -> int:
@@ -61,17 +63,11 @@ class LayerMounts:
     def _mount(self, id_map: IdMap) -> int:
         place = self.root.with_name(f"{self.root.name}.as-{id_map.base}")
         place.mkdir(mode=0o700, exist_ok=True)
-        userns = namespaces.user_namespace(id_map)
-        try:
+        with closing_fd(namespaces.user_namespace(id_map)) as userns:
             fd = mounts.id_mapped_clone(self._fd, userns)
-        finally:
-            os.close(userns)
         try:
-            spot = os.open(place, PATH_FLAGS)
-            try:
+            with closing_fd(os.open(place, PATH_FLAGS)) as spot:
                 mounts.attach(fd, spot)
-            finally:
-                os.close(spot)
         except BaseException:
             os.close(fd)
             raise

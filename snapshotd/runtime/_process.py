@@ -13,23 +13,20 @@ import select
 import signal
 import subprocess
 import threading
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.processes import descendants, never_executed, stat_fields, wait_status
+from snapshotd.kernel.holding.attempts import attempts
+from snapshotd.kernel.processes import descendants, never_executed, start_time, stat_fields, wait_status
 from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 
 _REAP_DEADLINE_S = 10.0
 _TOLD_DEADLINE_S = 5.0
-
-Stream = int | IO[bytes]
 
 
 def become_subreaper() -> None:
@@ -47,11 +44,11 @@ def poll_fd(fd: int, timeout_s: float | None) -> bool:
 
 def run_bounded(
     argv: Sequence[str],
-    *,
     timeout_s: float,
-    stdin: Stream = subprocess.DEVNULL,
-    stdout: Stream = subprocess.DEVNULL,
-    stderr: Stream = subprocess.DEVNULL,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
 ) -> int | None:
     """Run a helper and return its exit code, or None if it was killed after `timeout_s`.
 
@@ -73,15 +70,17 @@ def run_bounded(
         os.close(pidfd)
 
 
-def kill_and_reap(pid: int) -> None:
-    """SIGKILL a process and, where it has become a child of this one, reap it."""
+def kill_and_reap(pid: int, started: int | None = None) -> None:
+    """SIGKILL a process and, where it has become a child of this one, reap it. `started`: its start time, which tells it
+    from another process that has got its number since."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        reap(pidfd, _REAP_DEADLINE_S)
+        if started in (None, start_time(pid)):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            reap(pidfd, _REAP_DEADLINE_S)
     except ProcessLookupError:
         pass  # ended by itself
     finally:
@@ -94,19 +93,16 @@ def wait_for_execve(pid: int, timeout_s: float) -> bool:
     runc reports success before the last step: a failing execve(2) looks like a command that ended with code 1, but for
     the kernel's mark. No event exists for it; it takes well under 1 ms.
     """
-    deadline = time.monotonic() + timeout_s
-    delay = 0.0001
-    while True:
+    for _ in attempts(timeout_s):
         try:
             fields = stat_fields(pid)
         except (FileNotFoundError, ProcessLookupError):
             return True  # another process has reaped it: its exit code cannot be learnt here
         if not never_executed(fields):
             return True
-        if fields[0] in (b"Z", b"X") or time.monotonic() > deadline:
-            return False
-        time.sleep(delay)
-        delay = min(delay * 2, 0.01)
+        if fields[0] in (b"Z", b"X"):
+            break
+    return False
 
 
 def reap(pidfd: int, timeout_s: float) -> int | None:
@@ -128,78 +124,80 @@ def exit_code(pid: int, pidfd: int) -> int | None:
     code = reap(pidfd, 0)
     if code is not None:
         return code
-    deadline = time.monotonic() + _TOLD_DEADLINE_S
-    while (status := wait_status(pid, pidfd)) is None:
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.01)  # the kernel tells for a moment nothing while its parent reaps it; no event exists for that
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    for _ in attempts(_TOLD_DEADLINE_S):  # the kernel tells for a moment nothing while its parent reaps it
+        if (status := wait_status(pid, pidfd)) is not None:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+    return None
 
 
-class RuncCommand(Process):
-    """A command that runc started, with any parent."""
+class StartedCommand(Process):
+    """A command with any parent, which is known by a descriptor that is readable once it has ended. Thread-safe."""
 
-    @property
-    @abstractmethod
-    def reaped(self) -> bool:
-        """True if nothing is left to wait for."""
-
-    @abstractmethod
-    def executes(self, timeout_s: float) -> bool:
-        """Wait until it runs its program. False when it ended without, or `timeout_s` passed."""
-
-
-class ChildProcess(RuncCommand):
-    """A process that is, or is about to become, a child of the daemon."""
+    parent: str
+    """The parent, with what must have happened to it where an exit code is lost."""
 
     def __init__(
-        self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None, *, terminal: bool = False
+        self,
+        pid: int,
+        end: int | None,
+        stdout_fd: int,
+        stderr_fd: int,
+        stdin_fd: int | None = None,
+        *,
+        terminal: bool = False,
     ) -> None:
-        """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a
-        child."""
+        """Takes over the descriptors. `end`: a pidfd, or what stands for it; None: it had ended before there was one."""
         self.pid = pid
-        self.stdout_fd = stdout_fd
-        self.stderr_fd = stderr_fd
-        self.stdin_fd = stdin_fd
-        self.terminal = terminal
-        self._pidfd = os.pidfd_open(pid)
-        weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
+        self.stdout_fd, self.stderr_fd, self.stdin_fd, self.terminal = stdout_fd, stderr_fd, stdin_fd, terminal
+        self._end = end
+        if end is not None:
+            weakref.finalize(self, os.close, end)  # not earlier: another thread may be waiting on it
         self._lock = threading.Lock()
         self._exit_code: int | None = None
         self._lost = False
 
-    def end_fd(self) -> int:
-        return self._pidfd
+    def end_fd(self) -> int | None:
+        return self._end
 
     def wait(self, timeout_s: float | None = None) -> int | None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._exit_code is None and not poll_fd(
-            self._pidfd, None if deadline is None else deadline - time.monotonic()
-        ):
+        if self._exit_code is None and self._end is not None and not poll_fd(self._end, timeout_s):
             return None
         with self._lock:
             if self._exit_code is None and not self._lost:
-                self._exit_code = exit_code(self.pid, self._pidfd)
+                self._exit_code = self.ask_exit_code()
                 self._lost = self._exit_code is None
             if self._exit_code is None:
-                raise SandboxFailed(
-                    f"process {self.pid} of a sandbox ended and its exit code is lost: something else reaped it"
-                )
+                raise SandboxFailed(f"process {self.pid} of a sandbox ended and its exit code is lost: {self.parent}")
             return self._exit_code
+
+    @abstractmethod
+    def ask_exit_code(self) -> int | None:
+        """The exit code of the command, which has ended; None: it is lost."""
 
     @property
     def reaped(self) -> bool:
+        """True if nothing is left to wait for."""
         return self._exit_code is not None or self._lost
 
     def executes(self, timeout_s: float) -> bool:
+        """Wait until it runs its program. False when it ended without, or `timeout_s` passed."""
         return wait_for_execve(self.pid, timeout_s)
 
     def kill(self) -> None:
-        try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended
+        if self._end is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(self._end, signal.SIGKILL)
+
+
+class ChildProcess(StartedCommand):
+    """A process that is, or is about to become, a child of the daemon."""
+
+    parent = "something else reaped it"
+
+    def ask_exit_code(self) -> int | None:
+        assert self._end is not None
+        return exit_code(self.pid, self._end)
 
 
 class Children:
@@ -213,11 +211,11 @@ class Children:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[ContainerID, list[RuncCommand]] = {}
+        self._of: dict[ContainerID, list[StartedCommand]] = {}
         self._starting: set[object] = set()
         self._suspects: dict[tuple[int, bytes], frozenset[object]] = {}
 
-    def add(self, container_id: ContainerID, process: RuncCommand) -> None:
+    def add(self, container_id: ContainerID, process: StartedCommand) -> None:
         """Remember a command; forget ended ones."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
@@ -260,7 +258,8 @@ class Children:
                 key = (pid, started)
                 suspected = self._suspects.get(key, frozenset(self._starting))
                 if not is_command or (pid not in known and not suspected & self._starting):
-                    _reap_zombie(pid)
+                    with contextlib.suppress(ChildProcessError):  # another thread was faster
+                        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
                 elif pid not in known:
                     seen[key] = suspected
             self._suspects = seen
@@ -294,14 +293,7 @@ def _entered_sandbox(pid: int) -> bool:
     return len(numbers) > 1 and numbers[-1] != b"1"
 
 
-def _reap_zombie(pid: int) -> None:
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        pass  # another thread was faster
-
-
-def _ended(process: RuncCommand) -> bool:
+def _ended(process: StartedCommand) -> bool:
     try:
         return process.reaped or process.wait(0) is not None
     except SandboxFailed:

@@ -24,29 +24,22 @@ import sys
 import termios
 import threading
 import time
-import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from snapshotd.errors import SandboxFailed, Unsupported
-from snapshotd.kernel import files
+from snapshotd.kernel import passing
+from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.holding.process_tree import ProcessTree
 from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of
 from snapshotd.runtime import failure, folder_main
 from snapshotd.runtime._checks import check_exec
-from snapshotd.runtime._process import kill_and_reap, poll_fd
-from snapshotd.runtime.base import (
-    RUN_DIR,
-    SHARE_DIR,
-    STDIN,
-    Container,
-    ContainerSpec,
-    ExecSpec,
-    Keeper,
-    Process,
-    Runtime,
-)
+from snapshotd.runtime._process import StartedCommand, kill_and_reap, poll_fd
+from snapshotd.runtime._teardown import remove_files
+from snapshotd.runtime.base import RUN_DIR, SHARE_DIR, STDIN, Container, ContainerSpec, ExecSpec, Process, Runtime
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.types import NO_ISOLATION, ContainerID, short
 
 ROOT_VARIABLE = "SNAPSHOTD_ROOT"
@@ -59,7 +52,7 @@ class FolderRuntime(Runtime):
 
     name = NO_ISOLATION
 
-    def __init__(self, run_dir: Path, keeper: Keeper) -> None:
+    def __init__(self, run_dir: Path, keeper: KeeperClient) -> None:
         """`keeper`: holds the inputs of kept commands."""
         self._run_dir, self._keeper = run_dir, keeper
         self._first: dict[ContainerID, _First] = {}
@@ -90,12 +83,7 @@ class FolderRuntime(Runtime):
             first = self._first.get(container.id)
         if first is None:
             raise SandboxFailed(f"container {short(container.id)} is gone")
-        process = first.start(spec)
-        if keep is not None and process.stdin_fd is not None:
-            self._keeper.hold(keep + STDIN, process.stdin_fd)
-            os.close(process.stdin_fd)
-            process.stdin_fd = None
-        return process
+        return first.start(spec, None if keep is None else partial(self._keeper.hold, keep + STDIN))
 
     def attach(self, container_id: ContainerID) -> Container | None:
         return None
@@ -114,13 +102,10 @@ class FolderRuntime(Runtime):
             _end(pid, started)
         if first is not None:
             first.process.wait()
-        _end_marked(container_id)
-        if directory.exists():
-            fd = os.open(self._run_dir, files.DIR_FLAGS)
-            try:
-                files.remove_tree(fd, container_id)
-            finally:
-                os.close(fd)
+        for name in filter(str.isdigit, os.listdir("/proc")):  # left, where the first process was killed from inside
+            if variable_of(int(name), SANDBOX) == container_id:
+                kill_and_reap(int(name))
+        remove_files(directory)
 
     def list(self) -> list[ContainerID]:
         return [ContainerID(name) for name in sorted(os.listdir(self._run_dir))] if self._run_dir.is_dir() else []
@@ -129,7 +114,7 @@ class FolderRuntime(Runtime):
         return ProcessTree(container.pid)
 
     def admission(self, container: Container) -> Callable[[int], bool]:
-        return ProcessTree(container.pid).admits
+        return ProcessTree(container.pid).has
 
 
 class _First:
@@ -174,8 +159,8 @@ class _First:
         """Have it end everything below it, and itself."""
         self._connection.close()
 
-    def start(self, spec: ExecSpec) -> FolderProcess:
-        """Errors as `Runtime.exec`."""
+    def start(self, spec: ExecSpec, hold_input: Callable[[int], None] | None) -> FolderProcess:
+        """Errors as `Runtime.exec`. `hold_input`: is given the end to write to of the command's input, if there is one."""
         assert self._spec.root is not None
         cwd = f"{self._spec.root}{posixpath.normpath('/' + spec.cwd.lstrip('/'))}"
         env = {name: self._outside(value) for name, value in spec.env.items()}
@@ -188,22 +173,22 @@ class _First:
                 if "pid" not in answer:
                     reason = _reason(answer, os.path.join(cwd, spec.argv[0]) if "/" in spec.argv[0] else None)
                     raise failure.command_failure(reason, spec.argv[0], spec.cwd)
+                if hold_input is not None and ends.stdin is not None:
+                    hold_input(ends.stdin)
+                    os.close(ends.stdin)
+                    ends.stdin = None
                 return FolderProcess(answer["pid"], ends)
             except BaseException:
                 ends.close()
                 raise
 
     def _ask(self, request: dict[str, Any], ends: list[int]) -> dict[str, Any]:
-        memory = os.memfd_create("snapshotd-command", os.MFD_CLOEXEC)
         try:
-            files.write_all(memory, json.dumps(request).encode())
-            with self._lock:
+            with passing.in_memory(request) as memory, self._lock:
                 socket.send_fds(self._connection, [b"x"], [memory, *ends])
                 data = self._connection.recv(folder_main.ANSWER_MAX_BYTES)
         except OSError as exc:
             raise SandboxFailed(f"container {short(self._spec.id)} is gone: {exc.strerror or exc}") from exc
-        finally:
-            os.close(memory)
         if not data:
             raise SandboxFailed(f"container {short(self._spec.id)} is gone: its first process was killed")
         answer: dict[str, Any] = json.loads(data)
@@ -218,11 +203,7 @@ class _Ends:
     """The pipes or the terminal of a command: `of_command` go to it, the other ends stay."""
 
     def __init__(self, spec: ExecSpec, theirs: contextlib.ExitStack) -> None:
-        self._ours: list[int] = []
-
-        def pipe() -> tuple[int, int]:
-            read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            return read_end, write_end
+        pipe = partial(os.pipe2, os.O_CLOEXEC)
 
         def given(fd: int) -> int:
             theirs.callback(os.close, fd)
@@ -255,35 +236,22 @@ class _Ends:
                 os.close(fd)
 
 
-class FolderProcess(Process):
+class FolderProcess(StartedCommand):
     """A command below a container's first process, which tells its exit code through a pipe."""
 
+    parent = "the process that started it was killed"
+
     def __init__(self, pid: int, ends: _Ends) -> None:
-        self.pid, self.terminal = pid, ends.terminal
-        self.stdin_fd, self.stdout_fd, self.stderr_fd = ends.stdin, ends.stdout, ends.stderr
-        self._end, self._started = ends.end, start_time(pid)
-        weakref.finalize(self, os.close, self._end)  # not earlier: another thread may be waiting on it
-        self._lock = threading.Lock()
-        self._said: bytes | None = None
+        super().__init__(pid, ends.end, ends.stdout, ends.stderr, ends.stdin, terminal=ends.terminal)
+        self._pipe, self._started = ends.end, start_time(pid)
 
-    def end_fd(self) -> int | None:
-        return self._end
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        if self._said is None and not poll_fd(self._end, timeout_s):
-            return None
-        with self._lock:
-            if self._said is None:
-                self._said = os.read(self._end, 16)
-        if not self._said:
-            raise SandboxFailed(
-                f"process {self.pid} of a sandbox ended with the process that started it: its exit code is lost"
-            )
-        return int(self._said)
+    def ask_exit_code(self) -> int | None:
+        said = os.read(self._pipe, 16)
+        return int(said) if said else None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if start_time(self.pid) == self._started and not poll_fd(self._end, 0):
+            if start_time(self.pid) == self._started and not poll_fd(self._pipe, 0):
                 os.kill(self.pid, signal.SIGKILL)
 
 
@@ -303,20 +271,14 @@ def _reason(answer: dict[str, Any], program: str | None) -> str:
 def _end(pid: int, started: int) -> None:
     """Wait until a first process has ended everything and itself, which it does by itself; after a limit, do it here: it
     may have been stopped from inside. SandboxFailed."""
-    deadline, below = time.monotonic() + _END_DEADLINE_S, list[int]()
-    while runs((pid, started)):
-        if time.monotonic() > deadline - _END_DEADLINE_S / 2:
+    late = time.monotonic() + _END_DEADLINE_S / 2
+    below = list[int]()
+    for _ in attempts(_END_DEADLINE_S):  # no event tells of the end of another daemon's child
+        if not runs((pid, started)):
+            return
+        if time.monotonic() > late:
             below = descendants(pid) or below
             for each in (*below, pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            raise SandboxFailed(f"process {pid} of a sandbox does not end (stuck in the kernel)")
-        time.sleep(0.002)  # no event tells of the end of another daemon's child
-
-
-def _end_marked(container_id: ContainerID) -> None:
-    """End the processes that are left of a container because its first process was killed from inside."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        if variable_of(int(name), SANDBOX) == container_id:
-            kill_and_reap(int(name))
+    raise SandboxFailed(f"process {pid} of a sandbox does not end (stuck in the kernel)")

@@ -112,7 +112,7 @@ def test_a_call_passes_few_places_and_none_calls_back_up(tmp_path: Path) -> None
     with mind_rig.engine(tmp_path) as engine:
         agent = mind_rig.Agent(engine, engine.runs.create(SandboxRequest(runtime=NO_ISOLATION))[0].id)
         with traced() as trace:
-            result = engine.life._sessions.exec(
+            result = engine.life._sessions.commands.exec(
                 agent.sandbox,
                 CommandFields(("python3", "-c", AGENT), cwd="/workspace"),
                 sink=lambda *_: None,

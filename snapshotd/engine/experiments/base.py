@@ -7,16 +7,17 @@ there may have replaced any program.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.engine.caller import Caller
-from snapshotd.scores import ScoredRun, Scores
+from snapshotd.scores import ExperimentBranch, ScoredRun, Scores
+from snapshotd.terms import number_of
 from snapshotd.trees.base import Change
-from snapshotd.types import Snapshot
+from snapshotd.types import ExperimentID, Snapshot, Trajectory
 
 Env = tuple[tuple[str, str], ...]
 
@@ -78,6 +79,41 @@ class Comparison:
     fork_point: Snapshot | None
     branches: tuple[ComparedBranch, ...]
     pairs: tuple[ComparedPair, ...]
+
+
+# -- more forks than fit at once ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForkQueueRequest:
+    """`n` children, or one for each variant, `parallel` at once (None: as many as fit into the free memory). The rest is as
+    in `BranchingService.fork`. With `keep_going` a child that does not start carries its error, and the rest goes on."""
+
+    n: int = 1
+    parallel: int | None = None
+    keep_going: bool = False
+    args: tuple[str, ...] | None = None
+    name: str | None = None
+    resume: bool = False
+    variants: tuple[Variant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFork:
+    """One child after its program has ended. `trajectory` is None where it did not start, and `error` says why."""
+
+    index: int
+    label: str
+    trajectory: Trajectory | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkQueue:
+    """A fork that was made piece by piece. `children` in the order of their numbers."""
+
+    experiment: ExperimentID
+    children: tuple[QueuedFork, ...]
 
 
 # -- commands in throw-away forks --------------------------------------------------------------------------------------
@@ -255,3 +291,13 @@ class ExperimentRequest:
     def branches(self) -> list[tuple[str, int]]:
         """Label and run of each branch, in the order in which they begin: each variant once, then each again."""
         return [(one.label, run) for run in range(self.repeat) for one in self.variants]
+
+    def why_ended(self, branches: Sequence[ExperimentBranch], seconds: float) -> str | None:
+        """The stop rule that holds with these branches, after so many seconds."""
+        if self.first_pass and (passed := next((one for one in branches if one.passed), None)) is not None:
+            return f"{passed.called} passed"
+        if self.best_of is not None and sum(one.state == "scored" for one in branches) >= self.best_of:
+            return f"{number_of(self.best_of, 'branch')} scored"
+        calls, tokens = sum(one.calls for one in branches), sum(sum(one.tokens) for one in branches)
+        limit = self.stop.exceeded(seconds, calls, tokens, sum(one.cost for one in branches))
+        return None if limit is None else f"more than {limit} were used"

@@ -161,7 +161,7 @@ class Effects:
         compensations.begin(Compensation(entry.id, sandbox.trajectory.id, None, time.time_ns()))
         hit("engine.compensate.begun")
         try:
-            done = self._sessions.exec(
+            done = self._sessions.commands.exec(
                 sandbox,
                 CommandFields(tuple(reveal(list(argv))), env=environment),
                 sink=lambda *_: None,

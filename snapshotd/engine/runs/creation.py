@@ -125,7 +125,7 @@ class Creation:
         with self._sessions.throw_away(trajectory, snapshot) as sandbox:
             if ca_bundle:
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
-            result = self._sessions.exec(
+            result = self._sessions.commands.exec(
                 sandbox,
                 CommandFields(("/bin/sh", "-c", script), cwd="/", env=env),
                 sink=lambda _, data: errors.append(data[-2000:]),

@@ -16,8 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from snapshotd.api.trajectories import ForkPlace
-from snapshotd.engine.base import EditRequest, Forked, Variant
+from snapshotd.engine.base import EditRequest, Forked, ForkPlace, Variant
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.gateways import model_env
 from snapshotd.engine.mind.replay import Resumption
@@ -137,7 +136,7 @@ class Forks:
         """One fork. UsageError: a malformed name; the others as `fork`."""
         check_name(name)
         one = children(1, None, name, ())
-        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPlace(new_id(), 0, 1)
+        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPlace(ExperimentID(new_id()), 0, 1)
         (child,) = self._launch(source, one, [self._record(owner, source, place, 0, one[0])], None, announce)
         with self._all_or_none([child]):
             self._adopt(child, None, None)
@@ -158,7 +157,7 @@ class Forks:
         if the forks are what it asks for."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
-        place = part or ForkPlace(new_id(), 0, len(forked))
+        place = part or ForkPlace(ExperimentID(new_id()), 0, len(forked))
         edits = [one.edit for one in forked if one.edit is not None]
         for edit in edits:
             changes.check(source, edit)

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from snapshotd.api.commands import BackgroundRequest, CommandFields
-from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink
-from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.mind.approval.gate import Gate
@@ -29,18 +26,17 @@ from snapshotd.engine.mind.reuse import Reuse, counted, wanted
 from snapshotd.engine.mind.unrecorded import UnrecordedCalls
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
-from snapshotd.engine.runs.execution import Execution, ended_as
+from snapshotd.engine.runs.execution import Execution
 from snapshotd.engine.runs.launch import Launcher, alive
 from snapshotd.engine.runs.running_program import Program
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.root import Captured
-from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
-from snapshotd.runtime.base import ExecSpec, Process
 from snapshotd.types import (
     FOLDER,
     AgentSpec,
@@ -83,15 +79,8 @@ class Sessions:
         self._context, self._launcher, self._background = context, launcher, background
         self._gate, self._store, self._gateways = gate, store, gateways
         self._places = Places(context, cold.take)
-        self._execution = Execution(context, gateways, self._stepped)
-        self.commands = Commands(
-            context,
-            self._start_in_background,
-            lambda sandbox, data: sandbox.runtime.log(sandbox.container, data),
-            ended_as,
-            self._stepped,
-            self.find,
-        )
+        self._execution = Execution(context, gateways)
+        self.commands = Commands(context, self._execution, self._stepped, self.check_place)
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []
         self._throw_aways: dict[ContainerID, Sandbox] = {}
@@ -348,38 +337,6 @@ class Sessions:
         self._background.submit(snapshot, captured)
 
     # -- commands ------------------------------------------------------------------------------------------------------
-
-    def exec(
-        self,
-        sandbox: Sandbox,
-        request: CommandFields,
-        *,
-        sink: OutputSink,
-        record: bool,
-        save: bool = False,
-        expected_head: SnapshotID | None = None,
-        caller: Caller | None = None,
-    ) -> ExecResult:
-        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
-        gone; without, it ends with its caller. With `save` its output is kept all the same, for a
-        step of the caller's. `expected_head`: see `if_head`."""
-        if not request.argv:
-            raise UsageError("there is no command to run: the list of its words is empty")
-        if record:
-            self.check_place(sandbox)
-        with sandbox.use.command() as command, sandbox.writer.claim(sandbox.lock, sandbox.trajectory.id, expected_head):
-            return self._execution.run(sandbox, command, request, sink=sink, record=record, save=save, caller=caller)
-
-    def exec_in_background(self, sandbox: Sandbox, request: BackgroundRequest) -> CommandInfo:
-        """See `RunService.exec_in_background`."""
-        if not request.argv:
-            raise UsageError("there is no command to run: the list of its words is empty")
-        self.check_place(sandbox)
-        spec = self._execution.requested(sandbox, request)
-        return self.commands.begin(sandbox, replace(spec, stdin=request.stdin), timeout_s=request.timeout_s)
-
-    def _start_in_background(self, sandbox: Sandbox, spec: ExecSpec, command: ClientCommand, key: str) -> Process:
-        return self._execution.start(sandbox, spec, command=command, keep=key)[0]
 
     def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""

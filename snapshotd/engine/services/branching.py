@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from snapshotd.api.trajectories import ForkPlace
 from snapshotd.engine.base import (
     ITSELF,
     EditRequest,
     Effect,
     Forked,
+    ForkPlace,
+    Merged,
     MergeRequest,
     Opener,
     RewindMode,
@@ -17,7 +18,7 @@ from snapshotd.engine.base import (
     Variant,
 )
 from snapshotd.engine.context import Context
-from snapshotd.engine.folders.folders import Folders
+from snapshotd.engine.folders.rewinding.rewinds import FolderRewinds
 from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.past.editing import Editing
 from snapshotd.engine.past.effects import Effects
@@ -46,7 +47,7 @@ class BranchingService:
         sessions: Sessions,
         cold: Cold,
         gate: Gate,
-        folders: Folders,
+        folder_rewinds: FolderRewinds,
         forks: Forks,
         resumes: Resumes,
         listener: StepListener,
@@ -54,7 +55,7 @@ class BranchingService:
     ) -> None:
         """`listener` is told of every step; `forget`: as in `Editing`."""
         self._context, self._catalog = context, context.catalog
-        self._folders, self._forks, self._resumes = folders, forks, resumes
+        self._folder_rewinds, self._forks, self._resumes = folder_rewinds, forks, resumes
         self._effects = Effects(context, sessions, gate, listener)
         self._rewinding = Rewinding(context, sessions, cold, self._effects, listener)
         self._retry = Retry(context, sessions, self._rewinding, self._effects)
@@ -127,7 +128,7 @@ class BranchingService:
         is_folder = _is_folder(trajectory, session)
         with self._context.pins.pinned(self._snapshot(to).id) as target:
             if is_folder:
-                return self._folders.rewind(trajectory, target, opener, mode, session)
+                return self._folder_rewinds.rewind(trajectory, target, opener, mode, session)
             return self._rewinding.rewind(trajectory, target, mode, compensate=compensate)
 
     def preview_rewind(
@@ -145,7 +146,7 @@ class BranchingService:
         is_folder = _is_folder(trajectory, session)
         with self._context.pins.pinned(self._snapshot(to).id) as target:
             if is_folder:
-                return self._folders.preview(trajectory, target, opener, mode, max_files, session)
+                return self._folder_rewinds.preview(trajectory, target, opener, mode, max_files, session)
             return self._rewinding.preview(trajectory, target, mode, max_files)
 
     def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
@@ -153,7 +154,7 @@ class BranchingService:
         Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
         trajectory = self._trajectory(ref)
         if _is_folder(trajectory):
-            return self._folders.undo(trajectory, opener)
+            return self._folder_rewinds.undo(trajectory, opener)
         return self._rewinding.undo(trajectory)
 
     def promote(
@@ -167,12 +168,16 @@ class BranchingService:
         target = None if into is None else self._trajectory(into)
         return self._promotion.promote(self._trajectory(ref), target, leave_behind=leave_behind, compensate=compensate)
 
-    def merge(self, ref: str, source: str, request: MergeRequest) -> Snapshot:
-        """Change files of a trajectory, in place, to what they are in the snapshot `source` or to what the request says;
-        all in one step, which is recorded as a new snapshot, and `undo` takes it back. The mind goes on. Conflict: the
-        trajectory's head is another than the request's, or as `rewind`; NotFound: a path is not in the snapshot."""
-        with self._context.pins.pinned(self._snapshot(source).id) as pinned:
-            return self._merging.merge(self._trajectory(ref), pinned, request)
+    def merge(self, ref: str, request: MergeRequest) -> Merged:
+        """Bring what changed between two snapshots to a trajectory, in place: three-way, all in one step, which is recorded
+        as a new snapshot, and `undo` takes it back. The mind goes on. With a conflict nothing is merged. UsageError: the
+        snapshots have nothing in common, and no base is named; Conflict: the head changed meanwhile, or as `rewind`;
+        NotFound: no snapshot has the directory; Unsupported: texts are to be merged, and there is no git."""
+        return self._merging.merge(self._trajectory(ref), request)
+
+    def recall_merge(self, snapshot: str, request: MergeRequest) -> Merged:
+        """The answer to the merge that has made this snapshot."""
+        return self._merging.recall(self._snapshot(snapshot), request)
 
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
         """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.

@@ -31,6 +31,7 @@ from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.upper import dress, is_unchanged
 from snapshotd.types import Snapshot, ToolCall, Trajectory
 from tests.records import begin, make_approval, make_image
 
@@ -51,7 +52,7 @@ class World:
 
     def _sandbox(self, trajectory: Trajectory, head: Snapshot) -> Sandbox:
         upper = self.store.create()
-        self.store.dress(upper, head.stack)
+        dress(self.store, upper, head.stack)
         part: Any = SimpleNamespace(
             id="container", pid=1, close=lambda: None, destroy=lambda _: None, bury=lambda: None, parked_pids=set
         )
@@ -83,7 +84,7 @@ class World:
             patched.setattr(self.catalog, "commit_snapshot", _full)
             with pytest.raises(OutOfSpace):
                 self.step(marker("exec", {}))
-        assert self.store.unchanged(self.sandbox.root.upper, self.sandbox.root.stack)
+        assert is_unchanged(self.store, self.sandbox.root.upper, self.sandbox.root.stack)
 
     def newest(self) -> Snapshot:
         return self.catalog.get_snapshot(self.catalog.get_trajectory(self.trajectory.id).head)
