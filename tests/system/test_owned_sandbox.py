@@ -16,7 +16,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.past import editing, effects
-from snapshotd.engine.runs import execution
+from snapshotd.engine.runs import commands
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, Snapshot, TrajectoryStatus
 from tests import mind_rig
@@ -58,7 +58,7 @@ def own(agent: Agent, done: ExecResult) -> bytes:
     return b"".join(agent.engine.snapshots.cat(done.snapshot.id, b"workspace/own"))
 
 
-def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = execution) -> None:
+def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = commands) -> None:
     """Have something done, by another thread, when a command has ended and is not captured yet."""
     commit = where.commit_step
 
