@@ -65,6 +65,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,
     "qemu": lambda: _program("qemu-system-x86_64", "busybox", "mke2fs", "bsdtar", "apt-get"),
+    "chromium": lambda: _program("chromium"),
     "systemd": lambda: _program("systemctl", "systemd-analyze", "nsenter", "unshare"),
 }
 """Name to a check: None if it is there, else why not."""

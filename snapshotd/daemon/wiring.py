@@ -238,7 +238,9 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive),
-        branching=BranchingService(context, sessions, cold, gate, folders, forks, resumes, steps, disposal.forget),
+        branching=BranchingService(
+            context, sessions, cold, gate, folders.rewinds, forks, resumes, steps, disposal.forget
+        ),
         mind=MindService(context),
         watch=context.events.watch.follow,
     )

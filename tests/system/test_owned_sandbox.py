@@ -16,7 +16,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import EditRequest, ExecResult, FileEdit, RunRequest, SandboxRequest
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.past import editing, effects
-from snapshotd.engine.runs import execution
+from snapshotd.engine.runs import commands
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed
 from snapshotd.types import CallStatus, Snapshot, TrajectoryStatus
 from tests import mind_rig
@@ -58,7 +58,7 @@ def own(agent: Agent, done: ExecResult) -> bytes:
     return b"".join(agent.engine.snapshots.cat(done.snapshot.id, b"workspace/own"))
 
 
-def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = execution) -> None:
+def at_the_gap(patch: pytest.MonkeyPatch, name: str, meanwhile: Callable[[], object], where: Any = commands) -> None:
     """Have something done, by another thread, when a command has ended and is not captured yet."""
     commit = where.commit_step
 
@@ -107,7 +107,7 @@ def test_a_compensation_is_a_command_too(agent: Agent, monkeypatch: pytest.Monke
 def test_a_replay_waits_for_it(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program asks for its next call, and with it for the files of another snapshot."""
     first = agent.tool("write", {}, "echo before > own")
-    sandbox, places = agent.sandbox, agent.engine.life._sessions._places
+    sandbox, places = agent.sandbox, agent.engine.life._sessions._adoption._places
     with ThreadPoolExecutor(1) as pool:
         moved: list[Future[None]] = []
 

@@ -105,12 +105,18 @@ class ExperimentVerbs(VerbPart):
         info = await self.experiment(name)
         if branch is None:
             chosen = info.best
-            if chosen is None or not chosen.passed:
-                raise Conflict(f"no branch of {name} passed; name the one to promote")
+            if chosen is None:
+                raise Conflict(f"no branch of {name} has a score, so none is the best; name the one to promote")
+            if not chosen.passed:
+                raise Conflict(f"no branch of {name} passed; name the one to promote (the best is {chosen.called})")
         else:
             chosen = next((one for one in info.branches if one.called == branch), None)
-        if chosen is None or chosen.trajectory is None:
-            raise NotFound(f"there is no branch {branch} of {name} that has begun")
+            if chosen is None:
+                raise NotFound(
+                    f"{name} has no branch {branch}; its branches are called VARIANT.RUN, as its status lists them"
+                )
+        if chosen.trajectory is None:
+            raise Conflict(f"the branch {chosen.called} of {name} has not begun, so there is nothing to promote")
         return await self._step(operations.PROMOTE, chosen.trajectory, PromoteRequest(leave_behind=leave_behind), wait)
 
     @verb

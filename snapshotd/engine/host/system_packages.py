@@ -149,6 +149,7 @@ PACKAGES: tuple[Package, ...] = (
     Package("e2fsprogs", ("mkfs.ext4",), "tests on a file system of their own", "develop"),
     Package("mtree-netbsd", ("mtree",), "tests that compare restored trees with the originals", "develop"),
     Package("qemu-system-x86", ("qemu-system-x86_64",), "tests on other kernels", "develop"),
+    Package("chromium", ("chromium",), "tests of the page", "develop"),
     Package("busybox-static", ("busybox",), "tests on other kernels", "develop"),
     Package("docker-compose", ("docker-compose", *COMPOSE_PLUGINS), "the test that deploys the daemon", "develop"),
 )

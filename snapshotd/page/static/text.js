@@ -21,7 +21,7 @@ export const Loaded = view((self) => {
     const late = setTimeout(() => !ended.aborted && (found.value = undefined), 150);
     try {
       const value = await props.load(ended);
-      if (!ended.aborted) (failed.value = ""), (found.value = value);
+      if (!ended.aborted) (failed.value = ""), (found.value = { value, of: props });
     } catch (error) {
       if (!ended.aborted) (failed.value = /** @type {Error} */ (error).message), (found.value = null);
     } finally {
@@ -33,7 +33,7 @@ export const Loaded = view((self) => {
   return (/** @type {any} */ props) =>
     failed.value ? html`<p class="pad bad">${failed.value}</p>`
     : found.value === undefined ? html`<p class="pad faint" role="status">…</p>`
-    : props.show(found.value);
+    : (found.value.of.what === props.what ? props : found.value.of).show(found.value.value);
 });
 
 /** Lines of which each has a class and pieces of text. */

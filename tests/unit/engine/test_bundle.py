@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapshotd.engine.secrecy import TENANT
-from snapshotd.engine.transfer import bundle, imports
+from snapshotd.engine.transfer import bundle, import_layers, imports
 from snapshotd.engine.transfer.bundle import StoredSource, export_bundle, line_of
-from snapshotd.engine.transfer.imports import BundleLimits
+from snapshotd.engine.transfer.import_layers import BundleLimits
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
 from snapshotd.types import Snapshot, SnapshotState, TrajectoryStatus
 from tests import long
@@ -88,7 +88,7 @@ def test_a_trajectory_comes_in_as_it_was(worlds: tuple[World, World], line: list
     (trajectory,) = result.trajectories
     assert trajectory == there.catalog.get_trajectory(line[0].trajectory)
     assert (trajectory.name, trajectory.head, trajectory.status) == ("line", line[-1].id, TrajectoryStatus.STOPPED)
-    image = there.catalog.find_image(trajectory.spec.image)
+    image = there.catalog.images.find(trajectory.spec.image)
     assert (image.env, image.workdir) == ((("PATH", "/x"), ("LANG", "C")), "/home")
 
 
@@ -175,7 +175,7 @@ def test_snapshots_without_files_come_without(worlds: tuple[World, World], line:
 def test_a_long_line_stays_shallow(
     worlds: tuple[World, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imports, "FAN_IN", 3)
+    monkeypatch.setattr(import_layers, "FAN_IN", 3)
     here, there = worlds
 
     def change(root: Path, number: int) -> None:
@@ -421,7 +421,7 @@ def test_a_damaged_output_is_not_exported(worlds: tuple[World, World], line: lis
 
     with pytest.raises(DataLoss, match="1000"):
         export_bundle(
-            line, Short(here.catalog, here.repo, lambda s: here.catalog.find_image(s.stack.image)), io.BytesIO().write
+            line, Short(here.catalog, here.repo, lambda s: here.catalog.images.find(s.stack.image)), io.BytesIO().write
         )
 
 

@@ -33,7 +33,11 @@ class Browser:
     def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> http.client.HTTPResponse:
         """`headers` with _ for -; an empty one is left out."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        sent = {**self.page, "Cookie": self.cookie, **{name.replace("_", "-"): value for name, value in headers.items()}}
+        sent = {
+            **self.page,
+            "Cookie": self.cookie,
+            **{name.replace("_", "-"): value for name, value in headers.items()},
+        }
         connection.putrequest(method, path, skip_host=True)
         for name, value in sent.items():
             if value:
@@ -160,9 +164,8 @@ def _names(path: str) -> dict[str, str]:
 
 
 def test_a_taken_port_is_told(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        with pytest.raises(Conflict, match="choose another port"):
-            PageServer(str(tmp_path / "s"), port=other.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(Conflict, match="choose another port"):
+        PageServer(str(tmp_path / "s"), port=other.getsockname()[1])
 
 
 def test_it_ends_when_no_page_is_open(tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from snapshotd.engine.folders.calls import Part
 from snapshotd.engine.folders.names import name_of, path_of
-from snapshotd.engine.folders.plan import FolderChanges, RewindPlan
-from snapshotd.engine.folders.putting_back import PuttingBack, new_place, relative
+from snapshotd.engine.folders.rewinding.out_place import new_place
+from snapshotd.engine.folders.rewinding.plan import FolderChanges, RewindPlan
+from snapshotd.engine.folders.rewinding.putting_back import PuttingBack, relative
 from snapshotd.types import Snapshot, SnapshotID
 
 
@@ -34,7 +35,7 @@ class CutOff:
         return CutOff(head.id, to.id, new_place(), [relative(change) for change in plan.changes], changes)
 
     def text(self) -> str:
-        """For the catalog."""
+        """The form that the catalog keeps."""
         names = [name_of(path) for path in self.paths]
         facts = {"head": self.head, "to": self.to, "place": self.place.decode(), "paths": names}
         return json.dumps(facts | {"changes": self.changes.record(0)})

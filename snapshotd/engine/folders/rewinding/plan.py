@@ -20,7 +20,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.folders.capture import TOP
 from snapshotd.engine.folders.databases import groups, log_in
 from snapshotd.engine.folders.names import name_of
-from snapshotd.engine.folders.putting_back import relative
+from snapshotd.engine.folders.rewinding.putting_back import relative
 from snapshotd.engine.storing import look
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
 from snapshotd.terms import number_of

@@ -1,0 +1,256 @@
+"""The page, in a browser, over a real daemon: what a person sees, and what they can do."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.capabilities import require
+from tests.e2e.support import Snap
+
+pytestmark = [pytest.mark.runc, pytest.mark.timeout(600)]
+AGENT = r"""
+import os, sys, time
+from snapshotd.agent import message, tool
+
+@tool
+def edit_file(path, text):
+    open(path, "w").write(text)
+
+@tool
+def run_tests(suite):
+    scope = {}
+    exec(open("tax.py").read(), scope)
+    assert scope["total"](100) == 116, "total(100) is %r" % scope["total"](100)
+    return "\033[32m1 passed\033[0m"
+
+@tool
+def read_file(path):
+    return open(path).read()
+
+@tool(approve="may I deploy it?")
+def deploy(target):
+    return "deployed to " + target
+
+message("user", "The rate is 16 percent from now on.")
+edit_file("tax.py", "def total(price):\n    return price * 116 / 100\n")
+run_tests("tests/test_tax.py")
+message("assistant", "It passes. I make it shorter. <script>window.hacked = 1</script> \u202egnp.exe")
+read_file("tax.py")
+rate = os.environ.get("RATE", "1.61")
+edit_file("tax.py", "def total(price):\n    return round(price * %s, 2)\n" % rate)
+try:
+    run_tests("tests/test_tax.py")
+except AssertionError as failed:
+    message("assistant", "It fails now: %s" % failed)
+if "deploy" in sys.argv:
+    deploy("production")
+while "wait" in sys.argv and not os.path.exists("go"):
+    time.sleep(0.05)
+"""
+PICTURES = os.environ.get("SNAPSHOTD_PICTURES")
+"""The folder that docs/ui.md has its pictures from; `make pictures` makes them."""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    require("chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.py"
+    path.write_text(AGENT)
+    return path
+
+
+@pytest.fixture
+def name(own_snap: Snap, request: pytest.FixtureRequest) -> Iterator[str]:
+    name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:24].strip("-")
+    yield name
+    for one in sorted(own_snap.json("ls"), key=lambda one: one["forked_from"] is None):
+        own_snap("rm", "--force", one["id"])
+
+
+class Person:
+    """Somebody in front of the page. It fails when the page logs an error."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.problems = page, []
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+
+    def sees(self, text: str, within: str = "body") -> Any:
+        found = self.page.locator(within).get_by_text(text).first
+        found.wait_for(timeout=30_000)
+        return found
+
+    def presses(self, keys: str) -> None:
+        for key in keys.split():
+            self.page.keyboard.press(key)
+
+    def clicks(self, name: str, within: str = "body") -> None:
+        self.page.locator(within).get_by_role("button", name=name).first.click()
+
+    def opens(self, trajectory: str) -> None:
+        self.page.locator(".trajectory", has_text=trajectory).first.click()
+        self.page.locator(".row b").first.wait_for()
+
+    def chooses(self, number: int) -> None:
+        self.page.locator(".row", has=self.page.locator(".number", has_text=re.compile(f"^{number}$"))).first.click()
+        self.sees(f"call {number}", ".inspector header")
+
+    def takes_picture(self, name: str) -> None:
+        if PICTURES:
+            self.page.screenshot(path=Path(PICTURES) / f"{name}.png")
+
+
+@pytest.fixture
+def person(chromium: Any, own_snap: Snap) -> Iterator[Person]:
+    own_snap("ls")
+    server = own_snap.start("ui", "--print")
+    assert server.stdout is not None
+    context = chromium.new_context(viewport={"width": 1400, "height": 820})
+    try:
+        person = Person(context.new_page())
+        person.page.goto(server.stdout.readline().strip())
+        person.page.locator("nav").wait_for()
+        yield person
+        assert person.problems == []
+    finally:
+        context.close()
+        server.send_signal(signal.SIGTERM)
+        server.communicate(timeout=60)
+
+
+def test_the_call_that_broke_a_test_is_found_and_forked_before(
+    own_snap: Snap, person: Person, name: str, agent: Path
+) -> None:
+    """The steps of docs/ui.md."""
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    failed = person.page.locator(".row.bad").first
+    assert "run_tests" in failed.inner_text()
+    person.takes_picture("calls")
+    failed.click()
+    person.sees("total(100) is 161.0", ".inspector")
+    person.presses("k")  # the call before
+    person.sees("return round(price * 1.61, 2)", ".lines")
+    person.takes_picture("patch")
+    person.presses("k f")
+    dialog = person.page.locator("dialog")
+    dialog.get_by_label("Environment").fill("RATE=1.16")
+    dialog.get_by_label("Name", exact=True).fill(f"{name}-again")
+    dialog.get_by_label("Say this").fill("Mind the digits.")
+    person.takes_picture("fork")
+    person.clicks("Fork", "dialog")
+    person.sees(f"forked: {name}-again")
+    person.opens(f"{name}-again")
+    person.sees("run_tests", ".calls")
+    person.page.locator(".trajectory", has_text=f"{name}-again").locator(".dot.finished").wait_for()
+    assert person.page.locator(".row.bad").count() == 0, "it passes now"
+    person.presses("c")
+    person.clicks("Compare", "dialog")
+    person.sees("They part", ".comparison")
+    sides = person.page.locator(".sides").inner_text()
+    assert "1 failed" in sides
+    person.takes_picture("compare")
+    (forked,) = [one["id"] for one in own_snap.json("ls") if one["forked_from"]]
+    assert "1.16" in own_snap("cat", f"{forked}:/workspace/tax.py").stdout
+
+
+def test_what_an_agent_wrote_is_text(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    own_snap("exec", "--snapshot", name, "--", "true")
+    person.opens(name)
+    person.sees("<script>window.hacked = 1</script> <202E>gnp.exe", ".calls")
+    person.chooses(3)
+    person.presses("5")
+    person.sees("<script>window.hacked = 1</script>", ".conversation")
+    assert person.page.evaluate("window.hacked") is None
+    person.chooses(2)
+    person.presses("2")
+    passed = person.sees("1 passed", ".lines")
+    assert "fg2" in passed.get_attribute("class")
+
+
+def test_a_call_is_seen_when_it_is_committed_and_decided_on_the_page(
+    own_snap: Snap, person: Person, name: str, agent: Path
+) -> None:
+    own_snap("run", "--detach", "--name", name, agent, "deploy", "wait")
+    person.opens(name)
+    person.sees("1 waits for you", ".top").click()
+    person.sees("may I deploy it?", ".inbox")
+    person.sees("production", ".given")
+    person.takes_picture("approval")
+    (asked,) = own_snap.json("approvals")
+    person.clicks("Approve…")
+    person.sees(asked["digest"], ".confirm")
+    person.clicks("Approve", ".confirm")
+    person.sees("deploy runs")
+    assert "cannot be decided again" in own_snap("approve", asked["id"], code=6).stderr
+    person.opens(name)
+    person.sees("deploy", ".calls")
+    seen = person.page.locator(".row").count()
+    own_snap("exec", name, "--", "touch", "/workspace/go")
+    person.page.wait_for_function(f"document.querySelectorAll('.row').length > {seen}")
+    person.page.locator(".trajectory.on .dot.finished").wait_for()
+    assert own_snap.json("approvals", "--all")[0]["status"] == "approved"
+
+
+def test_a_rewind_is_shown_before_it_is_done_and_can_be_undone(
+    own_snap: Snap, person: Person, name: str, agent: Path
+) -> None:
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    person.chooses(2)
+    person.presses("r")
+    person.sees("~ /workspace/tax.py", "dialog")
+    person.clicks("Rewind", "dialog")
+    person.sees("is back at call 2")
+    assert "116 / 100" in own_snap("cat", f"{name}:/workspace/tax.py").stdout
+    person.presses("Escape u")
+    person.clicks("Undo", "dialog")
+    person.sees("is as it was before")
+    assert "1.61" in own_snap("cat", f"{name}:/workspace/tax.py").stdout
+
+
+def test_files_are_shown_as_they_were(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    person.chooses(1)
+    person.presses("4")
+    person.clicks("tax.py", ".files")
+    person.sees("return price * 116 / 100", ".lines")
+    with person.page.expect_download() as download:
+        person.clicks("Download", ".crumbs")
+    assert "116 / 100" in Path(download.value.path()).read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1400, 360])
+def test_every_view_fits(
+    own_snap: Snap, person: Person, name: str, agent: Path, scheme: str, width: int, tmp_path: Path
+) -> None:
+    own_snap("run", "--name", name, agent)
+    page = person.page
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 720})
+    first = own_snap.json("log", name)[5]["id"]
+    for place in ("", f"t/{name}", f"t/{name}/{first}", "approvals", "experiments", "machine"):
+        page.evaluate(f"location.hash = '#/{place}'")
+        page.wait_for_function("document.querySelector('.panes')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (int(re.findall(r"\d+", background)[0]) < 128) == (scheme == "dark")
