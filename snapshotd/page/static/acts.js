@@ -98,7 +98,7 @@ async function rewind(/** @type {import("./state.js").Snapshot} */ one) {
       <p>${preview.change_count} file${preview.change_count === 1 ? "" : "s"} would change, ${preview.messages.length} message${preview.messages.length === 1 ? "" : "s"} would go.</p>
       ${preview.effects.length ? html`<p class="warn">${preview.effects.length} irreversible call${preview.effects.length === 1 ? " is" : "s are"} not taken back: ${line(preview.effects.map((/** @type {any} */ one) => one.name).join(", "))}</p>` : null}
       ${preview.untouched.map((/** @type {string} */ text) => html`<p class="warn">${line(text)}</p>`)}
-      <pre class="preview">${preview.changes.slice(0, 200).map((/** @type {any} */ one) => `${({ added: "+", changed: "~", deleted: "−" })[/** @type {"added"} */ (one.change)]} ${line(one.path)}`).join("\n")}</pre>`,
+      <pre class="preview">${preview.changes.slice(0, 200).map((/** @type {any} */ one) => `${({ added: "+", changed: "~", deleted: "−" })[/** @type {"added"} */ (one.change)]} /${line(one.path)}`).join("\n")}</pre>`,
     fields: [],
     button: "Rewind",
     run: () => attempt(() => send("POST", at`/trajectories/${of.id}/rewind`, { to: one.id }), `${nameOf(of)} is back at call ${one.seq}`),
