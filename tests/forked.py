@@ -606,10 +606,10 @@ def _import_commands() -> None:
 
 def _import_everything() -> None:
     import snapshotd.daemon
-    from snapshotd.daemon import wiring
+    from snapshotd.daemon import library
 
     _import_all_of(snapshotd.daemon)
-    wiring._library()  # each daemon has it then
+    library.library()  # each daemon has it then
     for name in _LATER:
         importlib.import_module(name)
     sys.path.append(str(ROOT))

@@ -47,7 +47,6 @@ def test_a_sandbox_from_creation_to_removal(daemon: Daemon) -> None:
         ("GET", "/trajectories/nobody", None, 404, "NotFound"),
         ("GET", "/snapshots/..%2f..%2fetc", None, 404, "NotFound"),
         ("GET", "/nothing/like/that", None, 404, "NotFound"),
-        ("PATCH", "/trajectories", None, 404, "NotFound"),
         ("POST", "/sandboxes", {"image": "nothing"}, 404, "NotFound"),
         ("POST", "/sandboxes", {"wrong": 1}, 400, "UsageError"),
         ("POST", "/sandboxes", {"name": "../x"}, 400, "UsageError"),
@@ -95,6 +94,45 @@ def test_bad_requests_are_one_sentence(
 )
 def test_a_refusal_speaks_of_json_and_not_of_classes(shared_daemon: Daemon, body: Any, said: str) -> None:
     assert said in ask(shared_daemon, "POST", "/sandboxes", body)[1]["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/snapshots/box/fork", {"n": "1"}, "n"),
+        ("/snapshots/box/fork", {"n": True}, "n"),
+        ("/sandboxes", {"limits": {"cpus": "0.5"}}, "limits.cpus"),
+        ("/sandboxes", {"capture_tokens": 1}, "capture_tokens"),
+        ("/trajectories/box/exec", {"argv": ["ls"], "timeout_s": True}, "timeout_s"),
+        ("/prune", {"policy": {"keep_last": "1"}}, "policy.keep_last"),
+        ("/snapshots/box/edit", {"drop_messages": False}, "drop_messages"),
+    ],
+)
+def test_a_number_is_a_number(shared_daemon: Daemon, path: str, body: Any, field: str) -> None:
+    status, answer = ask(shared_daemon, "POST", path, body)
+    assert status == 400
+    assert f"the request's {field} is not acceptable: Input should be a valid" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PATCH", "/trajectories", "GET"),
+        ("HEAD", "/trajectories/box", "DELETE, GET"),
+        ("OPTIONS", "/policy", "DELETE, GET, PUT"),
+        ("POST", "/openapi.json", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_has_not_is_answered_with_those_it_has(
+    shared_daemon: Daemon, method: str, path: str, allowed: str
+) -> None:
+    connection = Connection(shared_daemon)
+    connection.request(method, f"/v1{path}")
+    answer = connection.getresponse()
+    said = answer.read()
+    connection.close()
+    assert (answer.status, answer.headers["Allow"]) == (405, allowed)
+    assert method == "HEAD" or json.loads(said)["error"]["code"] == "UsageError"
 
 
 def test_a_defect_is_logged_and_says_where(shared_daemon: Daemon, box: str) -> None:
