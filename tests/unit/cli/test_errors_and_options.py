@@ -25,6 +25,7 @@ from tests import long
 from tests.own_sources import texts
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -243,7 +244,7 @@ def test_ctrl_c_stops_a_run_and_waits_for_its_last_snapshot(daemon: Daemon, tmp_
 def test_ctrl_c_leaves_a_command_running(daemon: Daemon, short_dir: Path) -> None:
     daemon.client.create(name="box")
     go = short_dir / "go"
-    with start(daemon, "exec", "box", "--", "wait", str(go)) as running:
+    with start(daemon, "exec", "box", "--", "await", str(go)) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         assert running.stdout.readline() == b"waiting\n"

@@ -12,6 +12,7 @@ from snapshotd.daemon.http.words import WORDS
 from tests.json_words import faults
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.world import World
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 ELSEWHERE = {"bisect", "daemon", "port"}
 SAID_ELSEWHERE = {

@@ -18,6 +18,7 @@ from snapshotd.types import short
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.terminals import edit_on_terminal
 from tests.unit.daemon.process import Daemon, environment
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 
 @pytest.fixture
