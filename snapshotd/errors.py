@@ -81,6 +81,21 @@ class VersionMismatch(SnapshotdError):
     exit_code, http_status = 10, 426
 
 
+def check_format(what: str, found: int, newest: int, oldest: int | None = None) -> None:
+    """VersionMismatch unless this program reads format `found` of a file: it reads those from `oldest` to `newest`, or
+    `newest` alone."""
+    oldest = newest if oldest is None else oldest
+    if found > newest:
+        raise VersionMismatch(
+            f"{what} was written by a newer snapshotd (format {found}, this one knows {newest}): use that version or a newer one"
+        )
+    if found < oldest:
+        raise VersionMismatch(
+            f"{what} was written by an older snapshotd (format {found}, this one knows {oldest}): use that version, "
+            "or one that reads both"
+        )
+
+
 class LimitExceeded(SnapshotdError):
     exit_code, http_status = 11, 413
 

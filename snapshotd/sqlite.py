@@ -36,10 +36,10 @@ from snapshotd.errors import (
     OutOfSpace,
     SnapshotdError,
     Unsupported,
-    VersionMismatch,
+    check_format,
 )
 from snapshotd.kernel import turns
-from snapshotd.kernel.files import sync_dir
+from snapshotd.kernel.files import closing_fd, sync_dir
 
 Row = tuple[Any, ...]
 Value = str | bytes | int | float | None
@@ -72,9 +72,9 @@ class Form:
     `what`: with its article, for messages. `application_id`, `version`: the marks in the file; a version from `oldest`
     on can be read. `remedy`: what to do when it is damaged. `durable_commits`: a commit survives power loss when it has
     returned, and a disk that fails is an OSError, after which any commit may be lost; else `flush` makes commits
-    durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums_from`: the version from which on each
-    page has a checksum, so that no changed byte is believed. `keeps_log`: the log stays when the last one closes, empty,
-    so that a missing log is a lost one.
+    durable, and a failing disk is DataLoss. `pragmas`: further ones. `checksums`: each page has a checksum, so that no
+    changed byte is believed. `keeps_log`: the log stays when the last one closes, empty, so that a missing log is a lost
+    one.
     """
 
     what: str
@@ -84,7 +84,7 @@ class Form:
     remedy: str
     durable_commits: bool = False
     pragmas: str = ""
-    checksums_from: int | None = None
+    checksums: bool = False
     keeps_log: bool = False
 
 
@@ -96,7 +96,7 @@ class Database:
     """
 
     def __init__(self, path: Path | Literal[":memory:"], form: Form, *, write: bool = True) -> None:
-        """Open an existing file. Also: VersionMismatch (of a newer version), Unsupported (SQLite is too old)."""
+        """Open an existing file. Also: VersionMismatch (its version is newer, or too old), Unsupported (SQLite is)."""
         _check_sqlite()
         self.form = form
         self.lock = threading.RLock()
@@ -108,8 +108,6 @@ class Database:
         self._wal_pages = 0
         self._wal_bytes = 0
         self._lost: str | None = None
-        self.checksummed = False
-        """True if the database's pages have checksums."""
         self._flushing = threading.Lock()
         try:
             self._open()
@@ -127,42 +125,21 @@ class Database:
             if form.keeps_log:
                 _keep_log(self._conn)
             application, version = self.pragma("application_id"), self.pragma("user_version")
-        if path is not None and application != form.application_id:
+            checksum_bytes = _reserved(self._conn, -1)
+        if path is None:
+            return
+        if application != form.application_id:
             raise DataLoss(
                 f"{self.name} is another program's database (application id {application:#x}): {form.remedy}"
             )
-        if version > form.version:
-            raise VersionMismatch(
-                f"{self.name} was written by a newer snapshotd (format {version}, this one knows {form.version}): "
-                "use that version or a newer one"
-            )
-        if version < form.oldest:
+        if version <= 0 < form.oldest:
             raise DataLoss(f"{self.name} is damaged (format {version}): {form.remedy}")
-        if path is not None and form.checksums_from is not None:
-            self._check_checksums(form.checksums_from, version)
-        if path is not None and self._write:
+        check_format(self.name, version, form.version, form.oldest)
+        if form.checksums and checksum_bytes != _CHECKSUM_BYTES:
+            raise DataLoss(f"{self.name} is damaged (its pages have no checksums): {form.remedy}")
+        if self._write:
             self._wal_fd = os.open(f"{path}-wal", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
             sync_dir(path.parent)  # the WAL's name
-
-    def _check_checksums(self, since: int, version: int) -> None:
-        """A file of a version with checksums must have them. An older file gets them before it becomes one of a newer
-        version, if no other process has it open."""
-        with self._translated():
-            if version < since and self._write:
-                _reserved(self.connection, _CHECKSUM_BYTES)
-                try:
-                    self.connection.execute("PRAGMA journal_mode = DELETE").fetchall()  # pages in a WAL would have none
-                except apsw.BusyError:
-                    return
-                for step in (
-                    "VACUUM",
-                    "PRAGMA journal_mode = WAL",
-                    "PRAGMA user_version",
-                ):  # the last one makes the new WAL
-                    self.connection.execute(step).fetchall()
-            self.checksummed = _reserved(self.connection, -1) == _CHECKSUM_BYTES
-        if version >= since and not self.checksummed:
-            raise DataLoss(f"{self.name} is damaged (its pages have no checksums): {self.form.remedy}")
 
     def _check_file(self, path: Path) -> None:
         try:
@@ -188,10 +165,6 @@ class Database:
             if self._wal_fd >= 0:
                 os.close(self._wal_fd)
                 self._wal_fd = -1
-
-    @property
-    def on_disk(self) -> bool:
-        return self._path is not None
 
     @property
     def connection(self) -> apsw.Connection:
@@ -420,10 +393,10 @@ def _create(path: Path, form: Form, script: str) -> None:
         try:
             conn = _connect(str(new), form, True)
             try:
-                if form.checksums_from is not None:
+                if form.checksums:
                     _reserved(conn, _CHECKSUM_BYTES)
                 conn.execute(
-                    f"PRAGMA application_id = {form.application_id}; {script}; PRAGMA journal_mode = WAL"
+                    f"PRAGMA application_id = {form.application_id}; BEGIN; {script}; COMMIT; PRAGMA journal_mode = WAL"
                 ).fetchall()
             finally:
                 conn.close()
@@ -431,11 +404,8 @@ def _create(path: Path, form: Form, script: str) -> None:
             raise OSError(
                 errno.ENOSPC if isinstance(exc, apsw.FullError | apsw.IOError) else errno.EIO, str(exc)
             ) from exc
-        fd = os.open(new, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
+        with closing_fd(os.open(new, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)) as fd:
             os.fsync(fd)
-        finally:
-            os.close(fd)
         for suffix in _BESIDE:  # files of a database that was taken away
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         new.rename(path)

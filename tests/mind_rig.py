@@ -42,7 +42,7 @@ class Agent:
 
     @property
     def calls(self) -> AgentCalls:
-        handler = self.sandbox.server.handler
+        handler = self.sandbox.server.handler()
         assert isinstance(handler, AgentCalls)
         return handler
 
@@ -53,7 +53,7 @@ class Agent:
     def sh(self, script: str) -> str:
         """Change files, or look at them, without a step."""
         said: list[bytes] = []
-        result = self.engine.life._sessions.exec(
+        result = self.engine.life._sessions.commands.exec(
             self.sandbox,
             CommandFields(("sh", "-c", script), cwd="/workspace"),
             sink=lambda _, data: said.append(data),

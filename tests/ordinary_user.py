@@ -159,7 +159,7 @@ class OrdinaryUser:
         mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.home) in line]
         assert mounts == []
         left = [path for path in self.runtime_dir.rglob("*") if not path.is_dir()]
-        assert [path for path in left if path.is_socket() or path.name == "init.pid"] == []
+        assert [path for path in left if path.is_socket() or path.name == "state.json"] == []
 
     def end(self) -> None:
         for pid in self.processes():

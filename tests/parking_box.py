@@ -18,6 +18,7 @@ from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.kernel import namespaces
 from snapshotd.layers.pivot import Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.upper import dress
 from snapshotd.types import ImageID, LayerID, Message, Stack, new_id
 
 PYTHON = os.environ.get("SNAPSHOTD_TEST_AGENT_PYTHON", sys.executable)
@@ -66,11 +67,11 @@ class Box:
         self._stack = Stack(image)
         self._upper = self._layer()
         pivot(self._target, self._store, self._stack, self._upper, layout_of(self._target), seal=False)
-        self.server = AgentServer(shared / "agent.sock", self, lambda pid: True)
+        self.server = AgentServer(shared / "agent.sock", lambda: self, lambda pid: True)
 
     def _layer(self) -> LayerID:
         layer = self._store.create()
-        self._store.dress(layer, self._stack)
+        dress(self._store, layer, self._stack)
         return layer
 
     def close(self) -> None:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated, Any, Literal
 
-from snapshotd.api.record import ApiRecord, Bounds, Json, Request, record, unset
-from snapshotd.api.snapshots import CallStatus, ChangeInfo, MessageInfo
+from snapshotd.api.record import ApiRecord, Bounds, Json, OneOf, RelativePath, Request, record, unset
+from snapshotd.api.snapshots import CallStatus, ChangeInfo, MessageInfo, SnapshotInfo
 
 ITEMS_MAX = 10_000
-MERGED_MAX = 200_000
 NAME_MAX = 1024
 RewindMode = Literal["files", "conversation", "both"]
 """The part that a rewind takes back: the files, the agent's mind (conversation, journal and state), or both."""
-SnapshotId = Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
 
 
 @record(frozen=True)
@@ -161,29 +159,57 @@ class FileFields(Request):
 
 
 @record(frozen=True)
-class ModeFields(Request):
-    path_b64: str
-    mode: Annotated[int, Bounds(ge=0, le=0o7777)]
+class MergeRequest(Request):
+    """Brings what changed between two snapshots to the head of a trajectory."""
+
+    source: str
+    """The snapshot that has the changes; of a trajectory: its head."""
+    base: str | None = None
+    """The snapshot that both are compared with; null: the last one that both go on from."""
+    path_b64: str | None = None
+    """The directory below which files are compared, from the sandbox's root, as base64 of its bytes; null: /workspace."""
+    dry_run: bool = False
+    """Only say what would change."""
 
 
 @record(frozen=True)
-class MergeFields(Request):
-    """Paths are relative to the sandbox's root, as base64 of their bytes."""
+class AppliedInfo(ApiRecord):
+    """One path that an apply or a merge changes, relative to the directory that is compared."""
+
+    change: Annotated[str, OneOf("added", "changed", "deleted")]
+    path: RelativePath
+    kind: str
+    merged: bool
+    """Both sides changed the text, and both changes are kept."""
+
+
+@record(frozen=True)
+class ConflictInfo(ApiRecord):
+    """One path that both sides changed in ways that exclude each other."""
+
+    path: RelativePath
+    reason: str
+
+
+@record(frozen=True)
+class MergeInfo(ApiRecord):
+    """The effect of a merge, or with `dry_run` the effect that it would have. With `conflicts` nothing is merged."""
 
     source: str
-    """The snapshot that files are taken from."""
-    base: SnapshotId
+    """The snapshot whose changes are merged."""
+    head: str
+    """The snapshot that they are merged into."""
+    base: str
     """The snapshot that both were compared with."""
-    head: SnapshotId
-    """The head that was compared; any other is a conflict."""
-    take_b64: Annotated[tuple[str, ...], Bounds(max_length=MERGED_MAX)] = ()
-    """To be as they are in `source`."""
-    delete_b64: Annotated[tuple[str, ...], Bounds(max_length=MERGED_MAX)] = ()
-    """To go, with all in them."""
-    edits: Annotated[tuple[FileFields, ...], Bounds(max_length=ITEMS_MAX)] = ()
-    """Files and their contents."""
-    modes: Annotated[tuple[ModeFields, ...], Bounds(max_length=MERGED_MAX)] = ()
-    """Permissions to set."""
+    dry_run: bool
+    changes: tuple[AppliedInfo, ...]
+    conflicts: tuple[ConflictInfo, ...]
+    same: int
+    """Changes that the head had already."""
+    warnings: tuple[str, ...]
+    """Changes that are never brought, one sentence each."""
+    snapshot: SnapshotInfo | None
+    """The new snapshot; null where nothing was merged."""
 
 
 @record(frozen=True)

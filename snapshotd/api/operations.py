@@ -22,7 +22,8 @@ from snapshotd.api.mind import (
     CompensateRequest,
     EditRequest,
     EffectInfo,
-    MergeFields,
+    MergeInfo,
+    MergeRequest,
     PromoteRequest,
     ResumeRequest,
     RetryRequest,
@@ -56,6 +57,7 @@ from snapshotd.api.trajectories import (
     CreatedInfo,
     CreateRequest,
     ForkInfo,
+    ForkQueueRequest,
     ForkRequest,
     RunAgentRequest,
     SandboxInfo,
@@ -134,6 +136,7 @@ EXEC_SNAPSHOT = Operation[Any]("POST", "/snapshots/{ref}/exec", LINES, RUN, "run
 EXEC_SNAPSHOT_ATTENDED = Operation[Any]("POST", "/snapshots/{ref}/exec/attended", LINES, RUN, "runs", body=LINES)
 CONNECT = Operation[Any]("POST", "/trajectories/{ref}/ports/{port}", FRAMES, RUN, "runs", body=BYTES)
 FORK = Operation("POST", "/snapshots/{ref}/fork", ForkInfo, RUN, "runs", body=ForkRequest, once=True, status=201)
+FORK_QUEUE = Operation[Any]("POST", "/snapshots/{ref}/fork_queue", LINES, RUN, "branching", body=ForkQueueRequest)
 
 START_COMMAND = Operation(
     "POST", "/trajectories/{ref}/commands", CommandInfo, RUN, "runs", body=BackgroundRequest, once=True, status=201
@@ -183,7 +186,7 @@ PREVIEW_REWIND = Operation("GET", "/trajectories/{ref}/rewind", RewindPreview, R
 REWIND = Operation("POST", "/trajectories/{ref}/rewind", SnapshotInfo, RUN, "mind", body=RewindRequest, once=True)
 UNDO = Operation("POST", "/trajectories/{ref}/undo", SnapshotInfo, RUN, "mind", once=True)
 PROMOTE = Operation("POST", "/trajectories/{ref}/promote", SnapshotInfo, RUN, "mind", body=PromoteRequest, once=True)
-MERGE = Operation("POST", "/trajectories/{ref}/merge", SnapshotInfo, RUN, "mind", body=MergeFields, once=True)
+MERGE = Operation("POST", "/trajectories/{ref}/merge", MergeInfo, RUN, "mind", body=MergeRequest, once=True)
 RETRY = Operation("POST", "/trajectories/{ref}/retry", SnapshotInfo, RUN, "mind", body=RetryRequest, once=True)
 EFFECTS = Operation("GET", "/trajectories/{ref}/effects", list[EffectInfo], READ, "mind")
 COMPENSATE = Operation("POST", "/trajectories/{ref}/compensate", list[EffectInfo], RUN, "mind", body=CompensateRequest)

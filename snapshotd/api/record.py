@@ -24,6 +24,7 @@ __all__ = [
     "FullPath",
     "Json",
     "OneOf",
+    "RelativePath",
     "Request",
     "SandboxPath",
     "Secret",
@@ -160,6 +161,17 @@ class _Path:
         }
 
 
+class _RelativePath(_Path):
+    """The bytes of a path below a directory. Its JSON is that of a sandbox path."""
+
+    def encode(self, name: str, path: Any) -> Json:
+        return super().encode(name, "/" + path.decode(errors="surrogateescape"))
+
+    def decode(self, name: str, data: Json) -> Any:
+        path = super().decode(name, data)
+        return None if path is None else path[1:].encode(errors="surrogateescape")
+
+
 class _Base64:
     """Bytes, in JSON as base64 in the member NAME_b64. `text`: the client has them as text with lone surrogates."""
 
@@ -184,6 +196,7 @@ class _Base64:
 SandboxPath = Annotated[str, _Path()]
 FullPath = Annotated[str, _Path(always=True)]
 """The same with a `path_b64` in any case, which is null if `path` says all."""
+RelativePath = Annotated[bytes, _RelativePath()]
 Base64Bytes = Annotated[bytes, _Base64(text=False)]
 Base64Text = Annotated[str, _Base64(text=True)]
 

@@ -185,18 +185,6 @@ class VariantFields(Request):
 
 
 @record(frozen=True)
-class ForkPlace(Request):
-    """The place of a fork in a larger one that is made piece by piece."""
-
-    experiment: Annotated[str, Bounds(pattern="^[0-9a-f]{32}$")]
-    """The same for all parts."""
-    first: Annotated[int, Bounds(ge=0, lt=QUEUE_MAX)]
-    """The number of the first child of this part."""
-    count: Annotated[int, Bounds(ge=1, le=QUEUE_MAX)]
-    """The number of children of all parts."""
-
-
-@record(frozen=True)
 class ForkRequest(Request):
     n: Annotated[int, Bounds(ge=1, le=FORK_MAX)] = unset()
     """By default 1, or the number of variants."""
@@ -209,10 +197,48 @@ class ForkRequest(Request):
     """A fork ends, with a last snapshot, after so many seconds without a command; 0: never; null: the daemon's default."""
     variants: Annotated[tuple[VariantFields, ...], Bounds(max_length=FORK_MAX)] = ()
     """One fork for each; `n` may be left out then."""
-    part: ForkPlace | None = None
-    """The place of these forks in a larger fork that is made piece by piece."""
 
     @property
     def count(self) -> Any:
         """The number of forks."""
         return len(self.variants) or 1 if not isinstance(self.n, int) else self.n
+
+
+@record(frozen=True)
+class ForkQueueRequest(Request):
+    n: Annotated[int, Bounds(ge=1, le=QUEUE_MAX)] = 1
+    """Does not count where there are variants."""
+    parallel: Annotated[int, Bounds(ge=1, le=QUEUE_MAX)] | None = None
+    """Forks that run at once; null: as many as fit into the free memory."""
+    keep_going: bool = False
+    """A fork that does not start carries its error, and the others go on; else those that started are removed."""
+    args: tuple[str, ...] | None = None
+    """As in a fork, and so are the others. They have to give each fork a program."""
+    name: str | None = None
+    resume: bool = False
+    variants: Annotated[tuple[VariantFields, ...], Bounds(max_length=QUEUE_MAX)] = ()
+
+
+@record(frozen=True)
+class QueuedFork(ApiRecord):
+    """One fork of a queue after its program has ended."""
+
+    index: int
+    label: str
+    trajectory: TrajectoryInfo | None
+    """Null where it did not start."""
+    error: str | None = None
+    """Why it did not start, or its program did not run to its end."""
+
+
+@record(frozen=True)
+class QueueInfo(ApiRecord):
+    """A fork that was made piece by piece. `children` in the order of their numbers."""
+
+    experiment: str
+    children: tuple[QueuedFork, ...]
+
+    @property
+    def failed(self) -> tuple[QueuedFork, ...]:
+        """The children that did not start, or whose program did not run to its end."""
+        return tuple(child for child in self.children if child.error is not None)

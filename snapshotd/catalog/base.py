@@ -552,7 +552,7 @@ class ExperimentTable(ABC):
 
     @abstractmethod
     def describe(self, name: str, digest: str, description: Any, files: bytes | None) -> None:
-        """Give one that came from an earlier version its description."""
+        """Record the description anew: of one that came from an earlier version, or whose secrets have other values."""
 
     @abstractmethod
     def set_ended(self, name: str, why: str | None) -> None:

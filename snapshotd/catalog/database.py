@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Literal
 
 from snapshotd.catalog import schema
-from snapshotd.errors import Conflict
 from snapshotd.sqlite import Database, Form, create, creating, read_without_log
 
 _REMEDY = "restore it from a backup, or make it again from the repository with `snapshotd daemon --rebuild-catalog`"
@@ -18,10 +17,10 @@ FORM = Form(
     "the catalog",
     schema.APPLICATION_ID,
     schema.VERSION,
-    0,
+    schema.OLDEST,
     _REMEDY,
     pragmas=_PRAGMAS,
-    checksums_from=schema.CHECKSUMS_FROM,
+    checksums=True,
     keeps_log=True,
 )
 
@@ -32,28 +31,17 @@ def open_database(path: Path | Literal[":memory:"]) -> Database:
         with creating(f"{FORM.what} {path}"):
             exists = path.exists()
         if not exists:
-            create(path, FORM)
+            create(path, FORM, schema.script(0))
     database = Database(path, FORM)
     try:
-        _migrate(database)
+        version = database.pragma("user_version")
+        if version < schema.VERSION:
+            with database.transaction():
+                database.write(schema.script(version))
     except BaseException:
         database.close()
         raise
     return database
-
-
-def _migrate(database: Database) -> None:
-    """Bring the schema to `schema.VERSION` in one transaction."""
-    version = database.pragma("user_version")
-    if version < schema.VERSION:
-        if database.on_disk and not database.checksummed:
-            raise Conflict(
-                f"{database.name} cannot be brought to the present format while another process has it open: close that"
-            )
-        with database.transaction():
-            for migration in schema.MIGRATIONS[version:]:
-                database.write(migration)
-            database.write(f"PRAGMA user_version = {schema.VERSION}")
 
 
 def meta_in_file(path: Path, key: str) -> str | None:

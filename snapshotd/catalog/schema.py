@@ -1,7 +1,8 @@
-"""The catalog's tables, as SQL. `MIGRATIONS[n]` brings a file from version n to n + 1; the version is `PRAGMA
-user_version`.
+"""The catalog's tables, as SQL: those of `OLDEST`, and in `MIGRATIONS` what each later version changed. The version is
+`PRAGMA user_version`.
 
-A released migration never changes. A file of any older version is brought up to date in one transaction at open.
+A released migration never changes. A file of an older version, from `OLDEST` on, is brought up to date in one
+transaction at open. A new file takes the same steps.
 
 Conventions: `pk` is the row's number in order of arrival, used for every reference and as "oldest first"; `id` is the
 id that people see. Columns ending in `_ns` are nanoseconds (`_at_ns`: since the epoch), sizes are bytes. JSON columns
@@ -15,7 +16,7 @@ APPLICATION_ID = 0x736E6170
 """`PRAGMA application_id` of every catalog: "snap" in ASCII. Tells `file` and us that this is no other program's
 database."""
 
-_V1 = """
+_OLDEST = """
 -- Named facts of this state directory.
 CREATE TABLE meta (
     key   TEXT PRIMARY KEY,
@@ -32,7 +33,8 @@ CREATE TABLE images (
     files         INTEGER NOT NULL,
     created_at_ns INTEGER NOT NULL,
     env           TEXT NOT NULL,            -- JSON [[name, value], ...]
-    workdir       ANY NOT NULL
+    workdir       ANY NOT NULL,
+    tree          TEXT                      -- NULL: its files are not in the repository
 ) STRICT;
 CREATE UNIQUE INDEX images_by_name ON images (name) WHERE name <> '';
 
@@ -53,13 +55,17 @@ CREATE TABLE trajectories (
     created_at_ns INTEGER NOT NULL,
     experiment    TEXT,                     -- NULL: not made by a fork
     forked_from   INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,  -- NULL: not a fork
-    head          INTEGER NOT NULL REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED  -- 0 only inside a transaction
+    head          INTEGER NOT NULL REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,  -- 0 only inside a transaction
+    began         INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,  -- NULL: no program was started
+    fence         INTEGER NOT NULL DEFAULT 0,  -- the latest writer's fence
+    disk_bytes    INTEGER NOT NULL DEFAULT 0   -- types.Limits; 0: the daemon's own limit
 ) STRICT;
 CREATE INDEX trajectories_by_image ON trajectories (image);
 CREATE INDEX trajectories_by_status ON trajectories (status);
 CREATE INDEX trajectories_by_experiment ON trajectories (experiment) WHERE experiment IS NOT NULL;
 CREATE INDEX trajectories_by_forked_from ON trajectories (forked_from);  -- also what the reference check on deletion uses
 CREATE INDEX trajectories_by_head ON trajectories (head);                -- the same
+CREATE INDEX trajectories_by_began ON trajectories (began) WHERE began IS NOT NULL;
 
 -- What a root is made of. A snapshot that changed no file shares its parent's row, which is the usual case, so the plain list of
 -- ids (1.1 KB at 32 layers) was kept: 10,000 different stacks of 17-32 layers take 10 MB, 19 us each to write and 41 ms to scan for
@@ -98,11 +104,24 @@ CREATE TABLE snapshots (
     call_output        TEXT,                -- blob ids; NULL: no such output
     call_stdout        TEXT,
     call_stderr        TEXT,
-    call_arguments     TEXT NOT NULL,       -- JSON; last, because it may be long and what follows a long value is slow to reach
+    -- where its tree is derived from; see types.Snapshot. NULL: the image
+    base               INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,
+    own_layers         INTEGER NOT NULL DEFAULT 0,
+    tree               TEXT,                -- not NULL only when stored
+    record             TEXT,                -- NULL: never stored
+    line               INTEGER REFERENCES lines DEFERRABLE INITIALLY DEFERRED,      -- never NULL
+    follows            INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,  -- NULL: its parent
+    agent_state        INTEGER REFERENCES states,                                   -- NULL: {}
+    call_arguments     TEXT NOT NULL DEFAULT 'null',  -- JSON; last, because it may be long and what follows a long value is slow to reach
     UNIQUE (trajectory, seq)
 ) STRICT;
 CREATE INDEX snapshots_by_parent ON snapshots (parent);
 CREATE INDEX snapshots_by_stack ON snapshots (stack);
+CREATE INDEX snapshots_captured ON snapshots (state) WHERE state = 'captured';  -- what is to be archived; empty most of the time
+CREATE INDEX snapshots_by_base ON snapshots (base);                             -- also what the reference check on deletion uses
+CREATE INDEX snapshots_by_line ON snapshots (line);
+CREATE INDEX snapshots_by_follows ON snapshots (follows) WHERE follows IS NOT NULL;
+CREATE INDEX snapshots_by_agent_state ON snapshots (agent_state) WHERE agent_state IS NOT NULL;
 
 CREATE TABLE tags (
     name     TEXT PRIMARY KEY,
@@ -110,37 +129,6 @@ CREATE TABLE tags (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX tags_by_snapshot ON tags (snapshot);
 
--- Conversations. A trajectory holds only the messages it added itself: a fork's begin at the position where it was forked.
-CREATE TABLE messages (
-    pk         INTEGER PRIMARY KEY,
-    trajectory INTEGER NOT NULL REFERENCES trajectories,
-    position   INTEGER NOT NULL,            -- from 0 at the beginning of the whole conversation
-    role       ANY NOT NULL,
-    content    TEXT NOT NULL,               -- JSON
-    UNIQUE (trajectory, position)
-) STRICT;
-"""
-
-_V2 = """
-ALTER TABLE images ADD COLUMN tree TEXT;                -- NULL: its files are not in the repository
--- Where a snapshot's tree is derived from; see types.Snapshot. NULL: the image.
-ALTER TABLE snapshots ADD COLUMN base INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED;
-ALTER TABLE snapshots ADD COLUMN own_layers INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE snapshots ADD COLUMN tree TEXT;             -- not NULL only when stored
-ALTER TABLE snapshots ADD COLUMN record TEXT;           -- NULL: never stored
--- The possibly long value moves behind the new columns, so that scans for them do not read it.
-ALTER TABLE snapshots ADD COLUMN arguments TEXT NOT NULL DEFAULT 'null';
--- `stored` meant that the layers were flushed and now means that they are in the repository, where nothing is yet. Everything can still be
--- derived from the image, with the whole stack.
-UPDATE snapshots SET arguments = call_arguments, state = CASE state WHEN 'stored' THEN 'captured' ELSE state END,
-    own_layers = (SELECT json_array_length(layers) FROM stacks WHERE stacks.pk = snapshots.stack);
-ALTER TABLE snapshots DROP COLUMN call_arguments;
-ALTER TABLE snapshots RENAME COLUMN arguments TO call_arguments;
-CREATE INDEX snapshots_captured ON snapshots (state) WHERE state = 'captured';  -- what is to be archived; empty most of the time
-CREATE INDEX snapshots_by_base ON snapshots (base);                             -- also what the reference check on deletion uses
-"""
-
-_V3 = """
 -- A line: a stretch of conversation and journal. A trajectory begins with one, and a snapshot that follows another than its parent begins
 -- the next. The trajectory's present line is its latest.
 CREATE TABLE lines (
@@ -151,13 +139,6 @@ CREATE TABLE lines (
 ) STRICT;
 CREATE INDEX lines_by_trajectory ON lines (trajectory);
 CREATE INDEX lines_by_forked_from ON lines (forked_from) WHERE forked_from IS NOT NULL;
--- Until now every trajectory was one line; it gets the trajectory's number.
-INSERT INTO lines SELECT t.pk, t.pk, t.forked_from, coalesce(f.messages, 0)
-    FROM trajectories t LEFT JOIN snapshots f ON f.pk = t.forked_from;
-
-ALTER TABLE trajectories ADD COLUMN began INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED;  -- NULL: no program was started
-ALTER TABLE trajectories ADD COLUMN fence INTEGER NOT NULL DEFAULT 0;  -- the latest writer's fence
-CREATE INDEX trajectories_by_began ON trajectories (began) WHERE began IS NOT NULL;
 
 -- The agent's state: one row per distinct state that was saved, shared by the snapshots that did not change it.
 CREATE TABLE states (
@@ -165,18 +146,8 @@ CREATE TABLE states (
     content TEXT NOT NULL                   -- JSON object
 ) STRICT;
 
-ALTER TABLE snapshots ADD COLUMN line INTEGER REFERENCES lines DEFERRABLE INITIALLY DEFERRED;     -- never NULL
-ALTER TABLE snapshots ADD COLUMN follows INTEGER REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED;  -- NULL: its parent
-ALTER TABLE snapshots ADD COLUMN agent_state INTEGER REFERENCES states;                           -- NULL: {}
-ALTER TABLE snapshots ADD COLUMN arguments TEXT NOT NULL DEFAULT 'null';  -- the possibly long value stays last
-UPDATE snapshots SET arguments = call_arguments, line = trajectory;
-ALTER TABLE snapshots DROP COLUMN call_arguments;
-ALTER TABLE snapshots RENAME COLUMN arguments TO call_arguments;
-CREATE INDEX snapshots_by_line ON snapshots (line);
-CREATE INDEX snapshots_by_follows ON snapshots (follows) WHERE follows IS NOT NULL;
-CREATE INDEX snapshots_by_agent_state ON snapshots (agent_state) WHERE agent_state IS NOT NULL;
-
-CREATE TABLE line_messages (
+-- Conversations. A line holds only the messages that it added itself.
+CREATE TABLE messages (
     pk       INTEGER PRIMARY KEY,
     line     INTEGER NOT NULL REFERENCES lines,
     position INTEGER NOT NULL,              -- from 0 at the beginning of the whole conversation
@@ -184,9 +155,6 @@ CREATE TABLE line_messages (
     content  TEXT NOT NULL,                 -- JSON
     UNIQUE (line, position)
 ) STRICT;
-INSERT INTO line_messages SELECT pk, trajectory, position, role, content FROM messages;
-DROP TABLE messages;
-ALTER TABLE line_messages RENAME TO messages;
 
 -- The journal. `number` is the order in which a line's entries began; it has gaps once an entry was left unbound.
 CREATE TABLE entries (
@@ -264,18 +232,12 @@ CREATE TABLE key_versions (
     created_at_ns INTEGER NOT NULL,
     expires_at_ns INTEGER,                  -- NULL: never
     value         TEXT,                     -- JSON; NULL: a deletion
+    request       TEXT,                     -- what its maker calls the change; NULL: nothing
     UNIQUE (key, version)
 ) STRICT;
 CREATE INDEX key_versions_by_expiry ON key_versions (expires_at_ns) WHERE expires_at_ns IS NOT NULL;
-"""
-
-_V4 = """
-ALTER TABLE key_versions ADD COLUMN request TEXT;       -- what its maker calls the change; NULL: nothing
 CREATE UNIQUE INDEX key_versions_by_request ON key_versions (key, request) WHERE request IS NOT NULL;
-"""
 
-_V5 = """
-ALTER TABLE trajectories ADD COLUMN disk_bytes INTEGER NOT NULL DEFAULT 0;  -- types.Limits; 0: the daemon's own limit
 -- Outputs of calls that were damaged and given up. The call's own column is NULL.
 CREATE TABLE damaged_outputs (
     snapshot INTEGER NOT NULL REFERENCES snapshots DEFERRABLE INITIALLY DEFERRED,
@@ -284,10 +246,7 @@ CREATE TABLE damaged_outputs (
     bytes    INTEGER,                       -- its length; NULL: unknown
     PRIMARY KEY (snapshot, which)
 ) STRICT;
--- Besides, each page has a checksum (database.py).
-"""
 
-_V6 = """
 -- Requests with an idempotency key, as long as their clients may ask again (requests.py).
 CREATE TABLE requests (
     pk            INTEGER PRIMARY KEY,
@@ -324,7 +283,16 @@ CREATE TABLE experiment_branches (
 CREATE INDEX experiment_branches_by_trajectory ON experiment_branches (trajectory) WHERE trajectory IS NOT NULL;
 """
 
-MIGRATIONS: tuple[str, ...] = (_V1, _V2, _V3, _V4, _V5, _V6, _V7)
-CHECKSUMS_FROM = 5
-VERSION = len(MIGRATIONS)
+OLDEST = 6
+"""The oldest version that this program reads."""
+MIGRATIONS = {7: _V7}
+"""For each later version, what brings a file of the version before to it."""
+VERSION = max(MIGRATIONS)
 """The version this program writes, and the newest it reads."""
+
+
+def script(version: int) -> str:
+    """SQL that brings a database of a version to the present one; 0: an empty database."""
+    steps = [_OLDEST] if version < OLDEST else []
+    steps += [migration for later, migration in sorted(MIGRATIONS.items()) if later > version]
+    return f"{''.join(steps)} PRAGMA user_version = {VERSION};"

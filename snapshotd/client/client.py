@@ -42,15 +42,17 @@ from snapshotd.api.storage import (
 from snapshotd.api.trajectories import (
     CreateRequest,
     ForkInfo,
-    ForkPlace,
+    ForkQueueRequest,
     ForkRequest,
     LimitsRequest,
     Provider,
+    QueuedFork,
+    QueueInfo,
     RunAgentRequest,
     SandboxInfo,
     TrajectoryInfo,
 )
-from snapshotd.api.wire import FORK_MAX, check_ref, socket_path_of
+from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, check_ref, socket_path_of
 from snapshotd.client.approvals import Approvals
 from snapshotd.client.commands import CommandVerbs, OutputSink, ShownOutput
 from snapshotd.client.exchange import AGAIN_S, AnswerLost, new_key
@@ -74,7 +76,7 @@ from snapshotd.client.local.arguments import (
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.mind import Mind
 from snapshotd.client.ports import Ports
-from snapshotd.client.results import ApplyInfo, MergeInfo
+from snapshotd.client.results import ApplyInfo
 from snapshotd.client.sharing import Sharing
 from snapshotd.client.transport import Transport
 from snapshotd.client.values import Values
@@ -85,7 +87,6 @@ from snapshotd.terms import DEFAULT_TENANT, PRUNE_GRACE_S
 
 if TYPE_CHECKING:
     from snapshotd.api.experiments import CompareInfo, Tried
-    from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
     from snapshotd.client.branching.results import BisectInfo, ScoreInfo
     from snapshotd.scores import ScoredRun
 
@@ -389,7 +390,6 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
-        part: ForkPlace | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
@@ -402,8 +402,7 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         names, arguments and values of the environment become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
-        daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
-        anything starts."""
+        daemon's default (half an hour). UsageError before anything starts."""
         check_wait(wait)
         check_count("n", n, 1, FORK_MAX)
         check_seconds("idle_timeout", idle_timeout, zero=True)
@@ -421,7 +420,6 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
             resume=resume,
             idle_timeout_s=idle_timeout,
             variants=children,
-            part=part,
         )
         forked = self._transport.call(operations.FORK, ref, body=body)
         if wait == "stored":
@@ -433,7 +431,6 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
                 self.flush(line)
         return forked
 
-    @on_this_machine
     def fork_queue(
         self,
         ref: str,
@@ -453,18 +450,21 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
 
         When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
         error, and the rest goes on. UsageError before anything starts."""
-        from snapshotd.client.branching.queueing import fork_queue
+        children: Any = ()
+        if variants is not None:
+            from snapshotd.client.branching.variants import variant_fields
 
-        options = {"args": args, "name": name, "resume": resume}
-        return fork_queue(
-            self,
-            ref,
-            n,
-            parallel=parallel,
-            keep_going=keep_going,
-            variants=variants,
-            on_child=on_child,
-            options=options,
+            children = variant_fields(variants, QUEUE_MAX)
+        check_flag("keep_going", keep_going)
+        body = ForkQueueRequest(
+            n, parallel, keep_going, None if args is None else tuple(words_of("args", args)), name, resume, children
+        )
+        for event in self._transport.lines(*operations.FORK_QUEUE.at(ref), body=body):
+            if event["event"] == "result":
+                return QueueInfo.of(event)
+            on_child(QueuedFork.of(event))
+        raise DaemonUnavailable(
+            "the daemon ended the queue without a result; forks that run go on, and `snapshotd ls` lists them"
         )
 
     def take_snapshot(
@@ -685,21 +685,6 @@ class Snapshotd(Mind, Approvals, Values, FileVerbs, Ports, Sharing, CommandVerbs
         message = None if commit is False else apply.commit_message("" if commit is True else commit, info)
         done = apply.apply(source, local_path(to, "to"), dry_run=dry_run, message=message, hooks=hooks)
         return dataclasses.replace(done, base=start, snapshot=info.id)
-
-    @on_this_machine
-    def merge(
-        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
-    ) -> MergeInfo:
-        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
-        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
-        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
-
-        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
-        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
-        Unsupported (there is no git, and texts are to be merged)."""
-        from snapshotd.client.apply.merging import merge
-
-        return merge(self, source, into, base=base, path=path, dry_run=dry_run)
 
     def tag(self, ref: str, name: str, *, move: bool = False) -> str:
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless

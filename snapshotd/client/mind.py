@@ -15,6 +15,8 @@ from snapshotd.api.mind import (
     EffectInfo,
     FileFields,
     JournalInfo,
+    MergeInfo,
+    MergeRequest,
     MessageFields,
     PromoteRequest,
     ResumeRequest,
@@ -29,7 +31,7 @@ from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.api.wire import PREVIEW_FILES, check_ref
 from snapshotd.client.exchange import Query
-from snapshotd.client.local.arguments import bytes_of, sandbox_path
+from snapshotd.client.local.arguments import bytes_of, check_flag, sandbox_path
 from snapshotd.client.verbs import Verbs, Wait, b64, check_wait
 from snapshotd.errors import DaemonUnavailable
 
@@ -125,9 +127,20 @@ class Mind(Verbs):
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
         return self._step(operations.PROMOTE, ref, PromoteRequest(into, leave_behind, compensate), wait)
 
-    def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
-        """The request that `merge` ends with: change files of a trajectory in one step."""
-        return self._transport.call(operations.MERGE, ref, body=request)
+    def merge(
+        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
+    ) -> MergeInfo:
+        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
+        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
+        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
+
+        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
+        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
+        Unsupported (there is no git, and texts are to be merged)."""
+        check_flag("dry_run", dry_run)
+        where = None if path is None else b64(sandbox_path(path))
+        body = MergeRequest(check_ref(source), None if base is None else check_ref(base), where, dry_run)
+        return self._transport.call(operations.MERGE, into, body=body)
 
     def edit(
         self,

@@ -7,10 +7,10 @@ from snapshotd.api.approvals import *  # noqa: F403
 from snapshotd.api.commands import *  # noqa: F403
 from snapshotd.api.files import *  # noqa: F403
 from snapshotd.api.mind import *  # noqa: F403
+from snapshotd.api.mind import AppliedInfo, ConflictInfo
 from snapshotd.api.record import record
 from snapshotd.api.service import *  # noqa: F403
 from snapshotd.api.snapshots import *  # noqa: F403
-from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.storage import *  # noqa: F403
 from snapshotd.api.trajectories import *  # noqa: F403
 from snapshotd.api.values import *  # noqa: F403
@@ -22,25 +22,6 @@ class ExportInfo:
 
     bytes: int
     warnings: tuple[str, ...]
-
-
-@record(frozen=True)
-class AppliedInfo:
-    """One path of the folder (relative to it) that `apply` changes. `change` is added, changed or deleted; `merged`:
-    the folder's own changes of the text are kept."""
-
-    change: str
-    path: bytes
-    kind: str
-    merged: bool
-
-
-@record(frozen=True)
-class ConflictInfo:
-    """One path that the snapshot and the folder changed in ways that exclude each other."""
-
-    path: bytes
-    reason: str
 
 
 @record(frozen=True)
@@ -59,20 +40,3 @@ class ApplyInfo:
     same: int
     warnings: tuple[str, ...]
     commit: str | None
-
-
-@record(frozen=True)
-class MergeInfo:
-    """The effect of a merge, or with `dry_run` the effect that it would have. `source` and `head` are the snapshots that
-    were compared with `base`; `snapshot` is the new one, None where nothing was merged. The rest is as in
-    `ApplyInfo`."""
-
-    source: str
-    head: str
-    base: str
-    dry_run: bool
-    changes: tuple[AppliedInfo, ...]
-    conflicts: tuple[ConflictInfo, ...]
-    same: int
-    warnings: tuple[str, ...]
-    snapshot: SnapshotInfo | None

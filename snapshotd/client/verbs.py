@@ -12,7 +12,6 @@ from snapshotd.api import operations
 from snapshotd.api.operations import Operation
 from snapshotd.api.record import Request
 from snapshotd.api.snapshots import SnapshotInfo
-from snapshotd.api.trajectories import ForkPlace as ForkPlace
 from snapshotd.client.transport import Transport
 from snapshotd.errors import DaemonUnavailable, UsageError
 

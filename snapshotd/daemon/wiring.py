@@ -27,10 +27,11 @@ from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.service import ExperimentService
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.host.system_packages import CATATONIT
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.gate import Gate
+from snapshotd.engine.mind.approval.records import ApprovalRecords
+from snapshotd.engine.mind.approval.webhook import Webhooks
 from snapshotd.engine.mind.gateways import GatewayMaker, Gateways
 from snapshotd.engine.mind.keyvalue import KeyValueStore
-from snapshotd.engine.mind.webhook import Webhooks
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
@@ -71,7 +72,7 @@ from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
 from snapshotd.kernel.files import sync_dir
 from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
-from snapshotd.layers import store as layer_store
+from snapshotd.layers import filesystem
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.format.index import Index
 from snapshotd.repo.format.pack import PREFIX
@@ -123,7 +124,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
     if _store_url(config, catalog) == _local_url(state_dir):
         state_files.check_packs(state_dir, lambda: bool(catalog.referenced_records()))
     index_reserve.make(state_dir / "repo" / "index.db")
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         where = footing.places
         mode, no_isolation = choose_mode(store.host, footing)
@@ -182,7 +183,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
         engine.life.start(survivors)
         return engine
     except BaseException:
-        layer_store.release(store)
+        filesystem.release(store)
         raise
 
 
@@ -199,9 +200,10 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     launcher = Launcher(context, cold.take, LayerSources(merger.apply, links.of, cold.server))
     background = Background(context, merger, links, worker, archive)
     webhooks = Webhooks()
-    gate = Gate(context, webhooks)
+    approvals = ApprovalRecords(context, webhooks)
+    gate = Gate(context.catalog, approvals)
     values = KeyValueStore(context.catalog, lambda value: context.secrecy.shared().conceal(value))
-    gateways = Gateways(context, gate, gateway)
+    gateways = Gateways(context, gateway)
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
     resumes = Resumes(context, sessions)
     forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
@@ -209,7 +211,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     values.start_sweeping()
     upkeep = Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict)
     ends: tuple[EnginePart, ...] = (
-        gate,
+        approvals,
         context.events.watch,
         values,
         folders,
@@ -239,14 +241,23 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         branching=services.branching,
         experiments=experiments,
         mind=services.mind,
-        approvals=ApprovalService(context, gate),
+        approvals=ApprovalService(context, approvals),
         values=values,
         folders=folders,
         storage=StorageService(context, upkeep, archive, background, browse, _replies),
         images=ImageService(context),
         requests=Requests(context.catalog),
         life=Life(
-            context, sessions, cold, archive, background, disposal, upkeep, experiments, str(gate.policy.path), ends
+            context,
+            sessions,
+            cold,
+            archive,
+            background,
+            disposal,
+            upkeep,
+            experiments,
+            str(approvals.policy.path),
+            ends,
         ),
     )
 
@@ -256,7 +267,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
     no record is left that tells if they are whole. The caller is alone with the state directory. DataLoss (not even the
     key is there), OutOfSpace."""
     state_dir = Path(config.state_dir)
-    store = layer_store.prepare(state_dir)
+    store = filesystem.prepare(state_dir)
     try:
         url = _known_store_url(config)
         places = StatePlaces(state_dir, store.root, store.kind, url, store.marks.prefix.decode())
@@ -289,7 +300,7 @@ def rebuild_catalog(config: Config, progress: Callable[[str], object], footing: 
         store.sweep(set)
         return report
     finally:
-        layer_store.release(store)
+        filesystem.release(store)
 
 
 def _packs_to_rebuild_from(state_dir: Path, url: str) -> Store:

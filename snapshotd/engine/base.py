@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from snapshotd.engine.caller import STREAMS as STREAMS
 from snapshotd.engine.caller import Caller as Caller
 from snapshotd.engine.caller import Stream as Stream
 from snapshotd.trees.base import Change
 from snapshotd.trees.base import Entry as TreeEntry
+from snapshotd.trees.three_way import Item, Present, TreeConflict
 from snapshotd.types import (
     DEFAULT_TENANT,
     Approval,
@@ -161,6 +163,16 @@ class Variant:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkPlace:
+    """The place of some children in a fork that is made piece by piece: its `experiment`, the number of their first one, and
+    the number of all children."""
+
+    experiment: ExperimentID
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class FileEntry:
     """Something in a tree: its path from the root (without a leading slash), what it is, and a link's target."""
 
@@ -257,23 +269,31 @@ class FileEdit:
     mode: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MergeRequest:
-    """The changes to the head `head` of a trajectory. Paths of `take` become as they are in the merged snapshot, with all
-    metadata (a directory without its content); those of `delete` go with all that is in them; `edits` are files that get
-    a content, `modes` permissions. `base` is for the record."""
+    """The changes from `base` (None: the last snapshot that both go on from) to the snapshot `source`, below the directory
+    `path`. With `dry_run` nothing is merged."""
 
+    source: str
+    base: str | None = None
+    path: bytes = b"workspace"
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """The effect of a merge. `items` are the changes to `head`; with `conflicts` nothing was merged. `same`: changes that
+    the head had already. `snapshot`: None where nothing was merged."""
+
+    source: SnapshotID
     head: SnapshotID
     base: SnapshotID
-    take: tuple[bytes, ...] = ()
-    delete: tuple[bytes, ...] = ()
-    edits: tuple[FileEdit, ...] = ()
-    modes: tuple[tuple[bytes, int], ...] = ()
-
-    @property
-    def paths(self) -> int:
-        """Number of paths that it changes."""
-        return len({*self.take, *self.delete, *(edit.path for edit in self.edits), *(path for path, _ in self.modes)})
+    dry_run: bool
+    items: tuple[Item[Present], ...]
+    conflicts: tuple[TreeConflict, ...]
+    same: int
+    warnings: tuple[str, ...]
+    snapshot: Snapshot | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Literal
 
 Stream = Literal["stdout", "stderr"]
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 
 
 class Caller:

@@ -44,7 +44,7 @@ from snapshotd.engine.storing.upkeep import Upkeep
 from snapshotd.errors import SnapshotdError
 from snapshotd.kernel.abilities import weaker
 from snapshotd.kernel.memory import available_bytes
-from snapshotd.layers.store import release
+from snapshotd.layers.filesystem import release
 
 STEP_BYTES = 256 << 10
 """With less space than this even a step that changes nothing may fail: a layer's directories, an output, the catalog's

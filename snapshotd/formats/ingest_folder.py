@@ -245,12 +245,8 @@ class _FolderIngest:
         if first[0] == path or first[1] != _stamp(st):
             return False
         parent, _, leaf = first[0].rpartition(b"/")
-        with nodes.writing(path):
-            fd = files.open_deep(self._root, parent)
-            try:
-                os.link(leaf, name, src_dir_fd=fd, dst_dir_fd=self._target, follow_symlinks=False)
-            finally:
-                os.close(fd)
+        with nodes.writing(path), files.closing_fd(files.open_deep(self._root, parent)) as fd:
+            os.link(leaf, name, src_dir_fd=fd, dst_dir_fd=self._target, follow_symlinks=False)
         return True
 
     def _file(self, path_fd: int, st: os.stat_result, path: bytes, name: bytes) -> None:

@@ -406,8 +406,7 @@ class _TarIngest:
         pending = [path]
         while pending:
             path = pending.pop()
-            fd = files.open_beneath(self._root, path, files.DIR_FLAGS)
-            try:
+            with files.closing_fd(files.open_beneath(self._root, path, files.DIR_FLAGS)) as fd:
                 before = os.fstat(fd).st_mtime_ns
                 for entry in os.listdir(fd):
                     name = os.fsencode(entry)
@@ -417,8 +416,6 @@ class _TarIngest:
                     elif self._is_dir(fd, name):
                         pending.append(child)
                 os.utime(fd, ns=(before, before))
-            finally:
-                os.close(fd)
 
     @staticmethod
     def _is_dir(fd: int, name: bytes) -> bool:

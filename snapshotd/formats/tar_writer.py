@@ -24,6 +24,7 @@ from snapshotd.errors import DataLoss
 from snapshotd.formats.ingest_nodes import printable
 from snapshotd.formats.tar_reader import BLOCK, MAX_EXTENTS, MAX_HEADER_BYTES, MAX_PATH_BYTES
 from snapshotd.kernel import turns
+from snapshotd.kernel.files import closing_fd
 from snapshotd.trees.base import Child, Entry, Warnings
 from snapshotd.trees.gather import Gather
 from snapshotd.trees.view import Directory, View
@@ -218,8 +219,7 @@ class _Writer:
         if not entry.size:
             self._header(path, entry, xattrs=xattrs)
             return True
-        fd = self._view.open_child(child)
-        try:
+        with closing_fd(self._view.open_child(child)) as fd:
             st = os.fstat(fd)
             if self._view.live:
                 entry = replace(entry, size=st.st_size)
@@ -232,8 +232,6 @@ class _Writer:
             self._header(path, entry, xattrs=xattrs, size=entry.size)
             self._data(path, fd, 0, entry.size)
             self._out.write(bytes(-entry.size % BLOCK))
-        finally:
-            os.close(fd)
         return True
 
     def _sparse(self, path: bytes, entry: Entry, xattrs: dict[bytes, bytes], fd: int) -> bool:

@@ -6,7 +6,7 @@ unchanged agent is captured by environment variables (`OPENAI_BASE_URL`, `ANTHRO
 docs/gateway.md describes the routes and the records.
 
 Order, for one turn: the whole request is read and parsed -> `GatewayHandler.turn` -> forwarded (or replayed, or
-refused) -> the reply is passed on as it arrives -> `GatewayHandler.replied` -> the reply's last bytes are passed on. So
+refused) -> `ForwardedTurn.sent` -> the reply is passed on as it arrives -> `ForwardedTurn.replied` -> its last bytes are passed on. So
 the handler has recorded a reply before the agent can act on it: no request built on a reply overtakes the record of
 that reply.
 
@@ -359,31 +359,33 @@ class RecordedReply:
     error: str | None = None
 
 
-class GatewayHandler(Protocol):
-    """The handler of turns. Called from connection threads, also at the same time; may block (only the agent waits).
+class ForwardedTurn(Protocol):
+    """A turn that is forwarded. The thread of its connection calls the methods; they may block (only the agent waits),
+    and may raise a SnapshotdError."""
 
-    All may raise a SnapshotdError.
-    """
-
-    def turn(self, request: TurnRequest) -> RecordedReply | None:
-        """A request was read and nothing forwarded yet. Returns a recorded reply to send, or None to go live.
-
-        With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a
-        snapshot. An error is sent to the agent (409 for Conflict, 403 for NotPermitted), and the turn is over without
-        `sent` and `replied`.
-        """
-
-    def sent(self, request: TurnRequest) -> None:
-        """The provider has the whole request, or will never have it. Called exactly once for each `turn` that returned
-        None, before anything of the reply is passed on: work here costs no time while the provider thinks.
+    def sent(self) -> None:
+        """Called exactly once, when the provider has the whole request or will never have it, before anything of the
+        reply is passed on: work here costs no time while the provider thinks.
 
         An error is sent to the agent, and the turn is over without `replied`.
         """
 
-    def replied(self, request: TurnRequest, reply: TurnReply) -> None:
-        """A forwarded turn is over. Called exactly once after each `sent`, before the agent gets the last bytes.
+    def replied(self, reply: TurnReply) -> None:
+        """Called exactly once after `sent`, at the turn's end, before the agent gets the last bytes.
 
         An error here keeps them from the agent: it is told the error, or sees a reply that was cut.
+        """
+
+
+class GatewayHandler(Protocol):
+    """The handler of model requests. Called from connection threads, also at the same time; may block."""
+
+    def turn(self, request: TurnRequest) -> RecordedReply | ForwardedTurn:
+        """Decide about a request that was read and not forwarded yet: returns a recorded reply to send, or the turn to
+        forward.
+
+        With `request.tool_results` the calls they belong to have ended, and the agent waits for us: the moment for a
+        snapshot. Any SnapshotdError is sent to the agent (409 for Conflict, 403 for NotPermitted), and the turn is over.
         """
 
 

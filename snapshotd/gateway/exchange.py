@@ -13,6 +13,7 @@ from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.gateway import json_body, routes
 from snapshotd.gateway.base import (
     NO_RETRY,
+    ForwardedTurn,
     GatewayHandler,
     ProviderKind,
     RecordedReply,
@@ -98,31 +99,25 @@ class Exchange:
 
     def _turn(self, dialect: Dialect, said: Mapping[str, Any]) -> None:
         request, http = self._read(dialect, said)
-        recorded = self._settings.handler.turn(request)
-        if recorded is not None:
-            self._replay(recorded)
+        turn = self._settings.handler.turn(request)
+        if isinstance(turn, RecordedReply):
+            self._replay(turn)
             return
         started_at_ns, started_ns = time.time_ns(), time.monotonic_ns()
         capture = self._capture(request, http.body)
-        sent = _once(lambda: self._settings.handler.sent(request))
+        sent = _once(turn.sent)
         try:
             with self._watched(), self._asked(request, dialect.provider, capture, http, sent) as reply:
                 sent()
-                _LiveReply(
-                    self._peer,
-                    self._forwarder,
-                    self._settings,
-                    dialect,
-                    request,
-                    reply,
-                    capture,
-                    (started_at_ns, started_ns),
-                ).pass_on()
+                limit = self._settings.replay_limit_bytes
+                recording = Recording(dialect, request, reply.status, reply.content_type, limit)
+                started = started_at_ns, started_ns
+                _LiveReply(self._peer, self._forwarder, turn, reply, recording, capture, started).pass_on()
         except UpstreamFailed as failed:
             sent()
             spent_ns = time.monotonic_ns() - started_ns
             lost = TurnReply(failed.status, ReplyContent(), False, failed.message, "", None, 0, started_at_ns, spent_ns)
-            self._settings.handler.replied(request, lost)
+            turn.replied(lost)
             self._tell(failed)
 
     def _read(self, dialect: Dialect, said: Mapping[str, Any]) -> tuple[TurnRequest, HttpRequest]:
@@ -228,26 +223,20 @@ def _once(act: Callable[[], None]) -> Callable[[], None]:
 
 
 class _LiveReply:
-    """A provider's reply on its way to the agent and, before its end, to the handler."""
+    """A provider's reply on its way to the agent and, before its end, to its turn."""
 
     def __init__(
         self,
         peer: Peer,
         forwarder: Forwarder,
-        settings: Settings,
-        dialect: Dialect,
-        request: TurnRequest,
+        turn: ForwardedTurn,
         reply: Reply,
+        recording: Recording,
         capture: TokenCapture | None,
         started: tuple[int, int],
     ) -> None:
-        self._peer = peer
-        self._forwarder = forwarder
-        self._handler = settings.handler
-        self._request = request
-        self._reply = reply
-        self._recording = Recording(dialect, request, reply.status, reply.content_type, settings.replay_limit_bytes)
-        self._capture = capture
+        self._peer, self._forwarder, self._turn = peer, forwarder, turn
+        self._reply, self._recording, self._capture = reply, recording, capture
         wanted = capture is not None and capture.added and 200 <= reply.status < 300
         self._filter = TokenFilter(capture, self._recording.streamed) if capture is not None and wanted else None
         self._started_at_ns, self._started_ns = started
@@ -300,7 +289,7 @@ class _LiveReply:
         self._held.clear()
 
     def _report(self, failure: str | None) -> None:
-        """Tell the handler, once."""
+        """Tell the turn, once."""
         if self._reported:
             return
         self._reported = True
@@ -308,4 +297,4 @@ class _LiveReply:
         reply = self._recording.reply(failure, self._started_at_ns, spent_ns)
         if self._capture is not None:
             reply = replace(reply, capture=self._capture.record, tokens=self._capture.tokens)
-        self._handler.replied(self._request, reply)
+        self._turn.replied(reply)

@@ -53,7 +53,8 @@ _OF_PYTHON = (
 _LIBRARY = re.compile(r"(?:=> |^\s+)(/\S+) \(0x", re.MULTILINE)
 _MOST_LINKS = 40
 """As the kernel follows them."""
-_TIMEOUT_S = 60
+_TIMEOUT_S = 600
+"""Limit of one program. `ldd` runs a hundred, which takes minutes on an emulated or very busy machine."""
 _FILES = {
     "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/nonexistent:/bin/false\n",
     "etc/group": "root:x:0:\nnogroup:x:65534:\n",
@@ -154,9 +155,7 @@ def _take(path: Path, found: Content) -> None:
 
 
 def _python_library(python: str) -> set[str]:
-    done = subprocess.run(
-        [python, "-I", "-c", _OF_PYTHON], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-    )
+    done = _run([python, "-I", "-c", _OF_PYTHON])
     try:
         return set(json.loads(done.stdout))
     except ValueError:
@@ -172,11 +171,7 @@ def _libraries(programs: list[str]) -> list[str]:
 
 
 def _ldd(programs: list[str]) -> str:
-    environment = {"PATH": _PATH, "LC_ALL": "C"}
-    command = ["ldd", *programs]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=environment
-    ).stdout
+    return _run(["ldd", *programs], env={"PATH": _PATH, "LC_ALL": "C"}).stdout
 
 
 def _write_loader_cache(found: Content, root: Path) -> None:
@@ -186,4 +181,15 @@ def _write_loader_cache(found: Content, root: Path) -> None:
         return
     directories = sorted({str(path.parent) for path in found.files if ".so" in path.name})
     (root / "etc/ld.so.conf").write_text("".join(f"{directory}\n" for directory in directories))
-    subprocess.run([ldconfig, "-r", str(root), "-X"], capture_output=True, timeout=_TIMEOUT_S, check=False)
+    _run([ldconfig, "-r", str(root), "-X"])
+
+
+def _run(command: list[str], env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a program of the machine's own. Unsupported: it does not end."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False, env=env)
+    except subprocess.TimeoutExpired:
+        raise Unsupported(
+            f"`{Path(command[0]).name}` has not ended after {_TIMEOUT_S // 60} minutes, so the image minimal cannot be made; "
+            "try again when the machine is less busy, or import an image with `snapshotd image import`"
+        ) from None

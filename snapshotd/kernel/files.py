@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM
@@ -24,6 +25,15 @@ _IN_ROOT = sc.RESOLVE_IN_ROOT | sc.RESOLVE_NO_XDEV | sc.RESOLVE_NO_MAGICLINKS
 _COPY_STEP_BYTES = 64 << 20
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextlib.contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """A descriptor for a block, which closes it at its end."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def open_beneath(dir_fd: int, path: bytes, flags: int, mode: int = 0) -> int:

@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from snapshotd.kernel import files, mounts
 from snapshotd.kernel.abilities import BY_USER
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.upper import dress
 from snapshotd.types import LayerID, Stack
 
 
@@ -24,9 +25,8 @@ def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> La
     Ids are the container's. Raises the errors of `write`, NotFound (a layer is gone), OSError; then nothing is left
     behind.
     """
-    layer = store.create()
-    try:
-        store.dress(layer, stack)
+    with store.making() as layer:
+        dress(store, layer, stack)
         with ExitStack() as opened:
 
             def hold(fd: int) -> int:
@@ -44,7 +44,4 @@ def amend(store: LayerStore, stack: Stack, write: Callable[[int], object]) -> La
             mount = hold(mounts.overlay(lowers, parts[0], parts[1], naming, user_marks=by_user))
             write(hold(os.open(".", files.DIR_FLAGS, dir_fd=mount)))
         store.drop_work(layer)
-    except BaseException:
-        store.remove(layer)
-        raise
     return layer

@@ -82,75 +82,52 @@ def capture(
     Returns the new mirror; the caller unpins its layer when a catalog row refers to it. On any error the new layer is
     removed and the sandbox goes on. Raises OSError (ENOSPC), SandboxFailed, LimitExceeded (`MAX_PATHS_BYTES`).
     """
-    layer = store.create()
-    try:
-        source, target = store.read_upper(upper), store.read_upper(layer)
-        old = store.read_upper(previous.layer) if previous else -1
-        try:
-            earlier = previous.seen if previous else {}
+    with store.making() as layer:
+        with contextlib.ExitStack() as opened:
+            source, target = (opened.enter_context(files.closing_fd(store.read_upper(each))) for each in (upper, layer))
+            old, earlier = -1, {}
+            if previous is not None:
+                old, earlier = opened.enter_context(files.closing_fd(store.read_upper(previous.layer))), previous.seen
             copier = Copier(source, target, store.marks, store.host.fine_times, old=old, old_seen=earlier)
             copier.run(tolerant=True, always=set())
             with frozen:
                 copier.run(tolerant=False, always=volatile())
-        finally:
-            for fd in (source, target, old):
-                if fd >= 0:
-                    os.close(fd)
         store.drop_work(layer)
         hit("layers.capture.copied")
         return FinishedCapture(layer, copier.seen)
-    except BaseException:
-        store.remove(layer)
-        raise
 
 
 def scan_folder(store: LayerStore, upper: LayerID) -> Seen:
     """The status of every entry of a live folder, to be given to the next `capture_folder`. OSError, LimitExceeded.
     Cost: some microseconds an entry."""
-    source = store.read_upper(upper)
-    try:
+    with files.closing_fd(store.read_upper(upper)) as source:
         copier = _FolderCopier(store, source, {})
         copier.find_changes(set())
         return copier.seen
-    finally:
-        os.close(source)
 
 
 def folder_changed(store: LayerStore, upper: LayerID, seen: Seen, volatile: set[bytes]) -> bool:
     """True if a live folder is not as it was `seen`. Cost and errors as `scan_folder`."""
-    source = store.read_upper(upper)
-    try:
+    with files.closing_fd(store.read_upper(upper)) as source:
         copier = _FolderCopier(store, source, seen)
         return bool(copier.find_changes(volatile)) or seen.keys() != copier.seen.keys()
-    finally:
-        os.close(source)
 
 
 def capture_folder(store: LayerStore, upper: LayerID, seen: Seen, volatile: set[bytes]) -> FinishedCapture | None:
     """Copy what has changed in a live folder since it was `seen` into a new layer, for the top of the stack that it
     equalled then. None: nothing has. The caller has stopped the sandbox's processes; what others change meanwhile is in
     the next capture. Errors as `capture`; the caller unpins the layer likewise."""
-    source = store.read_upper(upper)
-    try:
+    with files.closing_fd(store.read_upper(upper)) as source:
         copier = _FolderCopier(store, source, seen)
         changed = copier.find_changes(volatile)
         if not changed and seen.keys() == copier.seen.keys():
             return None
-        layer = store.create()
-        try:
-            target = store.read_upper(layer)
-            try:
+        with store.making() as layer:
+            with files.closing_fd(store.read_upper(layer)) as target:
                 copier.copy(target, changed)
-            finally:
-                os.close(target)
             store.drop_work(layer)
             hit("layers.capture.copied")
             return FinishedCapture(layer, copier.seen)
-        except BaseException:
-            store.remove(layer)
-            raise
-    finally:
-        os.close(source)
 
 
 class Copier:
@@ -193,11 +170,7 @@ class Copier:
         if tolerant:
             return  # entries that the next pass makes in a directory would inherit its default access control list
         self._finish()
-        for path in sorted(
-            self.made, reverse=True
-        ):  # children first, or writing them would change their parent's times
-            if stat.S_ISDIR(self.made[path][1]):
-                self._dress_directory(path)
+        self._dress_directories()
 
     def _is_wanted(self, path: bytes, signature: Signature, before: Seen) -> bool:
         """True for an entry that belongs into the target, and whose directory is there now."""
@@ -318,21 +291,22 @@ class Copier:
             _copy_xattrs(source_fd, fd, name, self._marks)
             os.utime(name, ns=(st.st_atime_ns, st.st_mtime_ns), dir_fd=fd, follow_symlinks=False)
 
+    def _dress_directories(self) -> None:
+        for path in sorted(self.made, reverse=True):  # children first: writing them changes their parent's times
+            if stat.S_ISDIR(self.made[path][1]):
+                self._dress_directory(path)
+
     def _dress_directory(self, path: bytes) -> None:
-        source = files.open_deep(self._source, path)
-        try:
-            target = files.open_deep(self._target, path)
-            try:
-                for mark in files.read_xattrs(target):
-                    os.removexattr(target, mark)
-                xattrs = self._marked(path, _xattrs(source, path, self._marks))
-                if self._had_origin(source, path):  # as `make_whiteout`: its handle means nothing in a lower layer
-                    xattrs[os.fsencode(self._marks.origin)] = b""
-                files.copy_metadata(os.fstat(source), xattrs, target)
-            finally:
-                os.close(target)
-        finally:
-            os.close(source)
+        with (
+            files.closing_fd(files.open_deep(self._source, path)) as source,
+            files.closing_fd(files.open_deep(self._target, path)) as target,
+        ):
+            for mark in files.read_xattrs(target):
+                os.removexattr(target, mark)
+            xattrs = self._marked(path, _xattrs(source, path, self._marks))
+            if self._had_origin(source, path):  # as `make_whiteout`: its handle means nothing in a lower layer
+                xattrs[os.fsencode(self._marks.origin)] = b""
+            files.copy_metadata(os.fstat(source), xattrs, target)
 
     def _marked(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
         """The attributes of a directory in the target."""
@@ -340,6 +314,37 @@ class Copier:
 
     def _had_origin(self, source: int, path: bytes) -> bool:
         return get_xattr(source, self._marks.origin) is not None
+
+
+class ChangeCopier(Copier):
+    """A copier whose target is a layer of changes: it has the directories above each of them, and whiteouts for names
+    that are gone."""
+
+    def __init__(self, source: int, target: int, marks: Marks, fine_times: bool) -> None:
+        super().__init__(source, target, marks, fine_times)
+        self._hiding: set[bytes] = set()
+        """Directories of the target with whiteouts."""
+
+    def _make_parents(self, path: bytes, before: Seen) -> None:
+        """Make the directories above an entry that are not there."""
+        missing = []
+        while (path := parent_of(path)) not in self.made:
+            missing.append(path)
+        for each in reversed(missing):
+            if each not in before:
+                with Parent(self._target, each) as (fd, name):
+                    os.mkdir(name, 0o700, dir_fd=fd)
+            self.made[each] = self.seen[each]
+
+    def _hide(self, path: bytes) -> None:
+        """Make a whiteout."""
+        self._make_parents(path, {})
+        with Parent(self._target, path) as (fd, name):
+            make_whiteout(fd, name, self._marks)
+        self._hiding.add(parent_of(path))
+
+    def _had_origin(self, source: int, path: bytes) -> bool:
+        return path in self._hiding or super()._had_origin(source, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,17 +356,13 @@ class _OfContent(Marks):
         return frozenset()
 
 
-class _FolderCopier(Copier):
+class _FolderCopier(ChangeCopier):
     """Copies changes of a folder that holds all files, and in which no overlay marks mean anything: `find_changes`, then
     `copy`."""
 
     def __init__(self, store: LayerStore, source: int, before: Seen) -> None:
         super().__init__(source, -1, _OfContent(store.marks.prefix), store.host.fine_times)
         self._before = before
-        self._whited: set[bytes] = set()
-        """Directories of the layer with whiteouts."""
-        self._made: dict[bytes, None] = {b"": None}
-        """Directories of the layer, parents first."""
 
     def find_changes(self, always: set[bytes]) -> list[tuple[bytes, os.stat_result]]:
         """The entries that are not as before, parents first; `seen` is what all are like now."""
@@ -379,24 +380,27 @@ class _FolderCopier(Copier):
         needed = {stat.S_IFDIR: 0o500, stat.S_IFREG: 0o400}.get(stat.S_IFMT(st.st_mode), 0)
         if st.st_mode & needed == needed:
             return st
-        with contextlib.suppress(OSError), Parent(self._source, path) as (fd, name):
-            held = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
-            try:
-                if not os.access(files.fd_path(held), needed >> 6, effective_ids=True):
-                    os.chmod(files.fd_path(held), stat.S_IMODE(st.st_mode) | needed)
-                    return os.fstat(held)
-            finally:
-                os.close(held)
+        with (
+            contextlib.suppress(OSError),
+            Parent(self._source, path) as (fd, name),
+            files.closing_fd(os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)) as held,
+        ):
+            if not os.access(files.fd_path(held), needed >> 6, effective_ids=True):
+                os.chmod(files.fd_path(held), stat.S_IMODE(st.st_mode) | needed)
+                return os.fstat(held)
         return st
 
     def copy(self, target: int, changed: list[tuple[bytes, os.stat_result]]) -> None:
         """Fill an empty layer with the changed entries, and with whiteouts for those that are gone."""
-        self._target = target
+        self._target, self.made = target, {b"": self.seen[b""]}
         for path, st in changed:
-            if stat.S_ISDIR(st.st_mode):
-                self._make_directory(path)
+            if not path:
                 continue
-            self._make_directory(path.rpartition(b"/")[0])
+            self._make_parents(path, {})
+            if stat.S_ISDIR(st.st_mode):
+                self._one(path, st, {}, force=False)
+                self.made[path] = signature_of(st)
+                continue
             try:
                 self._one(path, st, {}, force=False)
             except OSError as exc:
@@ -405,27 +409,18 @@ class _FolderCopier(Copier):
                 self._remove(path)  # it is gone, or has become something else: so it will be in the next capture
                 del self.seen[path]
         for path in sorted(self._before.keys() - self.seen.keys()):
-            parent = path.rpartition(b"/")[0]
-            if parent in self.seen and stat.S_ISDIR(self.seen[parent][1]):  # else it went with its directory
-                self._make_directory(parent)
-                with Parent(target, path) as (fd, name):
-                    make_whiteout(fd, name, self._marks)
-                self._whited.add(parent)
-        for path in reversed(self._made):
-            self._dress_directory(path)
-
-    def _make_directory(self, path: bytes) -> None:
-        missing = []
-        while path not in self._made:
-            missing.append(path)
-            path = path.rpartition(b"/")[0]
-        for path in reversed(missing):
-            with Parent(self._target, path) as (fd, name):
-                os.mkdir(name, 0o700, dir_fd=fd)
-            self._made[path] = None
+            parent = self.seen.get(parent_of(path))
+            if parent is not None and stat.S_ISDIR(parent[1]):  # else it went with its directory
+                self._hide(path)
+        self._dress_directories()
 
     def _had_origin(self, source: int, path: bytes) -> bool:
-        return path in self._whited
+        return path in self._hiding
+
+
+def parent_of(path: bytes) -> bytes:
+    """The directory of a path."""
+    return path.rpartition(b"/")[0]
 
 
 class Parent:
@@ -458,36 +453,24 @@ def _xattrs(source: int, name: bytes, marks: Marks) -> dict[bytes, bytes]:
 
 def _copy_file(source_dir: int, target_dir: int, name: bytes, st: os.stat_result, marks: Marks) -> None:
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    source = os.open(name, flags, dir_fd=source_dir)
-    try:
+    with files.closing_fd(os.open(name, flags, dir_fd=source_dir)) as source:
         now = os.fstat(source)
         if (now.st_ino, stat.S_IFMT(now.st_mode)) != (st.st_ino, stat.S_IFMT(st.st_mode)):
             raise OSError(errno.ESTALE, "changed while it was being copied", os.fsdecode(name))
-        target = os.open(
-            name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target_dir
-        )
-        try:
+        with files.closing_fd(
+            os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=target_dir)
+        ) as target:
             files.copy_data(source, target, now.st_size)
             files.copy_metadata(st, _xattrs(source, name, marks), target)
-        finally:
-            os.close(target)
-    finally:
-        os.close(source)
 
 
 def _copy_xattrs(source_dir: int, target_dir: int, name: bytes, marks: Marks) -> None:
     flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-    source = os.open(name, flags, dir_fd=source_dir)
-    try:
+    with files.closing_fd(os.open(name, flags, dir_fd=source_dir)) as source:
         # /proc/self/fd follows to exactly what the descriptor holds, a link included; user.* is not allowed on these
         # types
         xattrs = _xattrs(source, name, marks)
         if xattrs:
-            target = os.open(name, flags, dir_fd=target_dir)
-            try:
+            with files.closing_fd(os.open(name, flags, dir_fd=target_dir)) as target:
                 for key, value in xattrs.items():
                     os.setxattr(files.fd_path(target), key, value)
-            finally:
-                os.close(target)
-    finally:
-        os.close(source)

@@ -22,10 +22,12 @@ from dataclasses import dataclass
 
 from snapshotd.failpoints import hit
 from snapshotd.kernel.abilities import Marks
-from snapshotd.layers.capture import Copier, Parent, Seen, Signature, signature_of
+from snapshotd.kernel.files import closing_fd
+from snapshotd.layers.capture import ChangeCopier, Copier, Parent, Seen, Signature, parent_of, signature_of
 from snapshotd.layers.merge import merge
 from snapshotd.layers.store import LayerStore
-from snapshotd.trees.lookup import entry_path, get_xattr, make_whiteout
+from snapshotd.layers.upper import dress
+from snapshotd.trees.lookup import entry_path, get_xattr
 from snapshotd.types import LayerID, Stack
 
 
@@ -43,7 +45,7 @@ def fill(store: LayerStore, upper: LayerID, stack: Stack) -> Seen:
     """Copy all layers of a stack, which are held, into an empty upper. Returns the entries that are in it then. OSError
     (ENOSPC), LimitExceeded; the upper then holds a part."""
     if not stack.layers:
-        store.dress(upper, stack)
+        dress(store, upper, stack)
     else:
         with ExitStack() as opened:
             layer = stack.layers[0]
@@ -51,42 +53,31 @@ def fill(store: LayerStore, upper: LayerID, stack: Stack) -> Seen:
                 layer = store.create()
                 opened.callback(store.remove, layer)
                 _merge(store, stack, layer)
-            source, target = store.read_upper(layer), store.read_upper(upper)
-            opened.callback(os.close, source)
-            opened.callback(os.close, target)
+            source, target = (opened.enter_context(closing_fd(store.read_upper(each))) for each in (layer, upper))
             Copier(source, target, store.marks, store.host.fine_times).run(tolerant=False, always=set())
-    fd = store.read_upper(upper)
-    try:
+    with closing_fd(store.read_upper(upper)) as fd:
         return {
             path: signature_of(st, settled=settled) for path, st, settled in _walker(store, fd).walk(tolerant=False)
         }
-    finally:
-        os.close(fd)
 
 
 def mounted(store: LayerStore, upper: LayerID, seen: Seen) -> None:
     """The upper that was filled is mounted now: overlayfs has put marks on its root directory, which is no change."""
-    fd = store.read_upper(upper)
-    try:
+    with closing_fd(store.read_upper(upper)) as fd:
         now = signature_of(os.fstat(fd))
-    finally:
-        os.close(fd)
     if (*now[:5], now[6]) == (*seen[b""][:5], seen[b""][6]):
         seen[b""] = now
 
 
 def unchanged(store: LayerStore, upper: LayerID, seen: Seen) -> bool:
     """True if a live upper holds what it did then. Cost: a status of each of its entries."""
-    fd = store.read_upper(upper)
-    try:
+    with closing_fd(store.read_upper(upper)) as fd:
         count = 0
         for path, st, settled in _walker(store, fd).walk(tolerant=True):
             count += 1
             if not settled or seen.get(path) != signature_of(st):
                 return False
         return count == len(seen)
-    finally:
-        os.close(fd)
 
 
 def capture(
@@ -104,12 +95,8 @@ def capture(
     The caller unpins the layer when a catalog row refers to it. On any error there is none, and the sandbox goes on.
     OSError (ENOSPC), SandboxFailed, LimitExceeded.
     """
-    layer = store.create()
-    try:
-        with ExitStack() as opened:
-            source, target = store.read_upper(upper), store.read_upper(layer)
-            opened.callback(os.close, source)
-            opened.callback(os.close, target)
+    with store.making() as layer:
+        with closing_fd(store.read_upper(upper)) as source, closing_fd(store.read_upper(layer)) as target:
             copier = _DeltaCopier(source, target, store.marks, store.host.fine_times, seen)
             if live:
                 copier.run(tolerant=True, always=set())
@@ -121,12 +108,9 @@ def capture(
         store.drop_work(layer)
         hit("layers.capture.copied")
         return Delta(layer, copier.seen, whole=copier.whole)
-    except BaseException:
-        store.remove(layer)
-        raise
 
 
-class _DeltaCopier(Copier):
+class _DeltaCopier(ChangeCopier):
     """Makes `target` a layer that, on the stack which the upper `below` stood for, shows what `source` shows."""
 
     def __init__(self, source: int, target: int, marks: Marks, fine_times: bool, below: Seen | None) -> None:
@@ -134,7 +118,6 @@ class _DeltaCopier(Copier):
         self.whole = below is None
         self._below = below or {}
         self._continued: set[bytes] = set()
-        self._hiding: set[bytes] = set()
 
     @property
     def changed(self) -> bool:
@@ -144,10 +127,10 @@ class _DeltaCopier(Copier):
         if self.whole or not path:
             if not path:
                 self._continued = set() if self.whole else {b""}
-                self._hiding = set()
+                self._hiding.clear()
             return True
         below = self._below.get(path)
-        if below is not None and _parent(path) in self._continued:
+        if below is not None and parent_of(path) in self._continued:
             if self._continues(path, signature, below):
                 self._continued.add(path)
             if below == signature:
@@ -165,27 +148,12 @@ class _DeltaCopier(Copier):
         with Parent(self._source, path) as (fd, name):
             return get_xattr(entry_path(fd, name), self._marks.opaque) is None
 
-    def _make_parents(self, path: bytes, before: Seen) -> None:
-        """The directories above an entry, which have to be there for it."""
-        missing = []
-        while (path := _parent(path)) not in self.made:
-            missing.append(path)
-        for each in reversed(missing):
-            signature = self.seen[each]
-            if each not in before:
-                with Parent(self._target, each) as (fd, name):
-                    os.mkdir(name, 0o700, dir_fd=fd)
-            self.made[each] = signature
-
     def _finish(self) -> None:
         for path in sorted(self._below.keys() - self.seen.keys()):
-            above = _parent(path)
+            above = parent_of(path)
             if above not in self._continued:
                 continue  # it went with its directory
-            self._make_parents(path, {})
-            with Parent(self._target, path) as (fd, name):
-                make_whiteout(fd, name, self._marks)
-            self._hiding.add(above)
+            self._hide(path)
 
     def _marked(self, path: bytes, xattrs: dict[bytes, bytes]) -> dict[bytes, bytes]:
         opaque = os.fsencode(self._marks.opaque)
@@ -195,13 +163,6 @@ class _DeltaCopier(Copier):
             xattrs[opaque] = b"y"
         return xattrs
 
-    def _had_origin(self, source: int, path: bytes) -> bool:
-        return path in self._hiding or super()._had_origin(source, path)
-
-
-def _parent(path: bytes) -> bytes:
-    return path.rpartition(b"/")[0]
-
 
 def _walker(store: LayerStore, fd: int) -> Copier:
     return Copier(fd, -1, store.marks, store.host.fine_times)
@@ -209,8 +170,5 @@ def _walker(store: LayerStore, fd: int) -> Copier:
 
 def _merge(store: LayerStore, stack: Stack, target: LayerID) -> None:
     with ExitStack() as opened:
-        fds = []
-        for layer in (*stack.layers, target):
-            fds.append(store.read_upper(layer))
-            opened.callback(os.close, fds[-1])
+        fds = [opened.enter_context(closing_fd(store.read_upper(layer))) for layer in (*stack.layers, target)]
         merge(fds[:-1], fds[-1], store.marks)

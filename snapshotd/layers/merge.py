@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from snapshotd import failpoints
 from snapshotd.errors import NO_ROOM, LimitExceeded, OutOfSpace
 from snapshotd.kernel.abilities import TRUSTED, Marks
-from snapshotd.kernel.files import copy_data, copy_metadata, fd_path, is_empty_dir, open_dir
+from snapshotd.kernel.files import closing_fd, copy_data, copy_metadata, fd_path, is_empty_dir, open_dir
 from snapshotd.trees.base import Child
 from snapshotd.trees.lookup import Directory, Handles, Lookup, Node, make_whiteout, public_xattrs
 from snapshotd.types import Kind
@@ -137,8 +137,7 @@ class _Merger:
     def _copy(self, child: Child, target: Node) -> None:
         """For a file that has all the names its file system allows (65,000 on ext4): a copy, shared by the names that
         follow."""
-        source_fd = os.open(child.name, _READ, dir_fd=self._layers.handles.fd(child.source))
-        try:
+        with closing_fd(os.open(child.name, _READ, dir_fd=self._layers.handles.fd(child.source))) as source_fd:
             fd = os.open(child.name, _CREATE, 0o600, dir_fd=self._out.fd(target))
             if len(self._copies) >= _KEPT_COPIES:
                 os.close(self._copies.pop(next(iter(self._copies))))
@@ -146,8 +145,6 @@ class _Merger:
             st = os.fstat(source_fd)
             copy_data(source_fd, fd, st.st_size)
             _copy_metadata(source_fd, fd, st, self._marks)
-        finally:
-            os.close(source_fd)
 
     def _finish(self, directory: Directory, target: Node) -> None:
         """Metadata of the topmost source, then the marks that make the lookup go on where it would have."""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from snapshotd.kernel import abilities, mounts, namespaces
 from snapshotd.kernel.abilities import Abilities, Marks
+from snapshotd.kernel.files import closing_fd
 from snapshotd.types import IdMap
 
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,17 +62,11 @@ class LayerMounts:
     def _mount(self, id_map: IdMap) -> int:
         place = self.root.with_name(f"{self.root.name}.as-{id_map.base}")
         place.mkdir(mode=0o700, exist_ok=True)
-        userns = namespaces.user_namespace(id_map)
-        try:
+        with closing_fd(namespaces.user_namespace(id_map)) as userns:
             fd = mounts.id_mapped_clone(self._fd, userns)
-        finally:
-            os.close(userns)
         try:
-            spot = os.open(place, PATH_FLAGS)
-            try:
+            with closing_fd(os.open(place, PATH_FLAGS)) as spot:
                 mounts.attach(fd, spot)
-            finally:
-                os.close(spot)
         except BaseException:
             os.close(fd)
             raise

@@ -209,11 +209,8 @@ def _machine_id(target: Target) -> Iterator[int]:
     if target.machine_id_fd < 0:
         yield -1
         return
-    tree = mounts.read_only_file(target.machine_id_fd)
-    try:
+    with files.closing_fd(mounts.read_only_file(target.machine_id_fd)) as tree:
         yield tree
-    finally:
-        os.close(tree)
 
 
 def _lower(target: Target, store: LayerStore, layer: LayerID) -> int:
@@ -247,13 +244,10 @@ def _clones(points: tuple[tuple[bytes, int], ...], opened: ExitStack) -> list[tu
     root = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     opened.callback(os.close, root)
     for point, mount_id in points:
-        spot = files.open_beneath(root, point.lstrip(b"/"), os.O_PATH | os.O_NOFOLLOW)
-        try:
+        with files.closing_fd(files.open_beneath(root, point.lstrip(b"/"), os.O_PATH | os.O_NOFOLLOW)) as spot:
             if mounts.mount_id(spot) != mount_id:
                 raise FileNotFoundError(errno.ENOENT, "the mount is no longer there", point)
             trees.append((point, mounts.clone(spot, recursive=True)))
-        finally:
-            os.close(spot)
         opened.callback(os.close, trees[-1][1])
     return trees
 
@@ -321,11 +315,8 @@ def _cover_machine_id(new_root: int, tree: int) -> int:
 
 def _attach_on_proc(new_root: int) -> None:
     """Put the new root anywhere in the namespace, as pivot_root demands: on top of /proc, which every container has."""
-    spot = os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with files.closing_fd(os.open("/proc", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as spot:
         mounts.attach(new_root, spot)
-    finally:
-        os.close(spot)
 
 
 def _hang(new_root: int, point: bytes, tree: int, owner: int) -> None:

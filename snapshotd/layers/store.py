@@ -23,38 +23,28 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from snapshotd.errors import NO_ROOM, NotFound, OutOfSpace, Unsupported
+from snapshotd.errors import NO_ROOM, NotFound, Unsupported
 from snapshotd.failpoints import hit
-from snapshotd.kernel import abilities, files, loop, quota
-from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel import files
 from snapshotd.kernel.abilities import TRUSTED, Abilities, Marks
 from snapshotd.layers.ballast import Ballast
-from snapshotd.layers.limits import DiskLimits
+from snapshotd.layers.limits import DiskLimits, no_room
 from snapshotd.layers.mounting import PATH_FLAGS, LayerMounts
 from snapshotd.layers.proof import Proof
 from snapshotd.layers.sizes import LayerSizes, layers_in
+from snapshotd.layers.trash import Trash
 from snapshotd.layers.witness import Witness
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
 from snapshotd.types import IdMap, ImageID, LayerID, Stack, new_id
 
-MAX_IMAGE_BYTES, MIN_IMAGE_BYTES = 1 << 40, 1 << 30
-IMAGE_SHARE = 0.9
-"""The sparse XFS image may grow to this part of the space that was free when it was made. It takes only written blocks;
-a sandbox that fills it meets "no space left" inside, before the disk below is full and the image's own journal
-fails."""
-_MOUNT_TRIES = 5
-"""A device that was seen may be detached, and a free one taken, before the mount: in a busy container more than
-once."""
 READY_LAYERS = 4
-_TRASH = ".evicted-"
 LazyOpener = Callable[[int], int]
 """Opens a lazy layer's content for overlayfs: the host id that container id 0 is shown as, to an O_PATH descriptor."""
 _log = logging.getLogger(__name__)
@@ -91,11 +81,11 @@ class LayerStore:
         """Layers that a sweep would have removed if they had not been held."""
         self._unneeded: Callable[[], object] = lambda: None
         self._lazy: dict[LayerID, LazyOpener] = {}
-        self._sizes = LayerSizes(self.marks)
-        self._trash = threading.Lock()
+        self.sizes = LayerSizes(self._fd, self.marks)
+        self._trash = Trash(self._fd)
         self._ready: list[LayerID] = []
         self._lock = threading.Lock()
-        self._limits = DiskLimits(self._fd)
+        self.limits = DiskLimits(self._fd, self.sizes)
         self._ballast = Ballast(self._fd, image) if image is not None else None
 
     def close(self) -> None:
@@ -133,6 +123,16 @@ class LayerStore:
             with self._lock:
                 self._ready.append(layer)
 
+    @contextmanager
+    def making(self) -> Iterator[LayerID]:
+        """A new layer for the block to fill, as of `create`; removed if the block raises."""
+        layer = self.create()
+        try:
+            yield layer
+        except BaseException:
+            self.remove(layer)
+            raise
+
     def _make(self, layer: LayerID) -> LayerID:
         with self._lock:
             self._pins.add(layer)
@@ -143,7 +143,7 @@ class LayerStore:
         except OSError as exc:
             if exc.errno != errno.EEXIST:  # else it is another's
                 self.remove(layer)
-            raise _space(exc, "create a layer") from exc
+            raise no_room(exc, "create a layer") from exc
         return layer
 
     @property
@@ -182,11 +182,8 @@ class LayerStore:
         """Descriptor for listing the layer's content. NotFound."""
         if layer not in self._lazy:
             return self._open(f"{layer}/upper", files.DIR_FLAGS)
-        fd = self.open_upper(layer)
-        try:
+        with files.closing_fd(self.open_upper(layer)) as fd:
             return os.open(".", files.DIR_FLAGS, dir_fd=fd)
-        finally:
-            os.close(fd)
 
     def read_image(self, image: ImageID) -> int:
         """Descriptor for listing an image's root. NotFound."""
@@ -209,12 +206,8 @@ class LayerStore:
             )
         try:
             with ExitStack() as opened:
-                fds = []
-                for layer in stack.layers:
-                    fds.append(self.read_upper(layer))
-                    opened.callback(os.close, fds[-1])
-                fds.append(self.read_image(stack.image))
-                opened.callback(os.close, fds[-1])
+                fds = [opened.enter_context(files.closing_fd(self.read_upper(layer))) for layer in stack.layers]
+                fds.append(opened.enter_context(files.closing_fd(self.read_image(stack.image))))
                 return StackView(fds, lambda: self.release(stack.layers), self.marks)
         except BaseException:
             self.release(stack.layers)
@@ -258,30 +251,16 @@ class LayerStore:
         with self._lock:
             return self._held[layer] > 0
 
-    def note_size(self, layer: LayerID, size_bytes: int) -> None:
-        """Remember how much space a sealed layer takes. Not an error when it is gone."""
-        with self._lock:
-            self._sizes.note(self._fd, layer, size_bytes)
-
-    def sized_bytes(self) -> int:
-        """Disk use of all layers whose size is known. Cost: nothing per layer on disk, but for the first time."""
-        with self._lock:
-            return sum(self._sizes.known(self._fd).values())
-
-    def sizes(self) -> dict[LayerID, tuple[int, int]]:
-        """For each layer whose size is known: size in bytes, time of last use in ns."""
-        return self._sizes.read(self._fd)
-
     def evict(self, layer: LayerID) -> bool:
         """Delete a layer unless it is held. Its content must be in the repository. A layer is there or not there, also
         after a crash."""
         with self._lock:
             if self._held[layer] > 0 or layer in self._lazy:
                 return False
-            if not self._taken(layer):
+            if not self._take_away(layer):
                 return False
         hit("layers.evict.renamed")
-        self._empty_trash(layer)
+        self._trash.remove(layer)
         return True
 
     # -- layers that are not there yet ---------------------------------------------------------------------------------
@@ -307,7 +286,7 @@ class LayerStore:
             self._pins.discard(made)
             self._pins.add(layer)
             self.proof.forget(layer)  # it was proven at most as the mount that served it
-            self._sizes.moved(made, layer)
+            self.sizes.move(made, layer)
             self._lazy.pop(layer, None)
 
     def forget(self, layer: LayerID) -> None:
@@ -318,75 +297,11 @@ class LayerStore:
 
     # -- live layers ---------------------------------------------------------------------------------------------------
 
-    def room(self, stack: Stack, disk_bytes: int) -> quota.Used:
-        """The space above `stack` for a sandbox whose layers may take `disk_bytes` together (0: `limits.DISK_SHARE`). A layer
-        whose size is not known yet counts as nothing."""
-        with self._lock:
-            return self._limits.room(stack, disk_bytes, self._sizes.known(self._fd))
-
     def free_bytes(self) -> int:
         """Space that layers can still take, from users other than root. With an image: together with everything else on
         its disk."""
         st = os.fstatvfs(self._fd)
         return st.f_bavail * st.f_frsize + (0 if self._ballast is None else self._ballast.reserve_bytes())
-
-    @property
-    def quotas(self) -> bool:
-        """True if the file system keeps the limits of live uppers."""
-        return self._limits.enforced
-
-    def limit(self, layer: LayerID, room: quota.Used) -> None:
-        """Let an empty layer that becomes a live upper take no more than this, where the file system can see to it.
-        Before anything is in it. OutOfSpace.
-
-        Only upper and work count to the project: a directory that hands its project on takes no hard link from
-        elsewhere (EXDEV), as merges and copies make them, so no layer is made in one that does.
-        """
-        if not self.quotas:
-            return
-        try:
-            project = self._limits.project(self._fd, room)
-            for part in ("upper", "work"):
-                fd = self._open(f"{layer}/{part}", files.DIR_FLAGS)
-                try:
-                    quota.join(fd, project)
-                finally:
-                    os.close(fd)
-        except OSError as exc:
-            raise _space(exc, "limit a layer") from exc
-
-    def dress(self, layer: LayerID, stack: Stack) -> None:
-        """Give an empty upper's root directory the owner, mode, xattrs and times that the root of `stack` has.
-
-        The root directory's own metadata come from the upper alone, so a fresh one must look like the one below.
-        """
-        below, marks = self._open_top(stack), self.marks
-        try:
-            target = self.open_upper(layer)
-            try:
-                xattrs = {k: v for k, v in files.read_xattrs(below).items() if not k.startswith(marks.prefix)}
-                files.copy_metadata(os.fstat(below), xattrs, target)
-            finally:
-                os.close(target)
-        finally:
-            os.close(below)
-
-    def unchanged(self, layer: LayerID, stack: Stack) -> bool:
-        """True if a live upper holds nothing: no entry, and its root directory looks like the stack's. One readdir, two
-        stats."""
-        below, marks = self._open_top(stack), self.marks
-        try:
-            upper = os.open(f"{layer}/upper", files.DIR_FLAGS, dir_fd=self._fd)
-            try:
-                return files.is_empty_dir(upper) and _root_identity(upper, marks) == _root_identity(below, marks)
-            finally:
-                os.close(upper)
-        finally:
-            os.close(below)
-
-    def _open_top(self, stack: Stack) -> int:
-        """O_PATH descriptor of the directory that the root of `stack` has its metadata from."""
-        return self.open_upper(stack.layers[0]) if stack.layers else self.open_image(stack.image)
 
     def drop_work(self, layer: LayerID) -> None:
         """Remove a sealed layer's scratch directory. Not an error when it is gone."""
@@ -397,38 +312,25 @@ class LayerStore:
         its entries."""
         with self._lock:
             self._pins.discard(layer)
-            if not self._taken(layer):
+            if not self._take_away(layer):
                 return
-        self._empty_trash(layer)
+        self._trash.remove(layer)
 
-    def _taken(self, layer: LayerID) -> bool:
+    def _take_away(self, layer: LayerID) -> bool:
         """Take a layer away from all other threads, so that only one deletes it. False when it is not there. Caller
         holds the lock."""
         try:
-            self._rename_to_trash(layer)
+            self._trash.take(layer)
         except FileNotFoundError:
             return False
         except OSError as exc:
             if exc.errno not in NO_ROOM or self._ballast is None or not self._ballast.give_up_spare():
                 raise
-            self._rename_to_trash(layer)
+            self._trash.take(layer)
         self._pins.discard(layer)
         self.proof.forget(layer)
-        self._sizes.gone(layer)
+        self.sizes.forget(layer)
         return True
-
-    def _rename_to_trash(self, layer: LayerID) -> None:
-        try:
-            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        except OSError as exc:
-            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            files.remove_tree(self._fd, _TRASH + layer)  # an earlier one of that id, whose removal was cut off
-            os.rename(layer, _TRASH + layer, src_dir_fd=self._fd, dst_dir_fd=self._fd)
-
-    def _empty_trash(self, layer: LayerID) -> None:
-        with self._trash:
-            files.remove_tree(self._fd, _TRASH + layer)
 
     def revive(self, upper: LayerID, stack: Stack) -> bool:
         """Take over a live upper of an earlier daemon, pinned, and the layers below it, held. False when one is not
@@ -465,139 +367,13 @@ class LayerStore:
                 if layer in self._held:
                     self._spared.add(layer)
                     continue
-                if layer in self._pins or not self._taken(layer):
+                if layer in self._pins or not self._take_away(layer):
                     continue  # it came into use meanwhile, or went
-            self._empty_trash(layer)
+            self._trash.remove(layer)
             gone.append(layer)
-        with self._trash:
-            for name in os.listdir(self._fd):
-                if name.startswith(_TRASH):  # an eviction that was cut off
-                    files.remove_tree(self._fd, name)
+        self._trash.empty()
         return gone
 
     def flush(self) -> None:
         """Return when everything written to the layer directory is durable. OSError: it is not, and never will be."""
         self.proof.sync()
-
-
-def _root_identity(fd: int, marks: Marks) -> tuple[object, ...]:
-    st = os.fstat(fd)
-    xattrs = {k: v for k, v in files.read_xattrs(fd).items() if not k.startswith(marks.prefix)}
-    return st.st_mode, st.st_uid, st.st_gid, st.st_mtime_ns, xattrs
-
-
-def _space(exc: OSError, doing: str) -> OSError | OutOfSpace:
-    if exc.errno in NO_ROOM:
-        return OutOfSpace(
-            f"cannot {doing}: the state directory's disk is full; free space or remove trajectories with `snapshotd rm`"
-        )
-    return exc
-
-
-# -- choosing the file system ------------------------------------------------------------------------------------------
-
-
-def prepare(state_dir: Path) -> LayerStore:
-    """Open the layer store of a state directory: `<state>/layers`, directly if files can be reflinked there, else on a
-    sparse XFS image `<state>/layers.img` mounted over it (root, xfsprogs and a loop device), else plainly: then there is
-    no image.
-
-    The choice is made once: an existing image is always used again. A loop device that still holds the image from
-    before a crash is reused, since two devices on one image would corrupt it. An image that cannot be mounted is left as
-    it is, and the store is `missing`: what is stored can be read and removed without it. OutOfSpace.
-    """
-    directory, image = state_dir / "layers", state_dir / "layers.img"
-    directory.mkdir(mode=0o700, exist_ok=True)
-    witness = Witness(state_dir)
-
-    def opened(kind: str, *, image: Path | None = None, missing: str = "") -> LayerStore:
-        host = abilities.find(directory, state_dir / abilities.FILE_NAME)
-        return LayerStore(directory, kind, host, image=image, witness=witness, missing=missing)
-
-    try:
-        is_new = not image.exists()
-        if is_new:
-            if abilities.shares_extents(directory):
-                return opened("reflink")
-            if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
-                return opened("plain")
-        try:
-            _mount_image(image, directory)
-        except Unsupported as exc:
-            if is_new:  # a container may have the control of loop devices and no device
-                image.unlink()
-                _log.warning("layers lie in a plain directory: no loop device could be attached")
-                return opened("plain")
-            _log.error("%s", exc.message)
-            return opened("missing", missing=exc.message)
-        return opened("loop-xfs", image=image)
-    except BaseException:
-        witness.close()
-        raise
-
-
-def _is_unused(directory: Path) -> bool:
-    """True if there has been no layer: a store that was missing leaves the directory of images, which is empty."""
-    return not any(path.name != "images" or any(path.iterdir()) for path in directory.iterdir())
-
-
-def _make_image(image: Path) -> bool:
-    temporary = image.with_suffix(".tmp")
-    try:
-        with open(temporary, "wb") as f:
-            free = os.fstatvfs(f.fileno())
-            room = int(free.f_bavail * free.f_frsize * IMAGE_SHARE)
-            os.truncate(f.fileno(), min(max(room, MIN_IMAGE_BYTES), MAX_IMAGE_BYTES))
-        subprocess.run(
-            ["mkfs.xfs", "-q", "-f", "-m", "reflink=1", str(temporary)],
-            check=True,
-            capture_output=True,
-            stdin=subprocess.DEVNULL,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        temporary.unlink(
-            missing_ok=True
-        )  # no mkfs.xfs, or a file system without big sparse files: the plain directory serves
-        return False
-    os.rename(temporary, image)
-    return True
-
-
-def _mount_image(image: Path, directory: Path) -> None:
-    if os.path.ismount(directory):
-        return
-    reason = ""
-    for _ in range(_MOUNT_TRIES):
-        try:
-            device = loop.device_of(image)
-            if device is None:
-                loop.ensure_free_node()
-        except OSError as exc:
-            reason = f"{exc.filename or 'loop devices'}: {exc.strerror}"
-            break
-        for quotas in ("prjquota,", ""):  # without them where the kernel has none
-            options = f"{quotas}{'' if device else 'loop,'}noatime,nodev,nosuid"
-            command = ["mount", "-t", "xfs", "-o", options, device or str(image), str(directory)]
-            result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-            if result.returncode == 0 and loop.is_mounted_from(directory, image):
-                return
-            if result.returncode == 0:  # the device has become another file's meanwhile
-                sc.call("umount2", os.fsencode(directory), 0)
-                reason = "its loop device was taken by another file"
-                break
-            reason = result.stderr.strip()
-    raise Unsupported(
-        f"cannot mount the layer image {image} ({reason}): stored snapshots can be read, exported and removed; nothing can "
-        "be started, and captured snapshots wait in the image. It needs root, XFS, a free loop device (`snapshotd doctor`) "
-        "and space on its disk: see to that and restart the daemon, or move the image away to begin without those snapshots"
-    )
-
-
-def release(store: LayerStore) -> None:
-    """Close the store and unmount its image, if it has one. A mount that is still used goes with its last user."""
-    store.close()
-    if store.kind == "loop-xfs":
-        try:
-            sc.call("umount2", os.fsencode(store.root), 0)
-        except OSError:
-            sc.call("umount2", os.fsencode(store.root), sc.MNT_DETACH)

@@ -101,8 +101,7 @@ class FileSpool(Spool):
         last one is out only when everything was found right."""
         where = self._where(blob_id)
         plain, held = blake3.blake3(key=self._key), b""
-        fd = self._open_blob(blob_id)
-        try:
+        with files.closing_fd(self._open_blob(blob_id)) as fd:
             yield b""
             with blob_format.readable(where):
                 for piece in blob_format.unpack(fd, blob_format.read_header(fd, where)):
@@ -110,20 +109,14 @@ class FileSpool(Spool):
                     if held:
                         yield held
                     held = piece
-        finally:
-            os.close(fd)
         if plain.hexdigest() != blob_id:
             raise blob_format.damaged(where, "its content is another blob's")
         if held:
             yield held
 
     def size_bytes(self, blob_id: BlobID) -> int:
-        fd = self._open_blob(blob_id)
-        try:
-            with blob_format.readable(self._where(blob_id)):
-                return blob_format.read_header(fd, self._where(blob_id)).plain_bytes
-        finally:
-            os.close(fd)
+        with files.closing_fd(self._open_blob(blob_id)) as fd, blob_format.readable(self._where(blob_id)):
+            return blob_format.read_header(fd, self._where(blob_id)).plain_bytes
 
     def _open_blob(self, blob_id: BlobID) -> int:
         try:

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import xxhash
 import zstandard
 
-from snapshotd.errors import DataLoss, VersionMismatch
+from snapshotd.errors import DataLoss, check_format
 
 FORMAT_VERSION = 1
 _MAGIC = b"snapblob"
@@ -85,11 +85,9 @@ def read_header(fd: int, where: str) -> Header:
     magic, version, compression, zero, plain_bytes, frame_bytes, checksum = _FIELDS.unpack_from(data)
     if magic != _MAGIC:
         raise damaged(where, "it is no blob file")
-    if (version, compression, zero) != (FORMAT_VERSION, _ZSTD, 0):
-        raise VersionMismatch(
-            f"{where} was written by a newer snapshotd (format {version}.{compression}, this one knows {FORMAT_VERSION}.{_ZSTD}): "
-            "use that version or a newer one"
-        )
+    check_format(where, version, FORMAT_VERSION)
+    if (compression, zero) != (_ZSTD, 0):
+        raise damaged(where, "its header is of no known kind")
     if os.fstat(fd).st_size != HEADER_BYTES + frame_bytes:
         raise damaged(where, f"it should be {HEADER_BYTES + frame_bytes} bytes long and has {os.fstat(fd).st_size}")
     return Header(plain_bytes, frame_bytes, checksum)

@@ -25,7 +25,7 @@ from snapshotd.kernel import passing
 from snapshotd.kernel.rootless import as_its_root
 from snapshotd.runtime import _oci, failure
 from snapshotd.runtime._checks import check_exec, check_ids
-from snapshotd.runtime._process import CHILDREN, ChildProcess, RuncCommand, become_subreaper, run_bounded
+from snapshotd.runtime._process import CHILDREN, ChildProcess, StartedCommand, become_subreaper, run_bounded
 from snapshotd.runtime.base import STDIN, Container, ExecSpec, Process
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.starter import RefusedError, Starter
@@ -59,161 +59,163 @@ class RuncContainer:
         return (self.state_dir / self.name / "state.json").exists()
 
 
-def start(
-    container: Container,
-    known_as: RuncContainer,
-    directory: Path,
-    spec: ExecSpec,
-    keeper: KeeperClient | None,
-    keep: str | None,
-    starter: Starter | None = None,
-) -> Process:
-    """`Runtime.exec`. `directory` is for short-lived files; it exists and only root can read it. The starter does what
-    it can, runc the rest."""
-    check_exec(spec)
-    check_ids(spec, container.id_map)
-    if keep is not None and keeper is None:
-        raise Unsupported("a command cannot outlive the daemon here: the runtime has no keeper")
-    if keep is not None and spec.terminal:
-        raise Unsupported("a command that outlives the daemon cannot have a terminal from it")
-    become_subreaper()
-    stem = directory / f"exec-{secrets.token_hex(8)}"
-    pipes = _Pipes(container.id_map, spec) if spec.terminal is None else _Terminal(stem.with_suffix(".tty"))
-    try:
-        process = None
-        if starter is not None and keep is None:
-            process = _run_started(starter, container, known_as, spec, pipes)
-        if process is None:
-            process = _run_by_runc(container, known_as, stem, spec, keeper, keep, pipes)
-        if not process.executes(_START_DEADLINE_S):
-            if keeper is not None and keep is not None:
-                _drop(keeper, keep)
-            raise _execve_failure(container, spec, process)
-        pipes.hand_over()
-    except OSError as exc:
-        if exc.errno in NO_ROOM:
-            raise OutOfSpace(
-                f"a command cannot be started, since the disk of {directory} is full: free some space"
-            ) from exc
-        raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
-    finally:
-        pipes.close()
-    return process
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A command to be started. `stem`: path of short-lived files, to which a suffix is added; `keep`: as `Runtime.exec`."""
+
+    container: Container
+    known_as: RuncContainer
+    spec: ExecSpec
+    stem: Path
+    keep: str | None
+    pipes: _Pipes | _Terminal
 
 
-def ready(container: Container, known_as: RuncContainer, starter: Starter | None) -> None:
-    """`Runtime.ready`."""
-    if starter is None:
-        return
-    become_subreaper()
-    try:
-        with CHILDREN.starting():
-            starter.enter(container, known_as.name, _oci.process(ExecSpec(argv=("true",), cwd="/", env={})))
-    except (OSError, SandboxFailed) as exc:
-        _log.info("container %s is not ready for commands: %s", short(container.id), exc)  # its first command tells why
+class ContainerCommands:
+    """Starts the commands in a driver's containers: the starter what it can, runc the rest. Thread-safe."""
 
+    def __init__(self, keeper: KeeperClient, starter: Starter) -> None:
+        """`keeper`: the parent of commands that are to outlive the daemon."""
+        self._keeper = keeper
+        self._starter = starter
 
-def _run_started(
-    starter: Starter, container: Container, known_as: RuncContainer, spec: ExecSpec, pipes: _Pipes | _Terminal
-) -> RuncCommand | None:
-    """Have the starter start the command as a child of the daemon. None: runc has to."""
-    try:
-        with CHILDREN.starting(), open(os.devnull, "rb") as empty:
-            pid = starter.start(container, known_as.name, _oci.process(spec), pipes.for_starter(empty.fileno()))
-            if pid is None:
-                return None
-            process = pipes.process(pid)
-            CHILDREN.add(container.id, process)
-            return process
-    except RefusedError as exc:
-        raise failure.command_failure(str(exc), spec.argv[0], spec.cwd) from exc
-    except SandboxFailed:
-        CHILDREN.sweep()  # a resident that is killed may leave a process that it did not tell of
-        raise
-
-
-def _run_by_runc(
-    container: Container,
-    known_as: RuncContainer,
-    stem: Path,
-    spec: ExecSpec,
-    keeper: KeeperClient | None,
-    keep: str | None,
-    pipes: _Pipes | _Terminal,
-) -> RuncCommand:
-    """Have runc start the command. `stem`: path of short-lived files, to which a suffix is added."""
-    request, pid_file, log = (stem.with_suffix(suffix) for suffix in (".json", ".pid", ".log"))
-    try:
-        request.write_text(json.dumps(_oci.process(spec)))
-        argv = known_as.command(
-            log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file)
-        )
-        with CHILDREN.starting():
-            if keep is None or keeper is None:
-                code, process = _run([*argv, *pipes.for_runc(), known_as.name], pid_file, pipes)
-            else:
-                assert isinstance(pipes, _Pipes)
-                code, process = _run_kept([*argv, known_as.name], pid_file, pipes, keeper, keep)
-            if process is not None:
-                CHILDREN.add(container.id, process)
-        if process is None:
-            CHILDREN.sweep()
-            raise _refusal(container, known_as, spec, log, code)
+    def start(
+        self, container: Container, known_as: RuncContainer, directory: Path, spec: ExecSpec, keep: str | None
+    ) -> Process:
+        """`Runtime.exec`. `directory` is for short-lived files; it exists and only root can read it."""
+        check_exec(spec)
+        check_ids(spec, container.id_map)
+        if keep is not None and spec.terminal:
+            raise Unsupported("a command that outlives the daemon cannot have a terminal from it")
+        become_subreaper()
+        stem = directory / f"exec-{secrets.token_hex(8)}"
+        try:
+            pipes = _Pipes(container.id_map, spec) if spec.terminal is None else _Terminal(stem.with_suffix(".tty"))
+            try:
+                order = _Order(container, known_as, spec, stem, keep, pipes)
+                process = (self._run_started(order) if keep is None else None) or self._run_by_runc(order)
+            finally:
+                pipes.close()
+            self._make_sure(order, process)
+        except OSError as exc:
+            if exc.errno in NO_ROOM:
+                raise OutOfSpace(
+                    f"a command cannot be started, since the disk of {directory} is full: free some space"
+                ) from exc
+            raise SandboxFailed(f"container {short(container.id)} is gone: {exc}") from exc
         return process
-    finally:
-        for file in (request, pid_file, log):
-            file.unlink(missing_ok=True)
+
+    def ready(self, container: Container, known_as: RuncContainer) -> None:
+        """`Runtime.ready`."""
+        become_subreaper()
+        try:
+            with CHILDREN.starting():
+                self._starter.enter(container, known_as.name)
+        except (OSError, SandboxFailed) as exc:  # the first command tells why
+            _log.info("container %s is not ready for commands: %s", short(container.id), exc)
+
+    def _run_started(self, order: _Order) -> StartedCommand | None:
+        """Have the starter start the command as a child of the daemon. None: runc has to."""
+        container, spec = order.container, order.spec
+        try:
+            with CHILDREN.starting(), open(os.devnull, "rb") as empty:
+                standard = order.pipes.for_starter(empty.fileno())
+                pid = self._starter.start(container, order.known_as.name, _oci.process(spec), standard)
+                if pid is None:
+                    return None
+                process = order.pipes.process(pid)
+                CHILDREN.add(container.id, process)
+                return process
+        except RefusedError as exc:
+            raise failure.command_failure(str(exc), spec.argv[0], spec.cwd) from exc
+        except SandboxFailed:
+            CHILDREN.sweep()  # a resident that is killed may leave a process that it did not tell of
+            raise
+
+    def _run_by_runc(self, order: _Order) -> StartedCommand:
+        """Have runc start the command."""
+        request, pid_file, log = (order.stem.with_suffix(suffix) for suffix in (".json", ".pid", ".log"))
+        try:
+            request.write_text(json.dumps(_oci.process(order.spec)))
+            argv = order.known_as.command(
+                log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file)
+            )
+            with CHILDREN.starting():
+                if order.keep is None:
+                    code, process = _run(argv, pid_file, order)
+                else:
+                    code, process = self._run_kept(argv, pid_file, order, order.keep)
+                if process is not None:
+                    CHILDREN.add(order.container.id, process)
+            if process is None:
+                CHILDREN.sweep()
+                raise _refusal(order, log, code)
+            return process
+        finally:
+            for file in (request, pid_file, log):
+                file.unlink(missing_ok=True)
+
+    def _run_kept(
+        self, argv: Sequence[str], pid_file: Path, order: _Order, key: str
+    ) -> tuple[int | None, StartedCommand | None]:
+        """As `_run`, as a child of the keeper."""
+        pipes = order.pipes
+        assert isinstance(pipes, _Pipes)
+        process = None
+        try:
+            if pipes.stdin_w is not None:
+                self._keeper.hold(key + STDIN, pipes.stdin_w)
+            ends = (pipes.stdout_r, pipes.stdout_w), (pipes.stderr_r, pipes.stderr_w)
+            argv = [*argv, order.known_as.name]
+            code = self._keeper.run(key, argv, pid_file, *ends, _START_DEADLINE_S, stdin=pipes.stdin_r)
+            process = self._keeper.command(key) if code == 0 else None
+            if code == 0 and process is None:
+                raise SandboxFailed("the keeper was killed while it started a command; try again")
+            return code, process
+        finally:
+            if process is None:
+                self._drop(key)
+
+    def _make_sure(self, order: _Order, process: StartedCommand) -> None:
+        """Make sure that the command has begun, or end what there is of it."""
+        try:
+            if not process.executes(_START_DEADLINE_S):
+                raise _execve_failure(order, process)
+        except BaseException:
+            for fd in (process.stdout_fd, process.stderr_fd, process.stdin_fd):
+                if fd is not None:
+                    os.close(fd)
+            if order.keep is not None:
+                self._drop(order.keep)
+            raise
+
+    def _drop(self, key: str) -> None:
+        for kept in (key, key + STDIN):
+            self._keeper.drop(kept)
 
 
-def _run(argv: Sequence[str], pid_file: Path, pipes: _Pipes | _Terminal) -> tuple[int | None, RuncCommand | None]:
+def _run(argv: Sequence[str], pid_file: Path, order: _Order) -> tuple[int | None, StartedCommand | None]:
     """Have runc start the command as a child of the daemon: runc's exit code, and the command if that is 0."""
     with open(os.devnull, "rb") as empty:
-        stdin, stdout, stderr = pipes.standard(empty.fileno())
+        stdin, stdout, stderr = order.pipes.standard(empty.fileno())
+        argv = [*argv, *order.pipes.for_runc(), order.known_as.name]
         code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdin=stdin, stdout=stdout, stderr=stderr)
-    return code, pipes.process(int(pid_file.read_text())) if code == 0 else None
+    return code, order.pipes.process(int(pid_file.read_text())) if code == 0 else None
 
 
-def _run_kept(
-    argv: Sequence[str], pid_file: Path, pipes: _Pipes, keeper: KeeperClient, key: str
-) -> tuple[int | None, RuncCommand | None]:
-    """The same as a child of the keeper."""
-    ends = (pipes.stdout_r, pipes.stdout_w), (pipes.stderr_r, pipes.stderr_w)
-    if pipes.stdin_w is not None:
-        keeper.hold(key + STDIN, pipes.stdin_w)
-    try:
-        code = keeper.run(key, argv, pid_file, *ends, _START_DEADLINE_S, stdin=pipes.stdin_r)
-        process = keeper.command(key) if code == 0 else None
-        if code == 0 and process is None:
-            raise SandboxFailed("the keeper was killed while it started a command; try again")
-    except BaseException:
-        _drop(keeper, key)
-        raise
-    if process is None:
-        _drop(keeper, key)
-        return code, None
-    pipes.read_from(process.stdout_fd, process.stderr_fd)
-    return code, process
-
-
-def _drop(keeper: KeeperClient, key: str) -> None:
-    for kept in (key, key + STDIN):
-        keeper.drop(kept)
-
-
-def _refusal(
-    container: Container, known_as: RuncContainer, spec: ExecSpec, log: Path, code: int | None
-) -> SnapshotdError:
+def _refusal(order: _Order, log: Path, code: int | None) -> SnapshotdError:
+    container = order.container
     if code is None:
         return SandboxFailed(
             f"runc could not enter container {short(container.id)} within {_START_DEADLINE_S:.0f} s; stop it"
         )
     reason = failure.log_reason(log.read_bytes() if log.exists() else b"")
-    if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not known_as.known:
+    if not os.path.exists(f"/proc/{container.pid}/ns/mnt") or not order.known_as.known:
         return SandboxFailed(f"container {short(container.id)} is gone: {reason}")
-    return failure.command_failure(reason, spec.argv[0], spec.cwd)
+    return failure.command_failure(reason, order.spec.argv[0], order.spec.cwd)
 
 
-def _execve_failure(container: Container, spec: ExecSpec, process: RuncCommand) -> SnapshotdError:
+def _execve_failure(order: _Order, process: StartedCommand) -> SnapshotdError:
     """The command's process ended (or hangs) before it became the command; runc's last words are in its standard
     error."""
     process.kill()
@@ -224,8 +226,8 @@ def _execve_failure(container: Container, spec: ExecSpec, process: RuncCommand) 
     except BlockingIOError:
         reason = ""
     if not reason:
-        return SandboxFailed(f"container {short(container.id)} ended while a command was started in it")
-    return failure.command_failure(reason, spec.argv[0], spec.cwd)
+        return SandboxFailed(f"container {short(order.container.id)} ended while a command was started in it")
+    return failure.command_failure(reason, order.spec.argv[0], order.spec.cwd)
 
 
 class _Pipes:
@@ -236,8 +238,6 @@ class _Pipes:
         self.stdout_r, self.stdout_w = os.pipe2(os.O_CLOEXEC)
         self.stderr_r, self.stderr_w = os.pipe2(os.O_CLOEXEC)
         self._open = {self.stdout_r, self.stdout_w, self.stderr_r, self.stderr_w}
-        self._kept = False
-        """True if the keeper has the end of the input to write to."""
         self.stdin_r: int | None = None
         self.stdin_w: int | None = None
         if spec.stdin:
@@ -260,26 +260,14 @@ class _Pipes:
         return ()
 
     def process(self, pid: int) -> ChildProcess:
-        return ChildProcess(pid, self.stdout_r, self.stderr_r, self.stdin_w)
-
-    def read_from(self, stdout_r: int, stderr_r: int) -> None:
-        """Other descriptors of the read ends in place of the present ones, from the keeper."""
-        for fd in (self.stdout_r, self.stderr_r):
-            os.close(fd)
-        self._open ^= {self.stdout_r, self.stderr_r, stdout_r, stderr_r}
-        self.stdout_r, self.stderr_r = stdout_r, stderr_r
-        self._kept = True
-
-    def hand_over(self) -> None:
-        """The daemon's ends have a new owner; `close` leaves them alone from now on."""
-        self._open -= {self.stdout_r, self.stderr_r}
-        if not self._kept:
-            self._open -= {self.stdin_w}
+        """The command that was started, which takes over the daemon's ends."""
+        process = ChildProcess(pid, self.stdout_r, self.stderr_r, self.stdin_w)
+        self._open -= {self.stdout_r, self.stderr_r, self.stdin_w}
+        return process
 
     def close(self) -> None:
         for fd in self._open:
             os.close(fd)
-        self._open = set()
 
 
 class _Terminal:
@@ -308,33 +296,25 @@ class _Terminal:
 
     def process(self, pid: int) -> ChildProcess:
         """SandboxFailed when no terminal came."""
-        master = self._received()
+        if self._listener is not None:
+            self._listener.settimeout(_END_DEADLINE_S)
+            self._here.close()
+            self._here, _ = self._listener.accept()
+        self._here.settimeout(_END_DEADLINE_S)
+        _, fds = passing.receive(self._here, 4096, 1)
+        if not fds:
+            raise SandboxFailed("the terminal of a command did not come from its sandbox; try again")
+        (master,) = fds
         os.set_blocking(master, True)
         keyboard = os.dup(master)
         self._open |= {master, keyboard}
-        self._master, self._keyboard = master, keyboard
-        return ChildProcess(pid, master, self._errors_r, keyboard, terminal=True)
-
-    def _received(self) -> int:
-        connection = self._here
-        if self._listener is not None:
-            self._listener.settimeout(_END_DEADLINE_S)
-            connection, _ = self._listener.accept()
-        connection.settimeout(_END_DEADLINE_S)
-        _, fds = passing.receive(connection, 4096, 1)
-        if connection is not self._here:
-            connection.close()
-        if not fds:
-            raise SandboxFailed("the terminal of a command did not come from its sandbox; try again")
-        return fds[0]
-
-    def hand_over(self) -> None:
-        self._open -= {self._master, self._keyboard, self._errors_r}
+        process = ChildProcess(pid, master, self._errors_r, keyboard, terminal=True)
+        self._open -= {master, keyboard, self._errors_r}
+        return process
 
     def close(self) -> None:
         for fd in self._open:
             os.close(fd)
-        self._open = set()
         for connection in (self._here, self._there, self._listener):
             if connection is not None:
                 connection.close()

@@ -22,7 +22,7 @@ from typing import IO
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
-from snapshotd.kernel.processes import descendants, never_executed, stat_fields, wait_status
+from snapshotd.kernel.processes import descendants, never_executed, start_time, stat_fields, wait_status
 from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 
@@ -73,15 +73,17 @@ def run_bounded(
         os.close(pidfd)
 
 
-def kill_and_reap(pid: int) -> None:
-    """SIGKILL a process and, where it has become a child of this one, reap it."""
+def kill_and_reap(pid: int, started: int | None = None) -> None:
+    """SIGKILL a process and, where it has become a child of this one, reap it. `started`: its start time, which tells it
+    from another process that has got its number since."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return
     try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        reap(pidfd, _REAP_DEADLINE_S)
+        if started in (None, start_time(pid)):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            reap(pidfd, _REAP_DEADLINE_S)
     except ProcessLookupError:
         pass  # ended by itself
     finally:
@@ -137,69 +139,80 @@ def exit_code(pid: int, pidfd: int) -> int | None:
     return code if code >= 0 else 128 - code
 
 
-class RuncCommand(Process):
-    """A command that runc started, with any parent."""
+class StartedCommand(Process):
+    """A command with any parent, which is known by a descriptor that is readable once it has ended. Thread-safe."""
+
+    parent: str
+    """The parent, with what must have happened to it where an exit code is lost."""
+
+    def __init__(
+        self,
+        pid: int,
+        end: int | None,
+        stdout_fd: int,
+        stderr_fd: int,
+        stdin_fd: int | None = None,
+        *,
+        terminal: bool = False,
+    ) -> None:
+        """Takes over the descriptors. `end`: a pidfd, or what stands for it; None: it had ended before there was one."""
+        self.pid = pid
+        self.stdout_fd, self.stderr_fd, self.stdin_fd, self.terminal = stdout_fd, stderr_fd, stdin_fd, terminal
+        self._end = end
+        if end is not None:
+            weakref.finalize(self, os.close, end)  # not earlier: another thread may be waiting on it
+        self._lock = threading.Lock()
+        self._exit_code: int | None = None
+        self._lost = False
+
+    def end_fd(self) -> int | None:
+        return self._end
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        if self._exit_code is None and self._end is not None and not poll_fd(self._end, timeout_s):
+            return None
+        with self._lock:
+            if self._exit_code is None and not self._lost:
+                self._exit_code = self.ask_exit_code()
+                self._lost = self._exit_code is None
+            if self._exit_code is None:
+                raise SandboxFailed(f"process {self.pid} of a sandbox ended and its exit code is lost: {self.parent}")
+            return self._exit_code
+
+    @abstractmethod
+    def ask_exit_code(self) -> int | None:
+        """The exit code of the command, which has ended; None: it is lost."""
 
     @property
-    @abstractmethod
     def reaped(self) -> bool:
         """True if nothing is left to wait for."""
+        return self._exit_code is not None or self._lost
 
-    @abstractmethod
     def executes(self, timeout_s: float) -> bool:
         """Wait until it runs its program. False when it ended without, or `timeout_s` passed."""
+        return wait_for_execve(self.pid, timeout_s)
+
+    def kill(self) -> None:
+        if self._end is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                signal.pidfd_send_signal(self._end, signal.SIGKILL)
 
 
-class ChildProcess(RuncCommand):
+class ChildProcess(StartedCommand):
     """A process that is, or is about to become, a child of the daemon."""
+
+    parent = "something else reaped it"
 
     def __init__(
         self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None, *, terminal: bool = False
     ) -> None:
         """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a
         child."""
-        self.pid = pid
-        self.stdout_fd = stdout_fd
-        self.stderr_fd = stderr_fd
-        self.stdin_fd = stdin_fd
-        self.terminal = terminal
-        self._pidfd = os.pidfd_open(pid)
-        weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
-        self._lock = threading.Lock()
-        self._exit_code: int | None = None
-        self._lost = False
+        super().__init__(pid, os.pidfd_open(pid), stdout_fd, stderr_fd, stdin_fd, terminal=terminal)
 
-    def end_fd(self) -> int:
-        return self._pidfd
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._exit_code is None and not poll_fd(
-            self._pidfd, None if deadline is None else deadline - time.monotonic()
-        ):
-            return None
-        with self._lock:
-            if self._exit_code is None and not self._lost:
-                self._exit_code = exit_code(self.pid, self._pidfd)
-                self._lost = self._exit_code is None
-            if self._exit_code is None:
-                raise SandboxFailed(
-                    f"process {self.pid} of a sandbox ended and its exit code is lost: something else reaped it"
-                )
-            return self._exit_code
-
-    @property
-    def reaped(self) -> bool:
-        return self._exit_code is not None or self._lost
-
-    def executes(self, timeout_s: float) -> bool:
-        return wait_for_execve(self.pid, timeout_s)
-
-    def kill(self) -> None:
-        try:
-            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended
+    def ask_exit_code(self) -> int | None:
+        assert self._end is not None
+        return exit_code(self.pid, self._end)
 
 
 class Children:
@@ -213,11 +226,11 @@ class Children:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._of: dict[ContainerID, list[RuncCommand]] = {}
+        self._of: dict[ContainerID, list[StartedCommand]] = {}
         self._starting: set[object] = set()
         self._suspects: dict[tuple[int, bytes], frozenset[object]] = {}
 
-    def add(self, container_id: ContainerID, process: RuncCommand) -> None:
+    def add(self, container_id: ContainerID, process: StartedCommand) -> None:
         """Remember a command; forget ended ones."""
         with self._lock:
             known = self._of.setdefault(container_id, [])
@@ -301,7 +314,7 @@ def _reap_zombie(pid: int) -> None:
         pass  # another thread was faster
 
 
-def _ended(process: RuncCommand) -> bool:
+def _ended(process: StartedCommand) -> bool:
     try:
         return process.reaped or process.wait(0) is not None
     except SandboxFailed:

@@ -11,21 +11,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel.processes import start_time
 from snapshotd.runtime import failure
-from snapshotd.runtime._process import poll_fd, reap
+from snapshotd.runtime._process import kill_and_reap, poll_fd
 
 NAMESERVER = "10.0.2.3"
 _PROGRAM = "slirp4netns"
 _DEVICE = "tap0"
 _HARDENING = ("--enable-sandbox", "--enable-seccomp")
 _READY_DEADLINE_S = 60.0
-_END_DEADLINE_S = 10.0
 
 
 def require() -> str:
@@ -88,20 +86,8 @@ def stop(directory: Path, pid: int | None) -> None:
     if not (directory / "slirp.log").exists():
         return  # never started
     found = _recorded(directory) or _by_command_line(pid)
-    if found is None:
-        return
-    try:
-        pidfd = os.pidfd_open(found[0])
-    except ProcessLookupError:
-        return
-    try:
-        if start_time(found[0]) == found[1]:  # else the number was given to another process
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            reap(pidfd, _END_DEADLINE_S)
-    except ProcessLookupError:
-        pass  # ended by itself
-    finally:
-        os.close(pidfd)
+    if found is not None:
+        kill_and_reap(*found)
 
 
 def _recorded(directory: Path) -> tuple[int, int] | None:

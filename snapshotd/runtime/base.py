@@ -215,8 +215,8 @@ class Runtime(ABC):
 
         With `keep`, the driver's keeper is its parent: under that key the command and its pipes outlive this daemon,
         until the key is dropped (also after `destroy`). With `spec.stdin` the keeper holds the end of its input to write
-        to, under the key followed by `STDIN`, and `Process.stdin_fd` is None. Unsupported when the driver has no keeper,
-        or with `spec.terminal`; SandboxFailed when a command runs under that key.
+        to, under the key followed by `STDIN`, and `Process.stdin_fd` is None. Unsupported with `spec.terminal`;
+        SandboxFailed when a command runs under that key.
 
         Raises CommandNotFound (no such program or working directory), CommandNotRunnable (found, but not executable)
         or SandboxFailed (container gone). In each case nothing was started.

@@ -32,10 +32,9 @@ import requests.exceptions
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.namespaces import set_hostname
-from snapshotd.runtime import _exec, failure
-from snapshotd.runtime._attach import attached, id_map_of
-from snapshotd.runtime._checks import check_share_dir
-from snapshotd.runtime._exec import RuncContainer
+from snapshotd.runtime import failure
+from snapshotd.runtime._checks import check_share_dir, found_container, id_map_of
+from snapshotd.runtime._exec import ContainerCommands, RuncContainer
 from snapshotd.runtime._oci import INIT_ARGV, STUB_DIRS
 from snapshotd.runtime._process import CHILDREN, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
@@ -69,23 +68,15 @@ class DockerRuntime(Runtime):
 
     name = "docker"
 
-    def __init__(
-        self,
-        instance: str,
-        host: str,
-        run_dir: Path | None = None,
-        keeper: KeeperClient | None = None,
-        starter: Starter | None = None,
-    ) -> None:
-        """Nothing is connected or made before the first use. `host` is the engine's address, as in
-        DOCKER_HOST; `run_dir` is for
-        short-lived files; `keeper` is the parent of commands that are to outlive the daemon, `starter` starts the
-        others where it can."""
+    def __init__(self, instance: str, host: str, run_dir: Path, keeper: KeeperClient, starter: Starter) -> None:
+        """Nothing is connected or made before the first use. `host` is the engine's address, as in DOCKER_HOST; `run_dir` is
+        for short-lived files; `keeper` is the parent of commands that are to outlive the daemon, `starter` starts the others
+        where it can."""
         self._instance = instance
-        self._run_dir = run_dir or Path("/run/snapshotd-docker") / instance
+        self._run_dir = run_dir
         self._host = host
-        self._keeper = keeper
         self._starter = starter
+        self._commands = ContainerCommands(keeper, starter)
         self._client: docker.DockerClient | None = None
         self._lock = threading.Lock()
         self._image_lock = threading.Lock()
@@ -130,11 +121,11 @@ class DockerRuntime(Runtime):
 
     def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
         known_as = self._runc_container(container.id)
-        return _exec.start(container, known_as, self._run_dir / container.id, spec, self._keeper, keep, self._starter)
+        return self._commands.start(container, known_as, self._run_dir / container.id, spec, keep)
 
     def ready(self, container: Container) -> None:
         with contextlib.suppress(SandboxFailed):  # it is gone
-            _exec.ready(container, self._runc_container(container.id), self._starter)
+            self._commands.ready(container, self._runc_container(container.id))
 
     def rename(self, container: Container, hostname: str) -> None:
         set_hostname(container.pid, hostname)
@@ -144,18 +135,8 @@ class DockerRuntime(Runtime):
             _replace_word(path, FIRST_HOSTNAME, hostname)
 
     def attach(self, container_id: ContainerID) -> Container | None:
-        for record in self._find(container_id):
-            docker_id = record["Id"]
-            try:
-                with _engine(f"container {short(container_id)} could not be looked up"):
-                    pid = int(self._api().inspect_container(docker_id)["State"]["Pid"])
-            except _Gone:
-                continue
-            found = attached(container_id, pid, lambda path, docker_id=docker_id: docker_id in path)  # type: ignore[misc]
-            if found is not None:
-                os.close(found[1])
-                self._learn(container_id, docker_id, pid)
-                return found[0]
+        with contextlib.suppress(_GoneError):
+            return found_container(container_id, self._look_up(container_id)[1])
         return None
 
     def destroy(self, container_id: ContainerID) -> None:
@@ -166,15 +147,13 @@ class DockerRuntime(Runtime):
         with self._lock:
             self._known.pop(container_id, None)
             self._host_files.pop(container_id, None)
-        if self._starter is not None:
-            self._starter.forget(container_id)
+        self._starter.forget(container_id)
         remove_files(self._run_dir / container_id)
         with contextlib.suppress(OSError):  # another container's files are in it
             self._run_dir.rmdir()
 
     def close(self) -> None:
-        if self._starter is not None:
-            self._starter.close()
+        self._starter.close()
 
     def list(self) -> list[ContainerID]:
         with _engine("the containers could not be listed"):
@@ -182,24 +161,15 @@ class DockerRuntime(Runtime):
         return sorted(ContainerID(record["Labels"][_CONTAINER_LABEL]) for record in records)
 
     def log(self, container: Container, data: bytes) -> None:
-        try:
-            directory = os.open(f"/proc/{container.pid}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError:
-            return  # the container is gone
-        try:
-            # Through one descriptor of the process's directory: a process that got the same number later is not meant.
-            if not self._is_init(directory, container.id):
-                return
-            output = os.open("fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
-            try:
-                if stat.S_ISFIFO(os.fstat(output).st_mode):
+        with self._lock:
+            known = self._known.get(container.id)
+        with contextlib.suppress(OSError):  # it is gone, or the engine reads too slowly: logs are best effort
+            output = os.open(f"/proc/{container.pid}/fd/1", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:  # looked at once it is open: its number may have been another process's
+                if known and _groups(known.name, container.pid) and stat.S_ISFIFO(os.fstat(output).st_mode):
                     os.write(output, data)
             finally:
                 os.close(output)
-        except OSError:
-            pass  # the engine reads too slowly or is gone: logs are best effort
-        finally:
-            os.close(directory)
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
@@ -220,14 +190,16 @@ class DockerRuntime(Runtime):
         """The container as runc knows it. SandboxFailed when it is gone."""
         with self._lock:
             known = self._known.get(container_id)
-        if known is not None:
-            return known
+        return known or self._look_up(container_id)[0]
+
+    def _look_up(self, container_id: ContainerID) -> tuple[RuncContainer, int]:
+        """The container as runc knows it, and its init, asked of the engine. _GoneError, SandboxFailed."""
         for record in self._find(container_id):
             with _engine(f"container {short(container_id)} could not be looked up"):
                 pid = int(self._api().inspect_container(record["Id"])["State"]["Pid"])
-            if pid:
-                return self._learn(container_id, record["Id"], pid)
-        raise SandboxFailed(f"container {short(container_id)} is gone")
+            if pid and _groups(record["Id"], pid):
+                return self._learn(container_id, record["Id"], pid), pid
+        raise _GoneError(f"container {short(container_id)} is gone")
 
     def _learn(self, container_id: ContainerID, docker_id: str, pid: int) -> RuncContainer:
         known = find_runc(docker_id, pid)
@@ -320,14 +292,6 @@ class DockerRuntime(Runtime):
                     raise
                 time.sleep(0.02)
 
-    def _is_init(self, proc_fd: int, container_id: ContainerID) -> bool:
-        """True if a /proc/PID directory belongs to the container: the engine's id is in the path of its cgroup."""
-        with self._lock:
-            known = self._known.get(container_id)
-        fd = os.open("cgroup", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc_fd)
-        with open(fd, "rb") as f:
-            return known is not None and known.name.encode() in f.read()
-
 
 def _replace_word(path: Path, old: str, new: str) -> None:
     """In a file of the engine, in place: it is mounted in the container. OSError."""
@@ -339,7 +303,7 @@ def _replace_word(path: Path, old: str, new: str) -> None:
         f.write(changed)
 
 
-class _Gone(SandboxFailed):
+class _GoneError(SandboxFailed):
     """The engine does not know the thing."""
 
 
@@ -349,7 +313,7 @@ def _engine(what: str) -> Iterator[None]:
     try:
         yield
     except docker.errors.NotFound as exc:
-        raise _Gone(f"{what}: {failure.shorten(exc.explanation or str(exc))}") from exc
+        raise _GoneError(f"{what}: {failure.shorten(exc.explanation or str(exc))}") from exc
     except docker.errors.APIError as exc:
         raise SandboxFailed(f"{what}: {failure.shorten(exc.explanation or str(exc))}") from exc
     except (docker.errors.DockerException, requests.exceptions.RequestException, OSError) as exc:
@@ -388,17 +352,23 @@ def _stub_tar() -> bytes:
     return buffer.getvalue()
 
 
+def _groups(docker_id: str, pid: int) -> list[cgroup.Cgroup]:
+    """The cgroups of a container's init: the engine's id is in their paths. Empty: it has ended, and its number may be
+    another process's."""
+    try:
+        return [group for group in cgroup.all_of_process(pid) if docker_id in group.path]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
 def _end_init(container_id: ContainerID, docker_id: str, pid: int) -> None:
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return  # ended already; the engine has not noticed yet
     try:
-        groups = [group for group in cgroup.all_of_process(pid) if docker_id in group.path]
-        if groups:
+        if groups := _groups(docker_id, pid):
             end_all(container_id, groups, pidfd)
-    except (FileNotFoundError, ProcessLookupError):
-        pass  # ended meanwhile
     finally:
         os.close(pidfd)
 

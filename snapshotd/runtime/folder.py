@@ -24,8 +24,8 @@ import sys
 import termios
 import threading
 import time
-import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from snapshotd.kernel.holding.process_tree import ProcessTree
 from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of
 from snapshotd.runtime import failure, folder_main
 from snapshotd.runtime._checks import check_exec
-from snapshotd.runtime._process import kill_and_reap, poll_fd
+from snapshotd.runtime._process import StartedCommand, kill_and_reap, poll_fd
 from snapshotd.runtime.base import (
     RUN_DIR,
     SHARE_DIR,
@@ -90,12 +90,7 @@ class FolderRuntime(Runtime):
             first = self._first.get(container.id)
         if first is None:
             raise SandboxFailed(f"container {short(container.id)} is gone")
-        process = first.start(spec)
-        if keep is not None and process.stdin_fd is not None:
-            self._keeper.hold(keep + STDIN, process.stdin_fd)
-            os.close(process.stdin_fd)
-            process.stdin_fd = None
-        return process
+        return first.start(spec, None if keep is None else partial(self._keeper.hold, keep + STDIN))
 
     def attach(self, container_id: ContainerID) -> Container | None:
         return None
@@ -174,8 +169,8 @@ class _First:
         """Have it end everything below it, and itself."""
         self._connection.close()
 
-    def start(self, spec: ExecSpec) -> FolderProcess:
-        """Errors as `Runtime.exec`."""
+    def start(self, spec: ExecSpec, hold_input: Callable[[int], None] | None) -> FolderProcess:
+        """Errors as `Runtime.exec`. `hold_input`: is given the end to write to of the command's input, if there is one."""
         assert self._spec.root is not None
         cwd = f"{self._spec.root}{posixpath.normpath('/' + spec.cwd.lstrip('/'))}"
         env = {name: self._outside(value) for name, value in spec.env.items()}
@@ -188,6 +183,10 @@ class _First:
                 if "pid" not in answer:
                     reason = _reason(answer, os.path.join(cwd, spec.argv[0]) if "/" in spec.argv[0] else None)
                     raise failure.command_failure(reason, spec.argv[0], spec.cwd)
+                if hold_input is not None and ends.stdin is not None:
+                    hold_input(ends.stdin)
+                    os.close(ends.stdin)
+                    ends.stdin = None
                 return FolderProcess(answer["pid"], ends)
             except BaseException:
                 ends.close()
@@ -255,35 +254,22 @@ class _Ends:
                 os.close(fd)
 
 
-class FolderProcess(Process):
+class FolderProcess(StartedCommand):
     """A command below a container's first process, which tells its exit code through a pipe."""
 
+    parent = "the process that started it was killed"
+
     def __init__(self, pid: int, ends: _Ends) -> None:
-        self.pid, self.terminal = pid, ends.terminal
-        self.stdin_fd, self.stdout_fd, self.stderr_fd = ends.stdin, ends.stdout, ends.stderr
-        self._end, self._started = ends.end, start_time(pid)
-        weakref.finalize(self, os.close, self._end)  # not earlier: another thread may be waiting on it
-        self._lock = threading.Lock()
-        self._said: bytes | None = None
+        super().__init__(pid, ends.end, ends.stdout, ends.stderr, ends.stdin, terminal=ends.terminal)
+        self._pipe, self._started = ends.end, start_time(pid)
 
-    def end_fd(self) -> int | None:
-        return self._end
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        if self._said is None and not poll_fd(self._end, timeout_s):
-            return None
-        with self._lock:
-            if self._said is None:
-                self._said = os.read(self._end, 16)
-        if not self._said:
-            raise SandboxFailed(
-                f"process {self.pid} of a sandbox ended with the process that started it: its exit code is lost"
-            )
-        return int(self._said)
+    def ask_exit_code(self) -> int | None:
+        said = os.read(self._pipe, 16)
+        return int(said) if said else None
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
-            if start_time(self.pid) == self._started and not poll_fd(self._end, 0):
+            if start_time(self.pid) == self._started and not poll_fd(self._pipe, 0):
                 os.kill(self.pid, signal.SIGKILL)
 
 

@@ -11,13 +11,11 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,7 @@ from typing import Any
 from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
 from snapshotd.runtime import base, failure, keeper_main
-from snapshotd.runtime._process import RuncCommand, exit_code, poll_fd, reap, wait_for_execve
+from snapshotd.runtime._process import StartedCommand, exit_code, poll_fd, reap, wait_for_execve
 from snapshotd.runtime.base import Process
 
 _ANSWER_DEADLINE_S = 30.0
@@ -278,61 +276,30 @@ def _hung_up(connection: socket.socket) -> bool:
         return True
 
 
-class KeptCommand(RuncCommand):
+class KeptCommand(StartedCommand):
     """A command whose parent is the keeper."""
+
+    parent = "the keeper was killed meanwhile"
 
     def __init__(self, keeper: KeeperClient, key: str, status: dict[str, Any], fds: list[int]) -> None:
         """From the keeper's answer to `process`. Takes over the descriptors."""
-        self._keeper = keeper
-        self._key = key
-        self.pid = status["pid"]
-        self.stdout_fd, self.stderr_fd, *pidfd = fds
-        self._pidfd = pidfd[0] if pidfd else None
-        """None: it had ended before its descriptor could be opened."""
-        if self._pidfd is not None:
-            weakref.finalize(self, os.close, self._pidfd)  # not earlier: another thread may be waiting on it
-        self._lock = threading.Lock()
-        self._exit_code: int | None = status["code"]
-        self._executed: bool = status["executed"]
-        self._lost = False
+        stdout_fd, stderr_fd, *pidfd = fds
+        super().__init__(status["pid"], pidfd[0] if pidfd else None, stdout_fd, stderr_fd)
+        self._keeper, self._key = keeper, key
+        self._exit_code, self._executed = status["code"], status["executed"]
 
-    def end_fd(self) -> int | None:
-        return self._pidfd
-
-    def wait(self, timeout_s: float | None = None) -> int | None:
-        if self._exit_code is None and self._pidfd is not None and not poll_fd(self._pidfd, timeout_s):
-            return None
-        with self._lock:
-            if self._exit_code is None and not self._lost:
-                self._learn()
-            if self._exit_code is None:
-                raise SandboxFailed(
-                    f"process {self.pid} of a sandbox ended and its exit code is lost: the keeper was killed meanwhile"
-                )
-            return self._exit_code
-
-    def _learn(self) -> None:
+    def ask_exit_code(self) -> int | None:
         """From the keeper; if it was killed, from the kernel."""
         status = self._keeper.status(self._key, self.pid)
         if status is not None:
-            self._exit_code, self._executed = status
-        elif self._pidfd is not None:
-            self._exit_code = exit_code(self.pid, self._pidfd)
-        self._lost = self._exit_code is None
-
-    @property
-    def reaped(self) -> bool:
-        return self._exit_code is not None or self._lost
+            code, self._executed = status
+            return code
+        return None if self._end is None else exit_code(self.pid, self._end)
 
     def executes(self, timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         if self._exit_code is None and not wait_for_execve(self.pid, timeout_s):
             return False
-        if self._pidfd is None or poll_fd(self._pidfd, 0):
+        if self._end is None or poll_fd(self._end, 0):
             self.wait(max(0.0, deadline - time.monotonic()))  # reaped as soon as it ended, but the keeper has looked
-        return self._executed
-
-    def kill(self) -> None:
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        return bool(self._executed)

@@ -7,7 +7,7 @@ it, in a third of the processor's time, and what it cannot make runc does.
 Files in the driver's run directory (all of it may be deleted when nothing runs):
     root/               the stub root that every container starts on, read-only
     state/<id>/         runc's own state
-    bundles/<id>/       config.json, the init's process id and log of one container; short-lived files of each command
+    bundles/<id>/       config.json and log of one container; short-lived files of each command
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from snapshotd.kernel import rootless
 from snapshotd.kernel.holding import cgroup
 from snapshotd.kernel.holding.members import BY_CGROUP, Grouping
 from snapshotd.kernel.namespaces import set_hostname
-from snapshotd.kernel.processes import start_time
-from snapshotd.runtime import _exec, _oci, _slirp, failure
-from snapshotd.runtime._attach import attached
-from snapshotd.runtime._checks import check_share_dir
-from snapshotd.runtime._exec import RuncContainer
+from snapshotd.kernel.processes import runs
+from snapshotd.runtime import _oci, _slirp, failure
+from snapshotd.runtime._checks import check_share_dir, found_container
+from snapshotd.runtime._exec import ContainerCommands, RuncContainer
 from snapshotd.runtime._pattern import Pattern, learn
 from snapshotd.runtime._process import CHILDREN, become_subreaper, poll_fd, reap, run_bounded, wait_for_execve
 from snapshotd.runtime._teardown import end_all, remove_files
@@ -49,8 +48,6 @@ _NO_KEYRING = "--no-new-keyring"
 not start."""
 _OWNERS = 1 << 20
 """Users of the host that user namespaces may belong to."""
-_STARTED = "init.started"
-"""File of a bundle: when its init was started."""
 _PATTERNS_MAX = 16
 """Each has some 100 KiB."""
 _STRIPES = 64
@@ -72,22 +69,20 @@ class RuncRuntime(Runtime):
         instance: str,
         run_dir: Path,
         id_map: IdMap | None,
-        runc: str = "runc",
-        keeper: KeeperClient | None = None,
-        starter: Starter | None = None,
+        keeper: KeeperClient,
+        starter: Starter,
         *,
         cgroup_parent: str = "",
         grouping: Grouping = BY_CGROUP,
     ) -> None:
         """Nothing is touched before the first container. `grouping`: without a cgroup of its own a
         container has no limits, and ends with its init. `keeper`: the parent of commands that are to outlive the
-        daemon; `starter`: makes containers and starts the other commands where it can, and makes user namespaces; None: runc
-        makes and starts all; `cgroup_parent`: the path of the cgroup in which to make cgroups, "" for the root."""
+        daemon; `starter`: makes containers and starts the other commands where it can, and makes user namespaces;
+        `cgroup_parent`: the path of the cgroup in which to make cgroups, "" for the root."""
         self._run_dir = run_dir
         self._id_map = id_map
-        self._runc = runc
-        self._keeper = keeper
-        self._starter = starter or Starter(used=False)
+        self._starter = starter
+        self._commands = ContainerCommands(keeper, starter)
         self._cgroup = f"{cgroup_parent}/snapshotd-{instance}"
         self.grouping = grouping
         self._lock = threading.Lock()
@@ -99,8 +94,8 @@ class RuncRuntime(Runtime):
     # -- the contract --------------------------------------------------------------------------------------------------
 
     def unavailable(self) -> str | None:
-        if shutil.which(self._runc) is None:
-            return f"{self._runc} is not installed: `snapshotd setup` installs it"
+        if shutil.which("runc") is None:
+            return "runc is not installed: `snapshotd setup` installs it"
         if self.grouping.limits and not cgroup.hierarchies():
             return "no cgroup hierarchy is mounted: `mount -t cgroup2 none /sys/fs/cgroup`"
         if self._id_map is not None and not _user_namespaces_allowed():
@@ -133,29 +128,23 @@ class RuncRuntime(Runtime):
             raise
 
     def exec(self, container: Container, spec: ExecSpec, *, keep: str | None = None) -> Process:
-        return _exec.start(
-            container, self._known_as(container.id), self._bundle(container.id), spec, self._keeper, keep, self._starter
-        )
+        return self._commands.start(container, self._known_as(container.id), self._bundle(container.id), spec, keep)
 
     def ready(self, container: Container) -> None:
-        _exec.ready(container, self._known_as(container.id), self._starter)
+        self._commands.ready(container, self._known_as(container.id))
 
     def attach(self, container_id: ContainerID) -> Container | None:
-        bundle, path = self._bundle(container_id), self._group(container_id).path
-        pid = _init_pid(bundle)
-        if pid is None or not self._known_as(container_id).known:
+        pid, _ = init = self._init(container_id)
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (OSError, OverflowError):
             return None
-        found = attached(
-            container_id, pid, lambda each: each == path if self.grouping.limits else _is_its_init(bundle, pid)
-        )
-        if found is None:
-            return None
-        container, pidfd = found
+        lives = runs(init)
         with self._lock:
-            known = self._init_fds.setdefault(container_id, pidfd)
+            known = self._init_fds.setdefault(container_id, pidfd) if lives else None
         if known != pidfd:
-            os.close(pidfd)  # made by this daemon, or attached before
-        return container
+            os.close(pidfd)  # made by this daemon, or attached before; or another process's
+        return found_container(container_id, pid) if lives else None
 
     def rename(self, container: Container, hostname: str) -> None:
         set_hostname(container.pid, hostname)
@@ -169,7 +158,7 @@ class RuncRuntime(Runtime):
                 init = self._init_fds.get(container_id)
             end_all(container_id, [group] if self.grouping.limits else [], init)
             self._reap_init(container_id)
-            _slirp.stop(bundle, _init_pid(bundle))
+            _slirp.stop(bundle, self._init(container_id)[0])
             group.remove()
             # `runc delete` would do no more, in 10 ms: a container without processes and cgroups is a directory of state.
             remove_files(self._state_dir / container_id)
@@ -202,7 +191,16 @@ class RuncRuntime(Runtime):
         return cgroup.at(f"{self._cgroup}/{container_id}")
 
     def _known_as(self, container_id: ContainerID) -> RuncContainer:
-        return RuncContainer(self._runc, self._state_dir, container_id, rootless=not self.grouping.limits)
+        return RuncContainer("runc", self._state_dir, container_id, rootless=not self.grouping.limits)
+
+    def _init(self, container_id: ContainerID) -> tuple[int, int]:
+        """A container's init and its start time, which tells it from another process that has got its number since; in runc's
+        record. Zeros: there is none, or none that can be read."""
+        try:
+            record = json.loads((self._state_dir / container_id / "state.json").read_text())
+            return int(record["init_process_pid"]), int(record["init_process_start"])
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return 0, 0
 
     def _start(self, spec: ContainerSpec, kind: ContainerSpec, pattern: Pattern | None) -> Container:
         root = self._run_dir / "root"
@@ -231,19 +229,16 @@ class RuncRuntime(Runtime):
     def _run(self, spec: ContainerSpec, root: Path) -> int:
         """Have runc make a container. Its init."""
         bundle = self._bundle(spec.id)
-        log, pid_file = bundle / "run.log", bundle / "init.pid"
-        argv = self._known_as(spec.id).command(
-            log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), "--pid-file", str(pid_file), spec.id
-        )
+        log = bundle / "run.log"
+        argv = self._known_as(spec.id).command(log, "run", "--detach", _NO_KEYRING, "--bundle", str(bundle), spec.id)
         with CHILDREN.starting(), self._user_namespace(spec.id) as user_namespace:
             group = self._group(spec.id).path if self.grouping.limits else None
             placement = _oci.Placement(root, group, cgroup.swap_is_counted(), user_namespace)
             (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
             code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
             if code == 0:
-                pid = int(pid_file.read_text())
+                pid, _ = self._init(spec.id)
                 pidfd = self._note_init(spec.id, pid)
-                (bundle / _STARTED).write_text(str(start_time(pid)))
         if code != 0:
             CHILDREN.sweep()
         if code is None:
@@ -262,7 +257,7 @@ class RuncRuntime(Runtime):
     def _make_like(self, pattern: Pattern, spec: ContainerSpec, root: Path) -> int | None:
         """Have the starter make a container like one that runc made. Its init; None: it cannot, and nothing is left."""
         assert self._id_map is not None
-        group, bundle = self._group(spec.id), self._bundle(spec.id)
+        group = self._group(spec.id)
         config = _oci.bundle(spec, self._id_map, _oci.Placement(root, group.path, swap_is_counted=False))
         order = pattern.order(config, self._owner(spec.id))
         with CHILDREN.starting():
@@ -276,7 +271,6 @@ class RuncRuntime(Runtime):
         state = self._state_dir / spec.id
         state.mkdir(mode=0o711)
         (state / "state.json").write_text(pattern.record_of(spec.id, pid))
-        (bundle / "init.pid").write_text(str(pid))
         return pid
 
     def _note_init(self, container_id: ContainerID, pid: int) -> int:
@@ -290,10 +284,10 @@ class RuncRuntime(Runtime):
         """Remember a container that runc has made as the pattern of its kind, if it can be one."""
         pattern = None
         try:
-            filters = self._starter.filters(container, container.id)
-            if filters is not None:
+            resident = self._starter.enter(container, container.id)
+            if resident is not None:
                 state = self._state_dir / container.id / "state.json"
-                pattern = learn(container.id, self._group(container.id).settings(), state, filters)
+                pattern = learn(container.id, self._group(container.id).settings(), state, resident.filters)
         except (OSError, SandboxFailed):
             _log.info("container %s is no pattern for others", short(container.id), exc_info=True)
         if pattern is not None:
@@ -344,22 +338,6 @@ class RuncRuntime(Runtime):
         if pidfd is not None:
             reap(pidfd, 0)
             os.close(pidfd)
-
-
-def _is_its_init(bundle: Path, pid: int) -> bool:
-    """True if the process is the one that was started as the container's init: the kernel may have given its number
-    away."""
-    try:
-        return int((bundle / _STARTED).read_text()) == start_time(pid)
-    except (FileNotFoundError, ValueError):
-        return False
-
-
-def _init_pid(bundle: Path) -> int | None:
-    try:
-        return int((bundle / "init.pid").read_text())
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def _user_namespaces_allowed() -> bool:

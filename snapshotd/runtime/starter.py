@@ -27,8 +27,9 @@ from snapshotd.kernel import mounts
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.holding.cgroup import Cgroup, GroupSettings, all_of_process
 from snapshotd.kernel.namespaces import mapped, refused, write_map
+from snapshotd.runtime import _oci
 from snapshotd.runtime._process import CHILDREN, ChildProcess, kill_and_reap, poll_fd
-from snapshotd.runtime.base import Container
+from snapshotd.runtime.base import Container, ExecSpec
 from snapshotd.runtime.starting import main as starting
 from snapshotd.types import ContainerID, IdMap, short
 
@@ -41,12 +42,17 @@ _RESIDENTS_MAX = 128
 """Each has some 2 MiB of its own, on its sandbox's account."""
 
 
+Filters = list[tuple[str, int]]
+
+
 class _Resident:
     """The process that starts the commands of one sandbox. Thread-safe."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, filters: Filters) -> None:
         self._connection = connection
         self._lock = threading.Lock()
+        self.filters = filters
+        """The system call filters of the sandbox's init, as `Starter.make` takes them in an order."""
 
     def send(self, fds: Sequence[int]) -> None:
         """ConnectionError: it has ended or was let go of."""
@@ -97,7 +103,7 @@ class Starter:
         """
         request = {"process": process, "deadline": time.monotonic() + _START_DEADLINE_S}
         for _ in range(2):
-            resident = self.enter(container, name, process)
+            resident = self.enter(container, name)
             if resident is None:
                 return None
             try:
@@ -118,9 +124,9 @@ class Starter:
         pid: int = answer["pid"]
         return pid
 
-    def enter(self, container: Container, name: str, process: dict[str, Any]) -> _Resident | None:
-        """The sandbox's resident, made where there is none. None: the sandbox is not for the starter. `process` is any
-        command's. Raises SandboxFailed when the sandbox is gone."""
+    def enter(self, container: Container, name: str) -> _Resident | None:
+        """The sandbox's resident, made where there is none. None: the sandbox is not for the starter. Raises SandboxFailed when
+        the sandbox is gone."""
         if not self.used:
             return None
         with self._lock:
@@ -131,23 +137,41 @@ class Starter:
             entry = _Entry(all_of_process(container.pid))
         except (FileNotFoundError, ProcessLookupError) as exc:
             raise SandboxFailed(f"container {short(container.id)} is gone") from exc
-        request = {"init": container.pid, "name": name, "cgroups": entry.doors, "process": process}
+        with entry:
+            process = _oci.process(ExecSpec(argv=("true",), env={}))  # any command's: it is confined as all are
+            request = {"init": container.pid, "name": name, "process": process}
+            found, answer = self._new_resident(container.id, request, entry)
+        if found is None:
+            _log.warning("commands of container %s are started by runc: %s", short(container.id), answer)
+        return self._know(container.id, found)
+
+    def _new_resident(
+        self, container: ContainerID, request: dict[str, Any], entry: _Entry, id_map: IdMap | None = None
+    ) -> tuple[_Resident | None, dict[str, Any]]:
+        """Have the starter clone a resident, which carries out the request, and all that was answered. None: it could not, and
+        has ended. `id_map`: of the sandbox that it makes. SandboxFailed; OSError when that is refused, or it was killed."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.settimeout(_ANSWER_DEADLINE_S)
+
+        def told(line: dict[str, Any]) -> None:
+            if "unmapped" in line and id_map is not None:
+                write_map(line["unmapped"], f"0 {id_map.base} {id_map.count}\n")
+                ours.send(b".")
+
         found = None
         try:
-            with theirs, entry:
-                answer = _ask(container.id, self._send, request, [theirs.fileno(), *entry.fds])
-            if "ready" in answer:
-                CHILDREN.add(container.id, ChildProcess(answer["pid"], -1, -1))
-                found = _Resident(ours)
+            with theirs:
+                request = {**request, "cgroups": entry.doors}
+                answer = _ask(container, self._send, request, [theirs.fileno(), *entry.fds], told)
+            if "ready" in answer and "error" not in answer:
+                CHILDREN.add(container, ChildProcess(answer["pid"], -1, -1))
+                found = _Resident(ours, answer.get("filters", []))
             else:
                 _end(answer)
-                _log.warning("commands of container %s are started by runc: %s", short(container.id), answer)
         finally:
             if found is None:
                 ours.close()
-        return self._know(container.id, found)
+        return found, answer
 
     def _know(self, container: ContainerID, found: _Resident | None) -> _Resident | None:
         """Remember a sandbox's resident, and let those go that were used longest ago; the one that is there already if
@@ -161,18 +185,6 @@ class Starter:
                 resident.let_go()
         return known
 
-    def filters(self, container: Container, name: str) -> list[tuple[str, int]] | None:
-        """The system call filters of a sandbox's init, as `make` takes them in an order; None: they cannot be told. `name`
-        as `start`. Raises SandboxFailed when the sandbox is gone."""
-        if not self.used:
-            return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with ours, theirs:
-            answer = _ask(container.id, self._send, {"look": container.pid, "name": name}, [theirs.fileno()])
-        _end(answer)
-        found: list[tuple[str, int]] | None = answer.get("filters")
-        return found
-
     def make(
         self, container: ContainerID, order: dict[str, Any], group: Cgroup, settings: GroupSettings, id_map: IdMap
     ) -> int | None:
@@ -181,36 +193,18 @@ class Starter:
         SandboxFailed."""
         if not self.used:
             return None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        ours.settimeout(_ANSWER_DEADLINE_S)
-
-        def told(line: dict[str, Any]) -> None:
-            if "unmapped" in line:
-                write_map(line["unmapped"], f"0 {id_map.base} {id_map.count}\n")
-                ours.send(b".")
-
-        made = False
-        answer: dict[str, Any] = {}
         try:
-            with theirs:
-                group.make(settings)
-                with _Entry([group]) as entry:
-                    order = {**order, "cgroups": entry.doors}
-                    answer = _ask(container, self._send, order, [theirs.fileno(), *entry.fds], told)
-            made = "ready" in answer and "error" not in answer
+            group.make(settings)
+            with _Entry([group]) as entry:
+                resident, answer = self._new_resident(container, order, entry, id_map)
         except OSError as exc:  # the map is refused, or the process was killed
-            answer["unable"] = str(exc)
-        finally:
-            if not made:
-                ours.close()
-        if not made:
-            _end(answer)
+            resident, answer = None, {"unable": str(exc)}
+        if resident is None:
             if "init" in answer:
                 kill_and_reap(answer["init"])
             _log.warning("container %s is left to runc: %s", short(container), answer)
             return None
-        CHILDREN.add(container, ChildProcess(answer["pid"], -1, -1))
-        self._know(container, _Resident(ours))
+        self._know(container, resident)
         init: int = answer["init"]
         return init
 

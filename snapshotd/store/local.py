@@ -91,12 +91,9 @@ class LocalStore(Store):
                     os.unlink(temporary, dir_fd=self._tmp)
 
     def _write(self, temporary: str, parts: Sequence[bytes | bytearray | memoryview]) -> None:
-        fd = os.open(temporary, _CREATE, 0o600, dir_fd=self._tmp)
-        try:
+        with files.closing_fd(os.open(temporary, _CREATE, 0o600, dir_fd=self._tmp)) as fd:
             _write_all(fd, as_views(parts))
             os.fsync(fd)
-        finally:
-            os.close(fd)
 
     def _adopt(
         self, key: str, folder: str, name: str, temporary: str, parts: Sequence[bytes | bytearray | memoryview]
@@ -175,21 +172,13 @@ class LocalStore(Store):
 
     def get(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         checked_range(offset, length)
-        with _disk(self._where(key)):
-            fd = self._open_value(key)
-            try:
-                left = max(0, os.fstat(fd).st_size - offset)
-                return _read_all(fd, offset, left if length is None else min(left, length))
-            finally:
-                os.close(fd)
+        with _disk(self._where(key)), files.closing_fd(self._open_value(key)) as fd:
+            left = max(0, os.fstat(fd).st_size - offset)
+            return _read_all(fd, offset, left if length is None else min(left, length))
 
     def size_bytes(self, key: str) -> int:
-        with _disk(self._where(key)):
-            fd = self._open_value(key)
-            try:
-                return os.fstat(fd).st_size
-            finally:
-                os.close(fd)
+        with _disk(self._where(key)), files.closing_fd(self._open_value(key)) as fd:
+            return os.fstat(fd).st_size
 
     def _open_value(self, key: str) -> int:
         """The value's file. NotFound; DataLoss when something that no store makes lies there."""

@@ -28,6 +28,7 @@ from operator import attrgetter
 
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel.abilities import TRUSTED, Marks
+from snapshotd.kernel.files import closing_fd
 from snapshotd.repo.base import PlainFile, RepositoryWriter, Tree, TreeEntry
 from snapshotd.trees.archive_data import DataReader, Extents, find_extents, holes_of
 from snapshotd.trees.archive_links import Group, find_groups, open_checked, stat_within
@@ -381,8 +382,7 @@ class _Archiver:
         )
 
     def _file(self, directory: _Directory, dir_fd: int, name: bytes, st: os.stat_result) -> TreeEntry | None:
-        fd = os.open(name, _FILE_FLAGS, dir_fd=dir_fd)
-        try:
+        with closing_fd(os.open(name, _FILE_FLAGS, dir_fd=dir_fd)) as fd:
             now = os.fstat(fd)
             if (
                 now.st_ino != st.st_ino
@@ -405,8 +405,6 @@ class _Archiver:
             if zeros:
                 self._spend_zeros(zeros, name)
             content = self._save(fd, name, size, extents, previous)
-        finally:
-            os.close(fd)
         return _file_entry(name, st, content, extents, xattrs)
 
     def _save(self, fd: int, name: bytes, size: int, extents: Extents | None, previous: BlobID | None) -> BlobID | None:

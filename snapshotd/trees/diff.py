@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
 from snapshotd.kernel import turns
+from snapshotd.kernel.files import closing_fd
 from snapshotd.trees.base import Change, ChangeKind, Child, Entry
 from snapshotd.trees.view import Directory, View, join
 from snapshotd.types import FileChanges, Kind
@@ -175,15 +176,8 @@ def _same_rest(a: View, b: View, left: Child, right: Child) -> bool:
     content = a.content_of(left)
     if content is not None and (other := b.content_of(right)) is not None:
         return content == other
-    fd_a = a.open_child(left)
-    try:
-        fd_b = b.open_child(right)
-        try:
-            return _same_content(fd_a, fd_b, left.entry.size)
-        finally:
-            os.close(fd_b)
-    finally:
-        os.close(fd_a)
+    with closing_fd(a.open_child(left)) as fd_a, closing_fd(b.open_child(right)) as fd_b:
+        return _same_content(fd_a, fd_b, left.entry.size)
 
 
 def _xattrs(view: View, what: Directory | Child) -> dict[bytes, bytes] | None:

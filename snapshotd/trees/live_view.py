@@ -100,39 +100,24 @@ class LiveView(View):
         return (self, directory)
 
     def open_child(self, child: Child) -> int:
-        held = files.open_in_root(self._handles.fd(child.source), child.name, _HOLD)
-        try:
+        with files.closing_fd(files.open_in_root(self._handles.fd(child.source), child.name, _HOLD)) as held:
             return open_regular(held)
-        finally:
-            os.close(held)
 
     def read_child(self, child: Child, offset: int, length: int) -> bytes:
-        fd = self.open_child(child)
-        try:
+        with files.closing_fd(self.open_child(child)) as fd:
             return os.pread(fd, length, offset)
-        finally:
-            os.close(fd)
 
     def copy_child(self, child: Child, target_fd: int) -> int:
-        fd = self.open_child(child)
-        try:
+        with files.closing_fd(self.open_child(child)) as fd:
             return files.copy_data(fd, target_fd, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
 
     def readlink_of(self, child: Child) -> bytes:
-        held = files.open_in_root(self._handles.fd(child.source), child.name, _HOLD)
-        try:
+        with files.closing_fd(files.open_in_root(self._handles.fd(child.source), child.name, _HOLD)) as held:
             return os.readlink(b"", dir_fd=held)
-        finally:
-            os.close(held)
 
     def xattrs_of(self, child: Child) -> dict[bytes, bytes]:
-        held = files.open_in_root(self._handles.fd(child.source), child.name, _HOLD)
-        try:
+        with files.closing_fd(files.open_in_root(self._handles.fd(child.source), child.name, _HOLD)) as held:
             return self._xattrs(held)
-        finally:
-            os.close(held)
 
     def directory_xattrs(self, directory: Directory) -> dict[bytes, bytes]:
         return {} if directory is _MOUNTED else self._xattrs(self._handles.fd(directory))

@@ -25,7 +25,7 @@ from typing import TypeVar
 from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.kernel.abilities import TRUSTED, Marks
-from snapshotd.kernel.files import fd_path, is_empty_dir, open_dir, write_all
+from snapshotd.kernel.files import closing_fd, fd_path, is_empty_dir, open_dir, write_all
 from snapshotd.trees.base import Child, Entry, RestoreReport, Warnings
 from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
 from snapshotd.trees.view import Directory, View
@@ -371,11 +371,8 @@ class Writer:
         else:  # in a layer a character device 0:0 would delete the name
             raise OSError(errno.EINVAL, "device number 0:0")
         xattrs = self._xattrs(target, child)
-        fd = os.open(child.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
-        try:
+        with closing_fd(os.open(child.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
             self._apply(target, child.name, fd_path(fd), entry, xattrs)
-        finally:
-            os.close(fd)
 
     # -- metadata ------------------------------------------------------------------------------------------------------
 

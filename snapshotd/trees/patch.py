@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from snapshotd.errors import LimitExceeded
 from snapshotd.kernel import turns
+from snapshotd.kernel.files import closing_fd
 from snapshotd.trees.base import Change, Entry
 from snapshotd.trees.diff import diff
 from snapshotd.trees.gather import Gather
@@ -93,12 +94,9 @@ class _Blob:
         if self.mode == b"120000":
             yield self.view.readlink(self.path)
             return
-        fd = self.view.open(self.path)
-        try:
+        with closing_fd(self.view.open(self.path)) as fd:
             while block := os.read(fd, _BLOCK_BYTES):
                 yield block
-        finally:
-            os.close(fd)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from snapshotd.errors import DataLoss
 from snapshotd.kernel.abilities import TRUSTED, Marks
-from snapshotd.kernel.files import copy_data, fd_path
+from snapshotd.kernel.files import closing_fd, copy_data, fd_path
 from snapshotd.trees.base import Child, Entry
 from snapshotd.trees.lookup import Directory, Lookup, entry_path, public_xattrs
 from snapshotd.trees.view import PathCache, View, split
@@ -103,21 +103,15 @@ class StackView(View):
         return fd
 
     def read_child(self, child: Child, offset: int, length: int) -> bytes:
-        fd = self.open_child(child)
-        try:
+        with closing_fd(self.open_child(child)) as fd:
             return os.pread(fd, length, offset)
-        finally:
-            os.close(fd)
 
     def copy_child(self, child: Child, target_fd: int) -> int:
-        fd = self.open_child(child)
-        try:
+        with closing_fd(self.open_child(child)) as fd:
             size = os.fstat(fd).st_size
             if copy_data(fd, target_fd, size) != size:
                 raise DataLoss(f"file {os.fsdecode(child.name)!a} is shorter on disk than recorded; check the disk")
             return size
-        finally:
-            os.close(fd)
 
     def readlink_of(self, child: Child) -> bytes:
         return os.readlink(child.name, dir_fd=self._lookup.handles.fd(child.source))

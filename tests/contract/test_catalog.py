@@ -196,14 +196,15 @@ def test_a_migration_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr(
             schema,
             "MIGRATIONS",
-            (*schema.MIGRATIONS, "CREATE TABLE later (a INTEGER) STRICT; CREATE TABLE meta (broken)"),
+            {**schema.MIGRATIONS, schema.VERSION + 1: "CREATE TABLE later (a INTEGER) STRICT; CREATE TABLE meta (b);"},
         )
         patch.setattr(schema, "VERSION", schema.VERSION + 1)
         with pytest.raises(InternalError):
             SqliteCatalog(path)
     with_raw(path, "PRAGMA user_version", [(schema.VERSION,)])
     with_raw(path, "SELECT count(*) FROM sqlite_schema WHERE name = 'later'", [(0,)])
-    monkeypatch.setattr(schema, "MIGRATIONS", (*schema.MIGRATIONS, "CREATE TABLE later (a INTEGER) STRICT"))
+    later = {schema.VERSION + 1: "CREATE TABLE later (a INTEGER) STRICT;"}
+    monkeypatch.setattr(schema, "MIGRATIONS", {**schema.MIGRATIONS, **later})
     monkeypatch.setattr(schema, "VERSION", schema.VERSION + 1)
     catalog = SqliteCatalog(path)
     try:

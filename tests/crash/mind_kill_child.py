@@ -24,9 +24,7 @@ def change(engine: Engine, what: str, trajectory: str) -> None:
     if what == "promote":
         engine.branching.promote("branch")
         return
-    head = engine.snapshots.trajectory(trajectory).head
-    request = MergeRequest(head, head, take=(b"workspace/y",), delete=(b"workspace/x",))
-    engine.branching.merge(trajectory, engine.snapshots.trajectory("branch").head, request)
+    engine.branching.merge(trajectory, MergeRequest("branch"))
 
 
 def fork(engine: Engine, trajectory: str) -> Forked:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.mind.policy import FILE_NAME
+from snapshotd.engine.mind.approval.policy import FILE_NAME
 from tests.e2e.support import Snap, wait_until
 
 PROGRAM = """

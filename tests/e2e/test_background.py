@@ -16,7 +16,7 @@ import pytest
 
 from snapshotd import failpoints
 from snapshotd.client import Command, Sandbox, Snapshotd
-from snapshotd.engine.runs.commands import ENDED_MAX
+from snapshotd.engine.runs.command_records import ENDED_MAX
 from snapshotd.engine.sandbox.sandbox import BACKGROUND_MAX
 from snapshotd.errors import CommandNotFound, Conflict, LimitExceeded, NotFound, UsageError
 from tests import way

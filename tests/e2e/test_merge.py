@@ -9,7 +9,7 @@ import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.errors import Conflict, UsageError
-from tests.e2e.support import Snap
+from tests.e2e.support import Snap, wait_until
 
 BASE = r"""
 seq 20 > text; seq 20 > twice; printf 'a\0b' > binary; echo x > mode; echo x > both; echo x > gone; echo x > kept
@@ -151,19 +151,12 @@ def test_what_is_not_merged(snap: Snap) -> None:
     assert "no snapshot in common" in refused
     snap("merge", pair.theirs, other, "--base", pair.box, code=None)
     client = Snapshotd(state_dir=snap.state_dir, autostart=False)
-    head = client.trajectory(pair.mine).head
-    snap.sh(pair.mine, "echo later > later")
-    request = {
-        "source": client.trajectory(pair.theirs).head,
-        "base": head,
-        "head": head,
-        "delete_b64": ["d29ya3NwYWNlL2E="],
-    }
+    client.exec_in_background(pair.mine, ["sh", "-c", "echo late > late; exec sleep 1000"])
+    wait_until(lambda: "late" in [one.name for one in client.list_files(pair.mine, "/workspace")], "it has written")
     with pytest.raises(Conflict, match="has changed since it was compared"):
-        client.merge_files(pair.mine, request)
-    for bad in ("Li4vZXRj", "", "d29ya3NwYWNlLy4uL2E="):
-        with pytest.raises(UsageError):
-            client.merge_files(pair.mine, {**request, "head": client.trajectory(pair.mine).head, "delete_b64": [bad]})
+        client.merge(pair.theirs, pair.mine)  # the command ends for the merge, with a snapshot
+    assert [change.path for change in client.merge(pair.theirs, pair.mine).changes] == [b"b"]
+    pair.snap("undo", pair.mine)
     snap.sh(pair.mine, "sleep 1000 >/dev/null 2>&1 & echo started")
     assert "stop it first" in snap("merge", pair.theirs, pair.mine, code=Conflict.exit_code).stderr
     for each in (pair.mine, pair.theirs, pair.box, other):

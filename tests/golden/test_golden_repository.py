@@ -1,7 +1,7 @@
-"""Repositories as older versions wrote them: they are read, checked, and brought back from their packs alone. The files
-never change.
+"""A repository as an older version wrote it: it is read, checked, and brought back from its packs alone. The files never
+change.
 
-Each folder was made once by `make.py` of its version; what it holds is in its `expected.json`.
+The folder was made once by `make.py` of its version; what it holds is in its `expected.json`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.storing.rebuild import rebuild
+from snapshotd.errors import VersionMismatch
 from snapshotd.repo.base import Roots
 from snapshotd.repo.format import pack
 from snapshotd.repo.format.index import INDEX_VERSION
@@ -29,18 +30,18 @@ from snapshotd.repo.writing.writer import PackRepository
 from snapshotd.types import BlobID, SnapshotID, SnapshotState
 from tests.golden import make
 
-VERSIONS = sorted(path.name for path in Path(__file__).parent.glob("repository-v*"))
+GOLDEN = Path(__file__).parent / f"repository-v{pack.PACK_VERSION}"
 
 
 def quiet(_: str) -> None:
     pass
 
 
-@pytest.fixture(params=VERSIONS)
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
     """A copy that may be changed."""
     copy = tmp_path / "golden"
-    shutil.copytree(Path(__file__).parent / request.param, copy)
+    shutil.copytree(GOLDEN, copy)
     for path in copy.rglob("*"):
         path.chmod(0o700 if stat.S_ISDIR(path.stat().st_mode) else 0o600)
     return copy
@@ -74,26 +75,31 @@ def sound(folder: Path) -> int:
     return result.objects
 
 
-def test_there_is_one_for_every_version() -> None:
-    assert VERSIONS == ["repository-v1", "repository-v2"]
-
-
 def frames(folder: Path) -> list[pack.Frame]:
     packs = [path.read_bytes() for path in (folder / "store" / "packs").rglob("*") if path.is_file()]
     return [frame for data in packs for frame in pack.frames(data) if isinstance(frame, pack.Frame)]
 
 
-def test_each_holds_what_its_version_brought() -> None:
-    """Version 2: the dictionary, alone and before the base of a delta."""
-    one, two = (
-        {(f.dictionary, f.base is not None) for f in frames(Path(__file__).parent / version)} for version in VERSIONS
-    )
-    assert one == {(False, False)}
-    assert two == {(False, False), (True, False), (True, True)}
+def test_it_has_payloads_of_each_kind() -> None:
+    """With the dictionary and without, alone and before the base of a delta."""
+    kinds = {(frame.dictionary, frame.base is not None) for frame in frames(GOLDEN)}
+    assert kinds == {(False, False), (True, False), (True, True)}
 
 
-def test_an_older_repository_goes_on_in_the_present_format(folder: Path) -> None:
-    """New versions of what an older one stored are deltas against it, with the dictionary."""
+def test_packs_and_an_index_of_an_older_version_are_refused(folder: Path) -> None:
+    path = next(path for path in (folder / "store" / "packs").rglob("*") if path.is_file())
+    data = bytearray(path.read_bytes())
+    data[8:10] = (pack.PACK_VERSION - 1).to_bytes(2, "little")
+    with pytest.raises(VersionMismatch, match=r"older snapshotd .format 1, this one knows 2"):
+        pack.check_head(data, bytes.fromhex(path.name))
+    with closing(apsw.Connection(str(folder / "index.db"))) as index:
+        index.execute(f"PRAGMA user_version = {INDEX_VERSION - 1}")
+    with pytest.raises(VersionMismatch, match="older snapshotd"):
+        PackRepository(make.store_of(folder), folder / "index.db", load_key(folder))
+
+
+def test_it_goes_on(folder: Path) -> None:
+    """New versions of what it has are deltas, with the dictionary."""
     old = {frame.payload.tobytes() for frame in frames(folder)}
     repository = PackRepository(make.store_of(folder), folder / "index.db", load_key(folder))
     texts = []
@@ -111,8 +117,6 @@ def test_an_older_repository_goes_on_in_the_present_format(folder: Path) -> None
     repository.close()
     assert sound(folder) > 40
     assert make.read(folder) == expected(folder)
-    with closing(apsw.Connection(str(folder / "index.db"))) as index:
-        assert index.pragma("user_version") == INDEX_VERSION, "an older snapshotd says that it cannot read this"
 
 
 def test_everything_is_read_as_it_was(folder: Path) -> None:
@@ -156,12 +160,12 @@ def test_the_catalog_comes_back_from_the_records(folder: Path) -> None:
         assert found[one] == wanted[one], SnapshotID(one)
 
 
-def test_the_present_format_is_the_newest_golden_one(tmp_path: Path) -> None:
-    """What is made today has the same content; a new format needs a new folder beside the old ones."""
+def test_the_present_format_is_the_golden_one(tmp_path: Path) -> None:
+    """What is made today has the same content; a new format needs a new folder."""
     (tmp_path / "now").mkdir()
     make.make(tmp_path / "now")
     now = expected(tmp_path / "now")
-    golden = expected(Path(__file__).parent / VERSIONS[-1])
+    golden = expected(GOLDEN)
     assert [facts["tree"] for facts in now["snapshots"].values() if facts["tree"]]
     assert sorted(json.dumps(f["tree"], sort_keys=True) for f in now["snapshots"].values()) == sorted(
         json.dumps(f["tree"], sort_keys=True) for f in golden["snapshots"].values()

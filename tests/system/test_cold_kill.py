@@ -93,7 +93,7 @@ def _read(engine: Engine, trajectory: str, number: int) -> bytes | None:
     """A file of a sandbox; None when its program says that it cannot be read."""
     said: list[bytes] = []
     sandbox = engine.life._sessions.running(engine.snapshots.trajectory(trajectory))
-    result = engine.life._sessions.exec(
+    result = engine.life._sessions.commands.exec(
         sandbox,
         CommandFields(("cat", f"data/{number}"), cwd="/workspace"),
         record=False,
@@ -220,7 +220,7 @@ def test_what_came_back_and_went_again_is_forgotten(engine: Engine, cold: Snapsh
         )
         engine.runs.remove(fork, force=True)
         wait_until(
-            lambda: engine.life._disposal.evict() == 0 and engine.life._context.store.sized_bytes() == 0,
+            lambda: engine.life._disposal.evict() == 0 and engine.life._context.store.sizes.total() == 0,
             "the layer is evicted again",
         )
     with engine.life._cold._lock:

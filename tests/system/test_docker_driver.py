@@ -15,6 +15,8 @@ import pytest
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.runtime.base import DEFAULT_PATH, ExecSpec
 from snapshotd.runtime.docker import DockerRuntime, find_runc
+from snapshotd.runtime.keeper import KeeperClient
+from snapshotd.runtime.starter import Starter
 from snapshotd.types import new_id, short
 from tests import rigs
 from tests.contracts.runtime import Rig, eventually
@@ -76,12 +78,13 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig) -> None:
     with rig.container() as container:
         old = rig.runtime
         assert isinstance(old, DockerRuntime)
-        again = DockerRuntime(old._instance, old._host, run_dir=rig.work / "docker")
+        again = DockerRuntime(old._instance, old._host, rig.work / "docker", rig.keeper, Starter())
         assert again.list() == [container.id]
         again.log(container, b"unknown container: nothing is written\n")
         process = again.exec(container, ExecSpec(["echo", "ok"], cwd="/", env={"PATH": DEFAULT_PATH}))
         assert os.read(process.stdout_fd, 10) == b"ok\n"
-        assert DockerRuntime(old._instance, old._host, run_dir=rig.work / "docker").attach(container.id) == container
+        third = DockerRuntime(old._instance, old._host, rig.work / "docker", rig.keeper, Starter())
+        assert third.attach(container.id) == container
         assert process.wait(60) == 0
         os.close(process.stdout_fd)
         os.close(process.stderr_fd)
@@ -91,15 +94,19 @@ def test_a_restarted_daemon_finds_and_removes_everything(rig: Rig) -> None:
 
 def test_containers_of_others_are_not_listed(rig: Rig, docker_daemon: Engine) -> None:
     with rig.container() as container:
-        other = DockerRuntime(f"test-{new_id()[:8]}", docker_daemon.host, run_dir=rig.work / "other")
+        other = DockerRuntime(f"test-{new_id()[:8]}", docker_daemon.host, rig.work / "other", rig.keeper, Starter())
         assert other.list() == []
         other.destroy(container.id)
         assert rig.runtime.list() == [container.id]
 
 
+def _driver(host: str, directory: Path) -> DockerRuntime:
+    return DockerRuntime("test", host, directory / "run", KeeperClient(directory / "keeper.sock"), Starter())
+
+
 def test_missing_and_dead_sockets_are_named(tmp_path: Path) -> None:
     def runtime(host: str) -> DockerRuntime:
-        return DockerRuntime("test", host, run_dir=tmp_path / "run")
+        return _driver(host, tmp_path)
 
     assert "does not exist" in (runtime(f"unix://{tmp_path}/none.sock").unavailable() or "")
     with socket.socket(socket.AF_UNIX) as dead:
@@ -140,9 +147,7 @@ def test_old_and_broken_engines_are_named(tmp_path: Path, answer: bytes | None, 
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            assert words in (
-                DockerRuntime("test", f"unix://{tmp_path}/old.sock", run_dir=tmp_path / "run").unavailable() or ""
-            )
+            assert words in (_driver(f"unix://{tmp_path}/old.sock", tmp_path).unavailable() or "")
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join(60)

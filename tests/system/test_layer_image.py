@@ -14,8 +14,7 @@ import pytest
 
 from snapshotd.errors import NO_ROOM
 from snapshotd.kernel.quota import Used
-from snapshotd.layers import ballast
-from snapshotd.layers import store as layer_store
+from snapshotd.layers import ballast, filesystem
 from snapshotd.layers.capture import capture
 from snapshotd.layers.merge import merge
 from snapshotd.layers.store import LayerStore
@@ -47,7 +46,7 @@ def taken_bytes(state: Path) -> int:
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     require("root", "xfs")
-    layer_store._make_image(tmp_path / "layers.img")
+    filesystem._make_image(tmp_path / "layers.img")
     monkeypatch.setattr(ballast, "MAX_BYTES", AHEAD_BYTES)
     yield tmp_path
     assert not os.path.ismount(tmp_path / "layers")
@@ -57,12 +56,12 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_a_limited_layer_takes_no_more_and_can_still_be_copied_and_merged(state: Path) -> None:
     """Hard links into a directory that hands its project on fail, so those of captures and merges must go elsewhere."""
     require("quotas")
-    store = layer_store.prepare(state)
+    store = filesystem.prepare(state)
     try:
-        assert store.quotas
+        assert store.limits.enforced
         uppers = [store.create() for _ in range(2)]
         for live in uppers:
-            store.limit(live, Used(8 << 20, 100))
+            store.limits.limit(live, Used(8 << 20, 100))
             upper = store.root / live / "upper"
             (upper / "dir").mkdir()
             (upper / "dir" / f"kept-{live}").write_bytes(b"kept")
@@ -90,12 +89,12 @@ def test_a_limited_layer_takes_no_more_and_can_still_be_copied_and_merged(state:
         for layer in (*uppers, first.layer, again.layer, merged):
             store.remove(layer)
     finally:
-        layer_store.release(store)
+        filesystem.release(store)
 
 
 @in_own_mount_namespace
 def test_a_removed_layer_gives_its_space_back(state: Path) -> None:
-    store = layer_store.prepare(state)
+    store = filesystem.prepare(state)
     try:
         empty = taken_bytes(state)
         layers = [big_layer(store) for _ in range(3)]
@@ -109,30 +108,30 @@ def test_a_removed_layer_gives_its_space_back(state: Path) -> None:
         assert store.sweep(set) == layers[2:]
         wait_until(lambda: taken_bytes(state) < empty + SLACK_BYTES, "the swept layer's space is back")
     finally:
-        layer_store.release(store)
+        filesystem.release(store)
 
 
 @in_own_mount_namespace
 def test_what_an_earlier_daemon_left_behind_comes_back_at_the_next_start(state: Path) -> None:
-    store = layer_store.prepare(state)
+    store = filesystem.prepare(state)
     empty = taken_bytes(state)
     layer = big_layer(store)
     wait_until(lambda: taken_bytes(state) > empty + BIG_BYTES - SLACK_BYTES, "blocks are allocated ahead again")
-    layer_store.release(store)
-    layer_store._mount_image(state / "layers.img", state / "layers")
+    filesystem.release(store)
+    filesystem._mount_image(state / "layers.img", state / "layers")
     killed = LayerStore(state / "layers", "loop-xfs")
     killed.remove(layer)
-    layer_store.release(killed)
+    filesystem.release(killed)
     left = taken_bytes(state)
-    layer_store.release(layer_store.prepare(state))
+    filesystem.release(filesystem.prepare(state))
     assert taken_bytes(state) < left - BIG_BYTES + SLACK_BYTES
 
 
 @in_own_mount_namespace
 def test_a_daemon_that_has_ended_keeps_no_space_ahead(state: Path) -> None:
-    store = layer_store.prepare(state)
+    store = filesystem.prepare(state)
     running = taken_bytes(state)
-    layer_store.release(store)
+    filesystem.release(store)
     assert taken_bytes(state) < running - AHEAD_BYTES + ballast.MIN_BYTES + SLACK_BYTES
 
 
@@ -143,11 +142,11 @@ def test_layers_on_a_full_disk_meet_it_at_once_and_never_later(state: Path) -> N
     with loop_disk("ext4", DISK_BYTES) as disk:
         small = disk.mount_point / "state"
         small.mkdir()
-        store = layer_store.prepare(small)
-        layer_store.release(store)
+        store = filesystem.prepare(small)
+        filesystem.release(store)
         subprocess.run(["cp", "--sparse=always", small / "layers.img", small / "copy"], check=True)
         (small / "copy").rename(small / "layers.img")
-        store = layer_store.prepare(small)
+        store = filesystem.prepare(small)
         try:
             with pytest.raises(OSError, match="No space left"):
                 deque((big_layer(store) for _ in range(40)), maxlen=0)
@@ -163,4 +162,4 @@ def test_layers_on_a_full_disk_meet_it_at_once_and_never_later(state: Path) -> N
             for layer in store.layers():
                 store.remove(layer)
         finally:
-            layer_store.release(store)
+            filesystem.release(store)

@@ -12,7 +12,7 @@ import pytest
 
 from snapshotd.errors import DataLoss, Unsupported
 from snapshotd.kernel import loop
-from snapshotd.layers import store as layer_store
+from snapshotd.layers import filesystem
 from snapshotd.layers.store import LayerStore
 from tests.capabilities import require
 from tests.loop_disk import loop_disk
@@ -23,9 +23,9 @@ _DAEMON = """
 import os, sys
 from pathlib import Path
 from snapshotd.daemon.host import enter_own_mount_namespace
-from snapshotd.layers import store as layer_store
+from snapshotd.layers import filesystem
 enter_own_mount_namespace()
-store = layer_store.prepare(Path(sys.argv[1]))
+store = filesystem.prepare(Path(sys.argv[1]))
 assert store.proof.earlier
 store.proof.watch()
 layer = store.create()
@@ -67,7 +67,7 @@ def _witness(state: Path) -> int:
 
 
 def _next_start(state: Path) -> tuple[bool, LayerStore]:
-    store = layer_store.prepare(state)
+    store = filesystem.prepare(state)
     return store.proof.earlier, store
 
 
@@ -82,7 +82,7 @@ def test_layers_are_trusted_after_a_kill_if_the_witness_says_so(how: str, tmp_pa
     proven, store = _next_start(tmp_path)
     assert proven == (how == "killed")
     assert (store.root / layer).exists()
-    layer_store.release(store)
+    filesystem.release(store)
 
 
 @in_own_mount_namespace
@@ -131,7 +131,7 @@ def test_layers_that_could_not_be_written_are_not_trusted(tmp_path: Path) -> Non
         disk.mount()
         proven, store = _next_start(state)
         assert not proven
-        layer_store.release(store)
+        filesystem.release(store)
 
 
 @in_own_mount_namespace
@@ -175,14 +175,14 @@ def test_an_image_that_cannot_be_mounted_is_kept_and_its_place_stays_empty(tmp_p
         with pytest.raises(Unsupported, match="cannot mount the layer image"):
             store.create()
         store.proof.watch()  # the layers were not touched, so what was said of them stays
-        layer_store.release(store)
+        filesystem.release(store)
         with image.open("r+b") as file:
             file.write(head)
         proven, store = _next_start(state)
         assert (proven, store.kind) == (True, "loop-xfs")
         assert (store.root / layer / "upper" / "file").stat().st_size == 20 << 20
-        layer_store.release(store)
+        filesystem.release(store)
         image.unlink()
-        store = layer_store.prepare(state)
+        store = filesystem.prepare(state)
         assert store.kind == "loop-xfs", "a new image, since nothing was written below the old one"
-        layer_store.release(store)
+        filesystem.release(store)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from snapshotd.kernel import loop
-from snapshotd.layers import store as layer_store
+from snapshotd.layers import filesystem
 from tests.capabilities import require
 from tests.storage_rig import in_own_mount_namespace
 
@@ -27,21 +27,21 @@ _PREPARE = """
 import glob, json, os, sys
 from pathlib import Path
 from snapshotd.kernel import loop
-from snapshotd.layers import store
+from snapshotd.layers import filesystem
 state = Path(sys.argv[1])
-(state / "layers.img").exists() or store._make_image(state / "layers.img")
+(state / "layers.img").exists() or filesystem._make_image(state / "layers.img")
 before = glob.glob("/dev/loop[0-9]*")
-first = store.prepare(state)
+first = filesystem.prepare(state)
 kind, device = first.kind, loop.device_of(state / "layers.img")
 if sys.argv[2] == "twice":
     # Another mount namespace that holds the image, so that the device stays; then the node vanishes.
     os.mkdir(state / "elsewhere")
     os.system(f"mount --bind {state}/layers {state}/elsewhere")
-    store.release(first)
+    filesystem.release(first)
     os.unlink(device)
-    first = store.prepare(state)
+    first = filesystem.prepare(state)
 again = loop.device_of(state / "layers.img")
-store.release(first)
+filesystem.release(first)
 os.system(f"umount {state}/elsewhere 2>/dev/null")
 print(json.dumps({"before": before, "kind": kind, "device": device, "again": again, "after": loop.device_of(state / "layers.img")}))
 """
@@ -87,16 +87,16 @@ def test_a_device_that_became_another_files_is_not_taken(tmp_path: Path, monkeyp
     require("root", "xfs")
     for name in ("own", "other"):
         (tmp_path / name).mkdir()
-        layer_store._make_image(tmp_path / name / "layers.img")
-    other = layer_store.prepare(tmp_path / "other")
+        filesystem._make_image(tmp_path / name / "layers.img")
+    other = filesystem.prepare(tmp_path / "other")
     try:
         look, answers = loop.device_of, [loop.device_of(tmp_path / "other" / "layers.img")]
         monkeypatch.setattr(loop, "device_of", lambda image: answers.pop() if answers else look(image))
-        own = layer_store.prepare(tmp_path / "own")
+        own = filesystem.prepare(tmp_path / "own")
         try:
             assert not answers
             assert loop.is_mounted_from(own.root, tmp_path / "own" / "layers.img")
         finally:
-            layer_store.release(own)
+            filesystem.release(own)
     finally:
-        layer_store.release(other)
+        filesystem.release(other)

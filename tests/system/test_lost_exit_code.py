@@ -51,10 +51,10 @@ def finished(agent: Agent) -> list[dict[str, Any]]:
 def test_all_but_the_exit_code_is_recorded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     def lose(command: KeptCommand) -> None:
         """As the kernel of a machine where another process has reaped it, and that is older than 6.15."""
-        command._lost = True
+        return
 
     with monkeypatch.context() as patch:
-        patch.setattr(KeptCommand, "_learn", lose)
+        patch.setattr(KeptCommand, "ask_exit_code", lose)
         agent = run(engine, "echo said; echo wrote > file; exit 3")
         let_go(agent)
         warning, end = finished(agent)

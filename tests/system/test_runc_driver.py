@@ -3,6 +3,7 @@ the daemon."""
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -18,6 +19,7 @@ from snapshotd.runtime import _exec
 from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec
 from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.runc import RuncRuntime
+from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, Network, new_id
 from tests import rigs
 from tests.capabilities import require
@@ -41,7 +43,7 @@ def _again(rig: Rig) -> RuncRuntime:
     """The driver as a restarted daemon makes it: same arguments, no memory."""
     old = rig.runtime
     assert isinstance(old, RuncRuntime)
-    return RuncRuntime(old._cgroup.removeprefix("/snapshotd-"), old._run_dir, rigs.ID_MAP)
+    return RuncRuntime(old._cgroup.removeprefix("/snapshotd-"), old._run_dir, rigs.ID_MAP, rig.keeper, Starter())
 
 
 def test_root_inside_is_nobody_outside(rig: Rig) -> None:
@@ -154,8 +156,9 @@ _DAEMON = """
     from snapshotd.types import Network
     from tests import rigs
     work, tree, instance, init = (pathlib.Path(word) for word in {words!r})
-    runtime = RuncRuntime(str(instance), work / "runc", rigs.ID_MAP, keeper=keeper)
-    rig = Rig(runtime, work, tree, init, keeper=keeper, starter=Starter())
+    starter = Starter()
+    runtime = RuncRuntime(str(instance), work / "runc", rigs.ID_MAP, keeper, starter)
+    rig = Rig(runtime, work, tree, init, keeper=keeper, starter=starter)
     container = rig.runtime.create(rig.spec(network=Network.BRIDGE))
     rig.give_root(container)
     rig.start_kept(container, "agent", "sh", "-c", "echo before; while ! test -e /go; do sleep 0.02; done; echo after; exit 7")
@@ -175,7 +178,7 @@ def test_a_container_and_its_command_outlive_a_daemon_that_is_killed(small_root:
         (line,) = killed_daemon(socket_path, _DAEMON.format(words=[str(work), str(small_root), instance, init]))
         container_id, pid = ContainerID(line.split()[0]), int(line.split()[1])
         keeper = KeeperClient(socket_path)
-        runtime = RuncRuntime(instance, work / "runc", rigs.ID_MAP, keeper=keeper)
+        runtime = RuncRuntime(instance, work / "runc", rigs.ID_MAP, keeper, Starter(used=False))
         assert runtime.list() == [container_id]
         container = runtime.attach(container_id)
         assert container == Container(container_id, pid, rigs.ID_MAP)
@@ -200,14 +203,14 @@ def test_another_process_with_the_inits_number_is_not_attached(rig: Rig) -> None
     """Neither one of the host nor one of the same container: its numbers may have been given away since."""
     with rig.container() as container, rig.container() as other:
         process = rig.start(container, "sleep", "1000")
-        record = rig.work / "runc/bundles" / container.id / "init.pid"
-        again = _again(rig)
+        record = rig.work / "runc/state" / container.id / "state.json"
+        right, again = record.read_text(), _again(rig)
         for pid in (os.getpid(), 1, process.pid, other.pid, 2**22 + 1, 0, -1):
-            record.write_text(str(pid))
+            record.write_text(json.dumps({**json.loads(right), "init_process_pid": pid}))
             assert again.attach(container.id) is None, pid
         record.write_text("")
         assert again.attach(container.id) is None
-        record.write_text(str(container.pid))
+        record.write_text(right)
         assert again.attach(container.id) == container
         process.kill()
         os.close(process.stdout_fd)
@@ -252,18 +255,13 @@ def test_an_id_that_exists_is_refused_and_left_alone(rig: Rig) -> None:
         assert rig.shell(container, "echo alive") == "alive\n"
 
 
-def test_without_a_keeper_nothing_is_kept(rig: Rig) -> None:
-    with rig.container() as container, pytest.raises(Unsupported, match="no keeper"):
-        _again(rig).exec(container, ExecSpec(["true"], cwd="/"), keep="key")
-
-
 def test_missing_programs_are_named(rig: Rig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    missing = RuncRuntime("test", tmp_path / "run", None, runc="no-such-runc")
-    assert "no-such-runc is not installed" in (missing.unavailable() or "")
-    with pytest.raises(Unsupported, match="no-such-runc"):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    missing = RuncRuntime("test", tmp_path / "run", None, rig.keeper, Starter())
+    assert "runc is not installed" in (missing.unavailable() or "")
+    with pytest.raises(Unsupported, match="runc is not installed"):
         missing.create(rig.spec())
     (tmp_path / "runc").symlink_to("/usr/sbin/runc")
-    monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Unsupported, match="slirp4netns"):
         rig.runtime.create(rig.spec(network=Network.BRIDGE))
     assert rig.runtime.list() == []

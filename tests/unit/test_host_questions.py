@@ -19,7 +19,7 @@ QUESTIONS: dict[str, set[str]] = {
     },
     r"uid_map": {
         "kernel/namespaces.py",  # writes them
-        "runtime/_attach.py",  # reads a container's
+        "runtime/_checks.py",  # reads a container's
     },
     r"apparmor_restrict|unprivileged_userns": set(),
 }

@@ -21,7 +21,6 @@ from tests.golden import make_catalog
 
 HEAD, FLIPS = long.size(50, 100), long.size(75, 150)
 """Flips in the first 100 bytes, and all."""
-GOLDEN = Path(__file__).parents[1] / "golden"
 
 Look = Callable[[Path], tuple[Any, list[str]]]
 """What a database holds, and what is wrong with it."""
@@ -100,17 +99,3 @@ def test_what_changes_on_the_disk_meanwhile_is_found(tmp_path: Path, make: Calla
             file.seek(-1, 1)
             file.write(bytes((byte[0] ^ 1,)))
         assert "checksum" in str(opened.problems())
-
-
-def test_an_older_catalog_gets_checksums(tmp_path: Path) -> None:
-    path = tmp_path / "it.db"
-    path.write_bytes((GOLDEN / "catalog-v4.db").read_bytes())
-    assert path.read_bytes()[20] == 0
-    before = _look_at_catalog(path)
-    assert before[1] == []
-    assert path.read_bytes()[20] == 8
-    data = bytearray(path.read_bytes())
-    data[-300] ^= 1
-    path.write_bytes(data)
-    with closing(SqliteCatalog(path)) as catalog:
-        assert "checksum" in str(catalog.problems())

@@ -41,13 +41,15 @@ from snapshotd.api.storage import (
 from snapshotd.api.trajectories import (
     CreateRequest,
     ForkInfo,
-    ForkPlace,
+    ForkQueueRequest,
     ForkRequest,
+    QueuedFork,
+    QueueInfo,
     RunAgentRequest,
     SandboxInfo,
     TrajectoryInfo,
 )
-from snapshotd.api.wire import FORK_MAX, check_ref, socket_path_of
+from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, check_ref, socket_path_of
 from snapshotd.client.aio.apart import whole_verb
 from snapshotd.client.aio.approvals import AsyncApprovals
 from snapshotd.client.aio.commands import AsyncCommandVerbs
@@ -70,6 +72,7 @@ from snapshotd.client.local.arguments import (
     absolute,
     argv_of,
     check_count,
+    check_flag,
     check_seconds,
     flag_of,
     local_path,
@@ -77,7 +80,7 @@ from snapshotd.client.local.arguments import (
     texts_of,
     words_of,
 )
-from snapshotd.client.results import ApplyInfo, MergeInfo
+from snapshotd.client.results import ApplyInfo
 from snapshotd.client.verbs import Progress, Wait, b64, check_wait
 from snapshotd.config import CLIENT, read
 from snapshotd.errors import DaemonUnavailable, UsageError
@@ -85,7 +88,6 @@ from snapshotd.terms import PRUNE_GRACE_S
 
 if TYPE_CHECKING:
     from snapshotd.api.experiments import CompareInfo, Tried
-    from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
     from snapshotd.client.branching.results import BisectInfo, ScoreInfo
     from snapshotd.scores import ScoredRun
 
@@ -409,7 +411,6 @@ class AsyncSnapshotd(
         variants: Mapping[str, Mapping[str, Any]] | None = None,
         wait: Wait = "captured",
         idle_timeout: float | None = None,
-        part: ForkPlace | None = None,
     ) -> ForkInfo:
         """`n` (1..256) new trajectories from one snapshot, each with a running sandbox, all or none. With `args` the
         program starts in each; `{index}` in an argument is the fork's number from 0. With `resume` it is replayed up to
@@ -422,8 +423,7 @@ class AsyncSnapshotd(
         names, arguments and values of the environment become the child's number and label. `n` is left out then.
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
-        daemon's default (half an hour). `part`: these are some of the children of a larger fork. UsageError before
-        anything starts."""
+        daemon's default (half an hour). UsageError before anything starts."""
         check_wait(wait)
         check_count("n", n, 1, FORK_MAX)
         check_seconds("idle_timeout", idle_timeout, zero=True)
@@ -441,7 +441,6 @@ class AsyncSnapshotd(
             resume=resume,
             idle_timeout_s=idle_timeout,
             variants=children,
-            part=part,
         )
         forked = await self._transport.call(operations.FORK, ref, body=body)
         if wait == "stored":
@@ -472,18 +471,21 @@ class AsyncSnapshotd(
 
         When one does not start, those that did are removed, and its error is raised; with `keep_going` it carries the
         error, and the rest goes on. UsageError before anything starts."""
-        return await whole_verb(
-            self._transport,
-            SnapshotdOfThreads.fork_queue,
-            ref,
-            n,
-            parallel=parallel,
-            keep_going=keep_going,
-            args=args,
-            name=name,
-            resume=resume,
-            variants=variants,
-            on_child=on_child,
+        children: Any = ()
+        if variants is not None:
+            from snapshotd.client.branching.variants import variant_fields
+
+            children = variant_fields(variants, QUEUE_MAX)
+        check_flag("keep_going", keep_going)
+        body = ForkQueueRequest(
+            n, parallel, keep_going, None if args is None else tuple(words_of("args", args)), name, resume, children
+        )
+        async for event in self._transport.lines(*operations.FORK_QUEUE.at(ref), body=body):
+            if event["event"] == "result":
+                return QueueInfo.of(event)
+            on_child(QueuedFork.of(event))
+        raise DaemonUnavailable(
+            "the daemon ended the queue without a result; forks that run go on, and `snapshotd ls` lists them"
         )
 
     async def take_snapshot(
@@ -693,20 +695,6 @@ class AsyncSnapshotd(
         Unsupported (there is no git, and it is needed)."""
         return await whole_verb(
             self._transport, SnapshotdOfThreads.apply, snapshot, to, base, path, dry_run, commit=commit, hooks=hooks
-        )
-
-    async def merge(
-        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
-    ) -> MergeInfo:
-        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
-        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
-        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
-
-        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
-        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
-        Unsupported (there is no git, and texts are to be merged)."""
-        return await whole_verb(
-            self._transport, SnapshotdOfThreads.merge, source, into, base=base, path=path, dry_run=dry_run
         )
 
     async def tag(self, ref: str, name: str, *, move: bool = False) -> str:

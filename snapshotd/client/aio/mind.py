@@ -12,6 +12,8 @@ from snapshotd.api.mind import (
     EditRequest,
     EffectInfo,
     JournalInfo,
+    MergeInfo,
+    MergeRequest,
     PromoteRequest,
     ResumeRequest,
     RetryRequest,
@@ -25,8 +27,9 @@ from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.api.wire import PREVIEW_FILES, check_ref
 from snapshotd.client.aio.verbs import AsyncVerbs
 from snapshotd.client.exchange import Query
+from snapshotd.client.local.arguments import check_flag, sandbox_path
 from snapshotd.client.mind import RECORDED, Mode, edit_fields
-from snapshotd.client.verbs import Wait, check_wait
+from snapshotd.client.verbs import Wait, b64, check_wait
 from snapshotd.errors import DaemonUnavailable
 
 
@@ -117,9 +120,20 @@ class AsyncMind(AsyncVerbs):
         irreversible calls among them have run. Its program, arguments and environment stay as they are."""
         return await self._step(operations.PROMOTE, ref, PromoteRequest(into, leave_behind, compensate), wait)
 
-    async def merge_files(self, ref: str, request: Json) -> SnapshotInfo:
-        """The request that `merge` ends with: change files of a trajectory in one step."""
-        return await self._transport.call(operations.MERGE, ref, body=request)
+    async def merge(
+        self, source: str, into: str, *, base: str | None = None, path: str | bytes | None = None, dry_run: bool = False
+    ) -> MergeInfo:
+        """Bring what changed from `base` to the snapshot `source` (of a trajectory: its head) below the directory `path`
+        (/workspace) to the head of the trajectory `into`, in one step that `undo` takes back; with `dry_run`, only say
+        what that would be. `base` is the last snapshot that both go on from, unless given. The mind of `into` goes on.
+
+        Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
+        them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
+        Unsupported (there is no git, and texts are to be merged)."""
+        check_flag("dry_run", dry_run)
+        where = None if path is None else b64(sandbox_path(path))
+        body = MergeRequest(check_ref(source), None if base is None else check_ref(base), where, dry_run)
+        return await self._transport.call(operations.MERGE, into, body=body)
 
     async def edit(
         self,

@@ -1,10 +1,11 @@
 """`Snapshotd.apply`: bring what changed between two snapshots to a folder of this machine.
 
-apply_plan.py    what is to be done for each path: the rules
 host_tree.py     look into the folder
 host_change.py   change it as a whole or not at all
 journal.py       the record by which a change that was cut off is undone
-git.py           merge texts, make a commit
+git.py           make a commit
+
+The rules, what is to be done for each path, are in `trees/three_way.py`.
 """
 
 from __future__ import annotations
@@ -13,20 +14,32 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from snapshotd.client.apply.git import Worktree
 from snapshotd.client.apply.host_change import HostChange, LeftOver
 from snapshotd.client.apply.host_tree import HostEntry, HostTree
-from snapshotd.client.apply.plan import ApplyPlan, Item, Side, TreeSource
-from snapshotd.client.results import AppliedInfo, ApplyInfo, ChangeInfo, SnapshotInfo
+from snapshotd.client.results import AppliedInfo, ApplyInfo, ConflictInfo, EntryInfo, SnapshotInfo
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, UsageError
 from snapshotd.terms import short
+from snapshotd.trees.three_way import Item, MergePlan, Side, TreeSource
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
 WORKSPACE = b"/workspace"
+
+
+class EntryMode(NamedTuple):
+    """One side of a change, with its mode as a number."""
+
+    kind: str
+    mode: int
+    size: int
+
+    @classmethod
+    def of(cls, entry: EntryInfo | None) -> EntryMode | None:
+        return None if entry is None else cls(entry.kind, int(entry.mode, 8), entry.size)
 
 
 class SnapshotReader:
@@ -51,11 +64,11 @@ class SnapshotReader:
         except NotFound:
             return None
 
-    def changes(self) -> Iterator[tuple[bytes, ChangeInfo]]:
+    def changes(self) -> Iterator[tuple[bytes, EntryMode | None, EntryMode | None]]:
         for change in self._client.diff(self._refs["base"], self._refs["snapshot"]):
             path = os.fsencode(change.path).lstrip(b"/")
             if path != self._top and path.startswith(self._prefix):
-                yield path[len(self._prefix) :], change
+                yield path[len(self._prefix) :], EntryMode.of(change.before), EntryMode.of(change.after)
 
     def content(self, side: Side, path: bytes) -> Iterator[bytes]:
         return self._client.cat(self._refs[side], b"/" + self._prefix + path)
@@ -93,11 +106,12 @@ def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = 
             )
         worktree = None if message is None else Worktree(to, hooks=hooks)
         try:
-            plan = ApplyPlan(source, tree)
+            plan = MergePlan(source, tree)
         except OSError as exc:
             raise UsageError(f"{to} cannot be compared with a snapshot: {exc.strerror}; nothing was changed") from exc
         plan.warnings[:0] = left_over.warnings
         changes = tuple(AppliedInfo(item.change, item.path, item.kind, item.merged is not None) for item in plan.items)
+        conflicts = tuple(ConflictInfo(one.path, one.reason) for one in plan.conflicts)
         files = [item.path for item in plan.items if not item.is_directory]
         commit = None
         if worktree is not None and not plan.conflicts:
@@ -106,10 +120,10 @@ def apply(source: TreeSource, to: Path, *, dry_run: bool, message: str | None = 
             _write(source, tree, plan)
             if worktree is not None and message is not None:
                 commit = worktree.commit(files, message)
-        return ApplyInfo("", "", dry_run, changes, tuple(plan.conflicts), plan.same, tuple(plan.warnings), commit)
+        return ApplyInfo("", "", dry_run, changes, conflicts, plan.same, tuple(plan.warnings), commit)
 
 
-def _write(source: TreeSource, tree: HostTree, plan: ApplyPlan) -> None:
+def _write(source: TreeSource, tree: HostTree, plan: MergePlan[HostEntry]) -> None:
     root = os.fstat(tree.fd)
     owner = (root.st_uid, root.st_gid)
     with HostChange(tree) as change:
@@ -147,7 +161,7 @@ def _has_names(host: HostEntry) -> bool:
     return host.kind == "file" and host.links > 1
 
 
-def _whole(source: TreeSource, item: Item) -> Iterator[bytes]:
+def _whole(source: TreeSource, item: Item[HostEntry]) -> Iterator[bytes]:
     """The snapshot's content, and DaemonUnavailable if it ended early."""
     count = 0
     for piece in source.content("snapshot", item.path):

@@ -1,4 +1,4 @@
-"""The git program, for merging texts and for making a commit of what was applied."""
+"""The git program, for making a commit of what was applied."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from snapshotd.errors import Conflict, Unsupported, UsageError
+from snapshotd.errors import Conflict, UsageError
+from snapshotd.trees.git import first_line, run_git
 
 _WITHOUT_PROGRAMS = {
     "core.hooksPath": "/dev/null",
@@ -30,21 +31,6 @@ _MAKES_COMMITS = re.compile(
     re.DOTALL,
 )
 _OWN_SCOPES = ("local", "worktree")
-_MERGE_FAILED = 128
-"""`git merge-file` ends with the number of conflicts, at most 127, or with a larger code for an error."""
-
-
-def merge_file(ours: bytes, base: bytes, theirs: bytes) -> bytes | None:
-    """Three versions of a text merged; None when both sides changed the same lines. Unsupported: there is no git."""
-    with tempfile.TemporaryDirectory(prefix="snapshotd-merge-") as directory:
-        for name, data in (("ours", ours), ("base", base), ("theirs", theirs)):
-            Path(directory, name).write_bytes(data)
-        # Above this directory git would look for a repository, and take its settings.
-        ceiling = os.path.dirname(os.path.realpath(directory))
-        done = _git(["merge-file", "-p", "-q", "ours", "base", "theirs"], directory, GIT_CEILING_DIRECTORIES=ceiling)
-    if done.returncode >= _MERGE_FAILED:
-        raise Unsupported(f"git cannot merge two texts: {_said(done)}; look at your installation of git")
-    return done.stdout if done.returncode == 0 else None
 
 
 class Worktree:
@@ -60,7 +46,7 @@ class Worktree:
         found = self._git(asked, self._folder)
         answers = found.stdout.rstrip(b"\n").split(b"\n")
         if found.returncode != 0 or len(answers) != 2:
-            raise UsageError(f"{folder} cannot be committed to: {_said(found)}; apply without a commit")
+            raise UsageError(f"{folder} cannot be committed to: {first_line(found)}; apply without a commit")
         # Git runs at the top from now on, where nothing that is applied to the folder is taken for a repository.
         self._top, git_dir = answers
         self._prefix = os.path.relpath(self._folder, self._top)
@@ -103,7 +89,7 @@ class Worktree:
             signed = self._git(["commit-tree", "-S", "-m", "trial", tree], self._top, b"", **trial)
             if signed.returncode != 0:
                 raise UsageError(
-                    f"git cannot sign a commit ({_said(signed)}), so nothing was changed: mend it, or set commit.gpgSign to false"
+                    f"git cannot sign a commit ({first_line(signed)}), so nothing was changed: mend it, or set commit.gpgSign to false"
                 )
 
     def commit(self, paths: Sequence[bytes], message: str) -> str | None:
@@ -135,7 +121,7 @@ class Worktree:
         done = self._git(args, self._top, b"\0".join(paths))
         if done.returncode not in fine:
             raise Conflict(
-                f"the changes are in {os.fsdecode(self._folder)}, but git did not commit them: {_said(done)}; "
+                f"the changes are in {os.fsdecode(self._folder)}, but git did not commit them: {first_line(done)}; "
                 "commit them yourself"
             )
         return done.stdout
@@ -144,15 +130,15 @@ class Worktree:
         self, args: Sequence[str], cwd: bytes, data: bytes = b"", **env: str
     ) -> subprocess.CompletedProcess[bytes]:
         if self._hooks:
-            return _git(args, cwd, data, **env)
+            return run_git(args, cwd, data, env)
         settings = [word for name, value in _WITHOUT_PROGRAMS.items() for word in ("-c", f"{name}={value}")]
-        return _git([*settings, *args], cwd, data, **_NO_FETCH, **env)
+        return run_git([*settings, *args], cwd, data, {**_NO_FETCH, **env})
 
     def _refuse_programs(self, folder: Path) -> None:
         """UsageError: a commit as the repository wants it takes a program that the repository names."""
         listed = self._git(["config", "--list", "--show-scope", "--null"], self._top)
         if listed.returncode != 0:
-            raise UsageError(f"the settings of {folder} cannot be read: {_said(listed)}; apply without a commit")
+            raise UsageError(f"the settings of {folder} cannot be read: {first_line(listed)}; apply without a commit")
         fields = listed.stdout.decode(errors="surrogateescape").split("\0")
         for scope, setting in zip(fields[::2], fields[1::2], strict=False):
             name = setting.partition("\n")[0]
@@ -165,24 +151,7 @@ class Worktree:
 
 _FROM_STDIN = ("--pathspec-from-file=-", "--pathspec-file-nul")
 _STATUS = ("--untracked-files=no", "--ignore-submodules=all")  # a submodule has settings of its own
-_FOREIGN = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_PREFIX", "GIT_COMMON_DIR")
-"""Variables that a caller, such as a hook, may have set for another repository."""
-
-
-def _git(args: Sequence[str], cwd: str | bytes, data: bytes = b"", **env: str) -> subprocess.CompletedProcess[bytes]:
-    inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    try:
-        return subprocess.run(
-            ["git", *args], cwd=cwd, input=data, capture_output=True, check=False, env={**inherited, **env}
-        )
-    except FileNotFoundError as exc:
-        raise Unsupported("the program git is not installed here, and merging and committing need it") from exc
 
 
 def _is_directory(path: bytes) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
-
-
-def _said(done: subprocess.CompletedProcess[bytes]) -> str:
-    lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-    return lines[0].removeprefix("fatal: ").removeprefix("error: ") if lines else f"exit code {done.returncode}"

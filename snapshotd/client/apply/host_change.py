@@ -21,10 +21,11 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
-from snapshotd.client.apply.host_tree import DIR_FLAGS, HostTree, InTheWay, Stamp, base_name
+from snapshotd.client.apply.host_tree import DIR_FLAGS, HostTree, Stamp, base_name
 from snapshotd.client.apply.journal import STAGING, ApplyRecord, ApplyStep, new_record, record_of
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
+from snapshotd.trees.three_way import InTheWay
 
 _NOREPLACE = 1
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from snapshotd.errors import Conflict, UsageError
+from snapshotd.trees.three_way import InTheWay, Present
 
 DIR_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -50,25 +51,13 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class HostEntry:
-    """`permissions` are the nine bits of user, group and others. `target`: of a symbolic link."""
+class HostEntry(Present):
+    """An entry of the folder."""
 
-    kind: str
-    permissions: int
-    size: int
-    target: bytes | None
     stamp: Stamp
     owner: tuple[int, int]
     links: int = 1
     """Number of a file's names, wherever they are."""
-
-
-class InTheWay(Exception):  # noqa: N818 - what was found, and an error only to who expected something else
-    """A component of a path that is no directory in the folder."""
-
-    def __init__(self, path: bytes, kind: str) -> None:
-        super().__init__(path, kind)
-        self.path, self.kind = path, kind
 
 
 class HostTree:

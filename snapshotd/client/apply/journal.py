@@ -25,9 +25,8 @@ from typing import Any, Literal
 from snapshotd.client.apply.host_tree import DIR_FLAGS, Stamp
 from snapshotd.config import passed_on
 from snapshotd.errors import NO_ROOM, Conflict, NotPermitted, OutOfSpace, SnapshotdError, UsageError
+from snapshotd.trees.three_way import KEPT_NAMES
 
-KEPT_NAMES = b".snapshotd-apply"
-"""Names that begin with this are never brought: an apply uses them, or has used them."""
 STAGING = KEPT_NAMES + b"-"
 """The staging directory of an apply has a name that begins with this."""
 _TOKEN = re.compile(r"[0-9a-f]{32}")

@@ -15,10 +15,11 @@ from typing import Any, cast
 
 from snapshotd import types as t
 from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest, ScorerFields, SpendingFields
-from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeFields, MessageFields
+from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeRequest, MessageFields
 from snapshotd.api.record import UNSET
 from snapshotd.api.trajectories import (
     CreateRequest,
+    ForkQueueRequest,
     LimitsRequest,
     Provider,
     RunAgentRequest,
@@ -122,6 +123,11 @@ def variant(item: VariantFields) -> base.Variant:
     )
 
 
+def fork_queue_request(body: ForkQueueRequest) -> trials.ForkQueueRequest:
+    check_argv(body.args or ())
+    return trials.ForkQueueRequest(**{**vars(body), "variants": tuple(map(variant, body.variants))})
+
+
 def check_name(name: str | None, what: str) -> None:
     """UsageError for a text that cannot be the name of a thing, which is called `what`."""
     if name is not None and not t.NAME_PATTERN.fullmatch(name):
@@ -213,22 +219,9 @@ def file_edit(item: FileFields) -> base.FileEdit:
     return base.FileEdit(path, content, item.mode)
 
 
-def merge_request(body: MergeFields) -> base.MergeRequest:
-    return base.MergeRequest(
-        t.SnapshotID(body.head),
-        t.SnapshotID(body.base),
-        tuple(map(_below_root, body.take_b64)),
-        tuple(map(_below_root, body.delete_b64)),
-        tuple(map(file_edit, body.edits)),
-        tuple((_below_root(item.path_b64), item.mode) for item in body.modes),
-    )
-
-
-def _below_root(path_b64: str) -> bytes:
-    path = sandbox_path(path_b64)
-    if not path or any(part in (b"", b".", b"..") for part in path.split(b"/")):
-        raise UsageError(f"{path[:200]!r} cannot be merged: it is no path below the root")
-    return path
+def merge_request(body: MergeRequest) -> base.MergeRequest:
+    path = base.MergeRequest.path if body.path_b64 is None else sandbox_path(body.path_b64)
+    return base.MergeRequest(check_ref(body.source), body.base and check_ref(body.base), path, body.dry_run)
 
 
 # -- the mind ----------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from snapshotd.api.commands import CommandInfo, ExecInfo
 from snapshotd.api.experiments import AlignedCall, Bisection, BranchInfo, CompareInfo, PairInfo, Tried
 from snapshotd.api.files import FileInfo, WriteInfo
 from snapshotd.api.forms import iso_time, milliseconds, path_text
-from snapshotd.api.mind import EffectInfo, JournalInfo, RewindPreview, TaskInfo
+from snapshotd.api.mind import AppliedInfo, ConflictInfo, EffectInfo, JournalInfo, MergeInfo, RewindPreview, TaskInfo
 from snapshotd.api.record import ApiRecord, Json, encode, records_in
 from snapshotd.api.snapshots import (
     ChangeInfo,
@@ -32,12 +32,21 @@ from snapshotd.api.snapshots import (
     Tool,
 )
 from snapshotd.api.storage import ImageInfo, ImportInfo
-from snapshotd.api.trajectories import AgentInfo, ForkInfo, LimitsInfo, SandboxInfo, TrajectoryInfo
+from snapshotd.api.trajectories import (
+    AgentInfo,
+    ForkInfo,
+    LimitsInfo,
+    QueuedFork,
+    QueueInfo,
+    SandboxInfo,
+    TrajectoryInfo,
+)
 from snapshotd.api.values import ValueInfo
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
 from snapshotd.scores import ScoredRun
 from snapshotd.trees.base import Change, Entry, RestoreReport
+from snapshotd.trees.three_way import Item, TreeConflict
 
 R = TypeVar("R", bound=ApiRecord)
 
@@ -278,6 +287,31 @@ def command_event(told: Json) -> Json:
     times = {f"{name}_at": f"{name}_at_ns" for name in ("began", "ended") if f"{name}_at_ns" in told}
     kept = {key: value for key, value in told.items() if key not in times.values()}
     return {**kept, **{name: iso_time(told[key]) for name, key in times.items()}}
+
+
+@record_of.register
+def merged(done: base.Merged) -> MergeInfo:
+    return _record(MergeInfo, done, changes=tuple(map(applied, done.items)))
+
+
+@record_of.register
+def applied(item: Item) -> AppliedInfo:  # type: ignore[type-arg]  # `register` reads the annotation
+    return _record(AppliedInfo, item, merged=item.merged is not None)
+
+
+@record_of.register
+def conflict(found: TreeConflict) -> ConflictInfo:
+    return _record(ConflictInfo, found)
+
+
+@record_of.register
+def queued_fork(child: trials.QueuedFork) -> QueuedFork:
+    return _record(QueuedFork, child)
+
+
+@record_of.register
+def fork_queue(made: trials.ForkQueue) -> QueueInfo:
+    return _record(QueueInfo, made)
 
 
 # -- comparisons, scores, bisections -----------------------------------------------------------------------------------

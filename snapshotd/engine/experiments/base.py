@@ -16,7 +16,7 @@ from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.engine.caller import Caller
 from snapshotd.scores import ScoredRun, Scores
 from snapshotd.trees.base import Change
-from snapshotd.types import Snapshot
+from snapshotd.types import ExperimentID, Snapshot, Trajectory
 
 Env = tuple[tuple[str, str], ...]
 
@@ -78,6 +78,41 @@ class Comparison:
     fork_point: Snapshot | None
     branches: tuple[ComparedBranch, ...]
     pairs: tuple[ComparedPair, ...]
+
+
+# -- more forks than fit at once ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ForkQueueRequest:
+    """`n` children, or one for each variant, `parallel` at once (None: as many as fit into the free memory). The rest is as
+    in `BranchingService.fork`. With `keep_going` a child that does not start carries its error, and the rest goes on."""
+
+    n: int = 1
+    parallel: int | None = None
+    keep_going: bool = False
+    args: tuple[str, ...] | None = None
+    name: str | None = None
+    resume: bool = False
+    variants: tuple[Variant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedFork:
+    """One child after its program has ended. `trajectory` is None where it did not start, and `error` says why."""
+
+    index: int
+    label: str
+    trajectory: Trajectory | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ForkQueue:
+    """A fork that was made piece by piece. `children` in the order of their numbers."""
+
+    experiment: ExperimentID
+    children: tuple[QueuedFork, ...]
 
 
 # -- commands in throw-away forks --------------------------------------------------------------------------------------

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from snapshotd.api.commands import CommandFields
 from snapshotd.at_once import at_once
 from snapshotd.engine.experiments.base import Attendance, Bisection, BisectRequest, Outcome, Tried
-from snapshotd.engine.experiments.lineage import lineage
 from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.past.lineage import lineage
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
 from snapshotd.types import Snapshot, SnapshotState
 
@@ -110,7 +110,7 @@ def bisect(
         raise UsageError("there is no command to try; give one that fails where it is broken")
     if request.parallel < 1 or request.repeat < 0:
         raise UsageError("at least one run at a time, and no fewer than 0 repetitions")
-    line = lineage(services, request.ref if request.bad is None else request.bad)
+    line = lineage(services.snapshots.get, request.ref if request.bad is None else request.bad)
     if request.good is not None:
         first = services.snapshots.get(request.good).id
         ids = [one.id for one in line]

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Hashable, Sequence, Set
 
 from snapshotd.engine.experiments.base import AlignedCall, ComparedBranch, ComparedPair, Comparison, Difference
-from snapshotd.engine.experiments.lineage import lineage
 from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.past.lineage import lineage
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.types import CallStatus, EntryKind, Snapshot, SnapshotID, ToolCall
 
@@ -22,7 +22,7 @@ def compare(services: Services, refs: Sequence[str]) -> Comparison:
     """See `ExperimentService.compare`."""
     if len(refs) < 2:
         raise UsageError("there are at least two sides to a comparison; name another trajectory or snapshot")
-    lines = [lineage(services, ref) for ref in refs]
+    lines = [lineage(services.snapshots.get, ref) for ref in refs]
     try:
         return _compared(services, refs, lines)
     except NotFound as exc:

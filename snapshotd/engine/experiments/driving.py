@@ -7,6 +7,7 @@ EXPERIMENT.VARIANT.RUN, so that one which was forked before that was recorded is
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -15,17 +16,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from snapshotd.api.trajectories import ForkPlace
-from snapshotd.at_once import at_once, fitting
+from snapshotd.at_once import at_once
 from snapshotd.catalog.base import ExperimentTable
-from snapshotd.engine.base import Event
+from snapshotd.engine.base import Event, ForkPlace, Variant
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
 from snapshotd.engine.experiments.measuring import measured, used
-from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.experiments.parts import Services, count_fitting
 from snapshotd.engine.experiments.scoring import Scoring
-from snapshotd.errors import Conflict, NotFound, SnapshotdError
+from snapshotd.errors import Conflict, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.failpoints import hit
-from snapshotd.kernel.memory import available_bytes
 from snapshotd.scores import FINAL, STOPPED, ExperimentBranch, ExperimentInfo, ScoredRun
 from snapshotd.terms import number_of
 from snapshotd.types import Experiment, Trajectory, TrajectoryStatus
@@ -37,6 +36,8 @@ _starting = threading.Semaphore(8)
 stop would have to wait for all of them."""
 _LOOK_S = 1.0
 """How often budgets are looked at."""
+_ROOM_S = 2.0
+"""How often work is tried again for which the disk had no room."""
 _RESUMES = 3
 """Times that a branch is resumed whose sandbox went away, before it counts as failed."""
 _log = logging.getLogger(__name__)
@@ -56,9 +57,11 @@ class Driver:
         table: ExperimentTable,
         record: Experiment,
         request: ExperimentRequest,
+        conceal: Callable[[str], str],
         on_settled: Callable[[], object],
     ) -> None:
-        """`on_settled` is called when nothing of it is at work any more."""
+        """`conceal`: for the errors of branches, which may quote secrets. `on_settled` is called when nothing of it is at
+        work any more."""
         self._services, self._table, self._record, self._request = services, table, record, request
         self._changed = threading.Condition()
         self._known: dict[_At, ExperimentBranch] = {(one.label, one.run): one for one in table.branches(record.name)}
@@ -67,8 +70,7 @@ class Driver:
         self._leaving, self.settled = threading.Event(), False
         self._attendance = Attendance()
         self._scoring = Scoring(services, request.scorer, self._attendance)
-        self._on_settled = on_settled
-        self._variants = {one.label: one for one in request.variants}
+        self._conceal, self._on_settled = conceal, on_settled
         self._thread = threading.Thread(target=self._run, name="experiment", daemon=True)
 
     # -- for others ----------------------------------------------------------------------------------------------------
@@ -88,6 +90,10 @@ class Driver:
         self._attendance.leave()
         self.wake()
         self._thread.join()
+
+    def use(self, variants: Iterable[Variant]) -> None:
+        """The variants as branches get them that begin from now on: the same ones with other values of secrets."""
+        self._request = replace(self._request, variants=tuple(variants))
 
     def wake(self) -> None:
         """Have a look at the branches now."""
@@ -142,7 +148,7 @@ class Driver:
             _log.exception("nor could that be recorded; the next daemon goes on with it")
 
     def _drive(self) -> None:
-        self._rule()
+        self._with_room(self._rule)
         todo = [at for at, one in self._known.items() if one.state not in FINAL]
         if self._ended is None and todo:
             for _ in at_once(todo, self._parallel(), self._branch):
@@ -150,31 +156,50 @@ class Driver:
         if self._leaving.is_set():
             raise _LeftOff
         if self._ended is None:
-            self._end("all branches have ended")
+            self._with_room(lambda: self._end("all branches have ended"))
 
     def _parallel(self) -> int:
         if self._request.parallel is not None:
             return self._request.parallel
         source = self._services.snapshots.trajectory(self._services.snapshots.get(self._record.snapshot).trajectory)
-        memory = max(_memory_bytes(one.limits, source) for one in self._request.variants)
-        return fitting(memory, available_bytes())
+        return count_fitting(self._request.variants, source)
 
     # -- one branch ----------------------------------------------------------------------------------------------------
 
     def _branch(self, at: _At) -> None:
         if self._leaving.is_set() or self._ended is not None:
             return
-        branch = replace(self._known[at], state="running", error=None)
+        with contextlib.suppress(_LeftOff):
+            self._with_room(lambda: self._save(at, self._try_branch(at)), at)
+            self._with_room(self._rule)
+
+    def _try_branch(self, at: _At) -> ExperimentBranch:
+        """The branch as it has ended. Repeating it is safe: it goes on with what is there. OutOfSpace, _LeftOff."""
         try:
-            branch = self._follow_to_end(at, branch)
-        except _LeftOff:
-            return
+            return self._follow_to_end(at, replace(self._known[at], state="running", error=None))
+        except OutOfSpace:
+            raise
         except SnapshotdError as exc:
             if self._leaving.is_set():
+                raise _LeftOff from exc
+            return replace(self._known[at], state="failed", error=exc.message)
+
+    def _with_room(self, work: Callable[[], object], at: _At | None = None) -> None:
+        """Do some work, again and again until the disk has room for it. The branch `at` says so meanwhile. _LeftOff: the
+        daemon or the experiment ends before."""
+        while True:
+            try:
+                work()
                 return
-            branch = replace(self._known[at], state="failed", error=exc.message)
-        self._save(at, branch)
-        self._rule()
+            except OutOfSpace as exc:
+                with self._changed:
+                    if at is not None:
+                        self._show(at, replace(self._known[at], error=f"it waits for room on the disk: {exc.message}"))
+                    if self._changed.wait_for(lambda: self._leaving.is_set() or self._ended is not None, _ROOM_S):
+                        if at is not None and self._known[at].state == "running" and not self._leaving.is_set():
+                            with contextlib.suppress(OutOfSpace):
+                                self._save(at, replace(self._known[at], state="stopped"))
+                        raise _LeftOff from exc
 
     def _follow_to_end(self, at: _At, branch: ExperimentBranch) -> ExperimentBranch:
         for _ in range(_RESUMES + 1):
@@ -192,6 +217,7 @@ class Driver:
                 over = self._ended, False
             if line.status is not TrajectoryStatus.INTERRUPTED or over is not None:
                 break
+            self._check_room(line)
         branch = measured(self._services, self._request, branch, line, self._record.snapshot)
         why = self._over_budget(branch)
         if over is None and why is not None:
@@ -209,6 +235,17 @@ class Driver:
         hit("engine.experiment.scored")
         return _scored(branch, run, line)
 
+    def _check_room(self, line: Trajectory) -> None:
+        """OutOfSpace: its run was interrupted for that."""
+        full: str | None = None
+        for event in self._services.runs.events(line.id, follow=False):
+            if event["event"] == "started":  # again
+                full = None
+            elif event["event"] == "warning" and event.get("code") == OutOfSpace.__name__:
+                full = event["message"]
+        if full is not None:
+            raise OutOfSpace(full)
+
     def _start_branch(self, at: _At) -> Trajectory:
         """The branch's trajectory with its program running, or ended. Repeating it is safe: the name is unique."""
         (label, run), record = at, self._record
@@ -216,8 +253,8 @@ class Driver:
         line = find_trajectory(self._services, name)
         if line is None:
             part = ForkPlace(record.id, list(self._known).index(at), len(self._known))
-            variant = replace(self._variants[label], name=name)
             request = self._request
+            variant = replace(next(one for one in request.variants if one.label == label), name=name)
             (line,) = self._services.branching.fork(
                 record.snapshot, 1, args=request.args, name=None, resume=request.resume, variants=(variant,), part=part
             ).trajectories
@@ -300,8 +337,17 @@ class Driver:
             self._changed.notify_all()
 
     def _save(self, at: _At, branch: ExperimentBranch) -> None:
+        branch = self._without_secrets(branch)
         with self._changed:
             self._table.save(self._record.name, branch)
+            self._show(at, branch)
+
+    def _without_secrets(self, branch: ExperimentBranch) -> ExperimentBranch:
+        return branch if branch.error is None else replace(branch, error=self._conceal(branch.error))
+
+    def _show(self, at: _At, branch: ExperimentBranch) -> None:
+        """Tell followers, without a record. The caller holds `_changed`."""
+        if branch != self._known[at]:
             self._known[at] = branch
             self._changes.append(branch)
             self._changed.notify_all()
@@ -340,9 +386,3 @@ def find_trajectory(services: Services, name: str) -> Trajectory | None:
 
 def name_taken(name: str) -> Conflict:
     return Conflict(f"the name {name} belongs to another trajectory; give the experiment another `name`")
-
-
-def _memory_bytes(limits: tuple[tuple[str, object], ...], source: Trajectory) -> int:
-    """The memory that a variant may take."""
-    own = dict(limits).get("memory_bytes")
-    return own if isinstance(own, int) else source.spec.limits.memory_bytes

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from snapshotd.engine.base import Event
+from snapshotd.at_once import fitting
+from snapshotd.engine.base import Event, Variant
 from snapshotd.engine.services.branching import BranchingService
 from snapshotd.engine.services.mind import MindService
 from snapshotd.engine.services.runs import RunService
 from snapshotd.engine.services.snapshots import SnapshotService
+from snapshotd.kernel.memory import available_bytes
+from snapshotd.types import Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +24,11 @@ class Services:
     branching: BranchingService
     mind: MindService
     watch: Callable[[], Iterator[Event]]
+
+
+def count_fitting(variants: Iterable[Variant], source: Trajectory) -> int:
+    """How many forks of `source` fit into the free memory, each with the largest limit of these variants."""
+    own = (dict(one.limits).get("memory_bytes") for one in variants)
+    return fitting(
+        max(one if isinstance(one, int) else source.spec.limits.memory_bytes for one in own), available_bytes()
+    )

@@ -24,7 +24,11 @@ from snapshotd.engine.experiments.base import (
     Bisection,
     BisectRequest,
     Comparison,
+    Env,
     ExperimentRequest,
+    ForkQueue,
+    ForkQueueRequest,
+    QueuedFork,
     ScoreRequest,
     SnapshotScores,
     Tried,
@@ -34,6 +38,7 @@ from snapshotd.engine.experiments.comparing import compare
 from snapshotd.engine.experiments.driving import Driver, find_trajectory, info_of, name_taken
 from snapshotd.engine.experiments.earlier import adopt
 from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.experiments.queueing import fork_queue
 from snapshotd.engine.experiments.scoring import check_scorer, score
 from snapshotd.engine.requests import present
 from snapshotd.engine.runs.forks import check_name
@@ -98,6 +103,15 @@ class ExperimentService:
             driver.close()
 
     # -- verbs ------------------------------------------------------------------------------------------------------------
+
+    def fork_queue(
+        self, ref: str, request: ForkQueueRequest, attendance: Attendance, on_child: Callable[[QueuedFork], object]
+    ) -> ForkQueue:
+        """Fork a snapshot into more children than run at once: each runs its program to the end, then another begins.
+        `on_child` is told of each that has ended. When one does not start, those that did are removed, and its error is
+        raised, unless the request says to keep going. When the client goes away no other begins, and those that run go
+        on. UsageError before anything starts."""
+        return fork_queue(self._services, ref, request, attendance, on_child)
 
     def compare(self, refs: Sequence[str]) -> Comparison:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
@@ -223,10 +237,15 @@ class ExperimentService:
                 f"there is an experiment {known.name} with another description: give this one another `name`, or remove "
                 f"that one (`snapshotd experiment rm {known.name}`)"
             )
-        if known.ended is not None and known.ended.startswith(STOPPED) and self._driver(known.name) is None:
-            if known.description is None:
-                described = self._described(known.id, known.snapshot, request)
-                self._table.describe(known.name, digest, described, request.scorer.files)
+        driver = self._driver(known.name)
+        if known.ended is not None and not (known.ended.startswith(STOPPED) and driver is None):
+            return
+        # Its secrets, which the digest leaves out, may have other values now.
+        described = self._described(known.id, known.snapshot, request)
+        self._table.describe(known.name, digest, described, request.scorer.files)
+        if driver is not None:
+            driver.use(request.variants)
+        else:
             self._table.set_ended(known.name, None)
             self._drive(self._table.get(known.name))
 
@@ -240,7 +259,8 @@ class ExperimentService:
                 if self._drivers.get(record.name) is driver:
                     del self._drivers[record.name]
 
-        driver = Driver(self._services, self._table, record, replace(request, scorer=scorer), let_go)
+        request = replace(request, scorer=scorer)
+        driver = Driver(self._services, self._table, record, request, self._conceal_for(record, request), let_go)
         with self._lock:
             if self._closed:
                 return
@@ -260,13 +280,17 @@ class ExperimentService:
                 for driver in drivers:
                     driver.wake()
 
+    def _conceal_for(self, record: Experiment, request: ExperimentRequest) -> Callable[[str], str]:
+        """Conceals the secrets of all variants and of the source in an error that is recorded."""
+        source = self._services.snapshots.get(record.snapshot).trajectory
+        own = self._secrecy.apart(TrajectoryID(record.id), _secrets_of(request))
+        inherited = self._secrecy.of(self._services.snapshots.trajectory(source))
+        return lambda text: inherited.conceal_text(own.conceal_text(text))
+
     def _described(self, identity: ExperimentID, source: SnapshotID, request: ExperimentRequest) -> Any:
         """A description as it is recorded, without secrets and the scorer's files."""
-        secrets: dict[str, str] = {}
-        for name, value in {pair: None for one in request.variants for pair in one.secrets}:
-            secrets[f"{name}-{len(secrets)}" if name in secrets else name] = value
         bare = replace(request, source=source, scorer=replace(request.scorer, files=None))
-        funnel = self._secrecy.apart(TrajectoryID(identity), tuple(secrets.items()))
+        funnel = self._secrecy.apart(TrajectoryID(identity), _secrets_of(request))
         return funnel.conceal(_codec().dump_python(bare, mode="json"))
 
     def _source(self, request: ExperimentRequest, identity: ExperimentID) -> Snapshot:
@@ -282,6 +306,14 @@ class ExperimentService:
             raise name_taken(name)
         self._services.runs.stop(base.id)
         return self._services.snapshots.log(base.id)[0]
+
+
+def _secrets_of(request: ExperimentRequest) -> Env:
+    """The secrets of all variants, each value once."""
+    secrets: dict[str, str] = {}
+    for name, value in {pair: None for one in request.variants for pair in one.secrets}:
+        secrets[f"{name}-{len(secrets)}" if name in secrets else name] = value
+    return tuple(secrets.items())
 
 
 @cache

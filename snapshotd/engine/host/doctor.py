@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from snapshotd.config import read
 from snapshotd.engine.host import system_packages
-from snapshotd.engine.mind import policy
+from snapshotd.engine.mind.approval import policy
 from snapshotd.errors import UsageError
 from snapshotd.kernel import abilities, landlock, rootless
 from snapshotd.kernel.abilities import Abilities, Mode

@@ -1,4 +1,4 @@
-"""The answer that a program gets for a call that is recorded: its outcome, with what was redacted put back."""
+"""The answer that a program gets for a recorded call: its outcome, with its secrets revealed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from snapshotd.types import JournalEntry
 
 MAX_REPLAYED_BYTES = 64 << 20
 """Size limit of a recorded result that is handed out again: the daemon holds it in memory."""
-
-
 MAX_SHOWN_BYTES = 1 << 20
 """Size limit of a result that a list of entries shows."""
 
@@ -46,6 +44,12 @@ def result_of(context: Context, entry: JournalEntry, limit_bytes: int) -> tuple[
         return json.loads(bytes(text)), True
     except (NotFound, DataLoss, ValueError):
         return None, False
+
+
+def reveal_entry(funnel: Funnel, entry: JournalEntry) -> JournalEntry:
+    """An entry as the program knows it."""
+    error = None if entry.error is None else funnel.reveal_text(entry.error)
+    return replace(entry, result=funnel.reveal(entry.result), error=error)
 
 
 def as_recorded(context: Context, funnel: Funnel, recorded: Recorded) -> Answer:

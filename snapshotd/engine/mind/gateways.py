@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from snapshotd.engine.base import Provider
 from snapshotd.engine.context import Context
 from snapshotd.engine.identity import SandboxIdentity
-from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.wire.model_calls import ModelCalls
 from snapshotd.engine.sandbox.live import LiveRecord
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -78,8 +77,8 @@ def model_env(owner: Trajectory, model: str | None) -> tuple[tuple[str, str], ..
 class Gateways:
     """Thread-safe."""
 
-    def __init__(self, context: Context, gate: Gate, make: GatewayMaker) -> None:
-        self._context, self._gate, self._make = context, gate, make
+    def __init__(self, context: Context, make: GatewayMaker) -> None:
+        self._context, self._make = context, make
 
     def environment(self, sandbox: Sandbox) -> dict[str, str]:
         """Environment variables by which a sandbox's commands find its gateway; empty if it has none."""
@@ -97,16 +96,16 @@ class Gateways:
             env |= {"GOOGLE_GEMINI_BASE_URL": url, "GEMINI_API_KEY": token}
         return env
 
-    def open(self, sandbox: Sandbox, recorder: Recorder, record: LiveRecord | None = None) -> None:
+    def open(self, sandbox: Sandbox, journal: Journal, record: LiveRecord | None = None) -> None:
         """Give a sandbox its gateway, if its trajectory has providers. `record`: an earlier daemon's, to go on with its
         gateway. SandboxFailed."""
         upstreams = self._upstreams(sandbox)
         if not upstreams:
             return
         listener = self._listener(sandbox)
-        if recorder.replay.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
-            recorder.replay.before_live(_cut_off(sandbox))
-        calls = ModelCalls(self._context, recorder, self._gate)
+        if journal.replay.replaying and sandbox.trajectory.spec.network is Network.BRIDGE:
+            journal.replay.before_live(_take_network(sandbox))
+        calls = ModelCalls(self._context, journal)
         if record is not None:
             calls.restore(record)
         capture = dict(sandbox.trajectory.env).get(CAPTURE) == "1"
@@ -143,7 +142,7 @@ class Gateways:
         return found
 
 
-def _cut_off(sandbox: Sandbox) -> Callable[[], None]:
+def _take_network(sandbox: Sandbox) -> Callable[[], None]:
     """Take the sandbox's network away: in a replay its program runs its tools again, and their effects outside must not
     happen twice. Returns the function that gives the network back. SandboxFailed."""
     name, pid = short(sandbox.trajectory.id), sandbox.container.pid

@@ -18,7 +18,17 @@ from typing import Any, TypeVar
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, LimitExceeded, NotFound
-from snapshotd.types import CallID, EntryKind, JournalEntry, Message, SideEffect, SnapshotID
+from snapshotd.types import (
+    BlobID,
+    CallID,
+    CallStatus,
+    EntryKind,
+    JournalEntry,
+    Message,
+    SideEffect,
+    SnapshotID,
+    ToolCall,
+)
 
 T = TypeVar("T")
 MAX_OPEN_CALLS = 1024
@@ -41,6 +51,32 @@ class Open:
     beyond: bool = False
     """It did more than change files: state, store, a question or a checkpoint. No other run is answered with
     it."""
+
+    def outcome(
+        self,
+        status: CallStatus,
+        *,
+        error: str | None = None,
+        exit_code: int | None = None,
+        output: BlobID | None = None,
+        stdout: BlobID | None = None,
+        stderr: BlobID | None = None,
+    ) -> ToolCall:
+        """The call as it ends now."""
+        entry, duration_ns = self.entry, time.perf_counter_ns() - self.clock_ns
+        return ToolCall(
+            entry.id,
+            entry.name,
+            entry.arguments,
+            status,
+            entry.began_at_ns,
+            duration_ns,
+            exit_code,
+            error,
+            output,
+            stdout,
+            stderr,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +116,16 @@ class Pending:
                 entry = replace(entry, facts=())
                 self._note({"begun": entry.id, "task": _of_task(entry)})
             else:
-                entry, _ = self._taking(entry, record)
+                entry, _ = self._record(entry, record)
             opened = self._open[entry.id] = Open(entry, time.perf_counter_ns())
         return opened
 
-    def taking(self, entry: JournalEntry, record: Callable[[JournalEntry], T]) -> T:
+    def record(self, entry: JournalEntry, record: Callable[[JournalEntry], T]) -> T:
         """Record an entry, with the values that were waiting. If `record` raises, the values go on waiting."""
         with self._sandbox.lock:
-            return self._taking(entry, record)[1]
+            return self._record(entry, record)[1]
 
-    def _taking(self, entry: JournalEntry, record: Callable[[JournalEntry], T]) -> tuple[JournalEntry, T]:
+    def _record(self, entry: JournalEntry, record: Callable[[JournalEntry], T]) -> tuple[JournalEntry, T]:
         facts, self._facts = self._facts, []
         entry = replace(entry, facts=(*({"kind": fact.kind, "value": fact.value} for fact in facts), *entry.facts))
         self._note({"begun": entry.id})
@@ -100,14 +136,15 @@ class Pending:
             raise
 
     def opened(self, call_id: str) -> Open | None:
+        """The open call of this id; None if there is none."""
         return self._open.get(call_id)
 
     def open_tools(self) -> list[str]:
         """Names of the open tool calls."""
         return [opened.entry.name for opened in self._open.values() if opened.entry.kind is EntryKind.TOOL]
 
-    def take(self, call_id: str) -> Open:
-        """An open call that ends now. NotFound."""
+    def close(self, call_id: str) -> Open:
+        """Close an open call, and return it. NotFound."""
         with self._sandbox.lock:
             opened = self._open.pop(call_id, None)
             self.unclaimed.discard(call_id)
@@ -115,23 +152,23 @@ class Pending:
             raise NotFound(f"no open tool call {call_id[:40]!r}: it never began, or it has ended already")
         return opened
 
-    def beyond(self, call_id: str | None) -> None:
-        """The running call does more than change files. None, or no open call: nothing happens."""
+    def mark_beyond(self, call_id: str | None) -> None:
+        """Mark a running call as doing more than change files. None, or no open call: nothing happens."""
         with self._sandbox.lock:
             opened = None if call_id is None else self._open.get(call_id)
             if opened is not None and not opened.beyond:
                 opened.beyond = True
                 self._note({"beyond": call_id})
 
-    def lost(self, call_ids: Iterable[str]) -> None:
-        """The ends of these calls will never come: their outcome is unknown, and their files belong to the next
+    def lose(self, call_ids: Iterable[str]) -> None:
+        """Forget open calls whose ends will never come: their outcome is unknown, and their files belong to the next
         snapshot."""
         with self._sandbox.lock:
             for call_id in call_ids:
                 self._open.pop(call_id, None)
 
     def claim(self, call_ids: Iterable[str]) -> set[str]:
-        """Returns the calls among these that no other process goes on with: their own process has come back."""
+        """Take the calls among these whose own process has come back, and return them: no other one goes on with them."""
         with self._sandbox.lock:
             claimed = self.unclaimed.intersection(call_ids)
             self.unclaimed -= claimed

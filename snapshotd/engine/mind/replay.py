@@ -80,7 +80,7 @@ class Resumption:
     branching: bool = False
 
 
-class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to turn into an error or a new branch
+class Mismatch(Exception):  # noqa: N818 - what happened, for `Retracing` to turn into an error or a new branch
     """The program asks for something else than the recorded entry that comes next."""
 
     def __init__(self, recorded: JournalEntry) -> None:
@@ -88,13 +88,13 @@ class Mismatch(Exception):  # noqa: N818 - what happened, for the recorder to tu
         self.recorded = recorded
 
 
-class Elsewhere(Exception):  # noqa: N818 - what happened, for the recorder to wait
+class Elsewhere(Exception):  # noqa: N818 - what happened, for `Retracing` to wait
     """Everything recorded of this lane, or of the thread that makes this call, has been met, and others are still on
     their way."""
 
 
 class Replay:
-    """Not thread-safe: the recorder holds its lock."""
+    """Not thread-safe: `Retracing` holds its lock."""
 
     def __init__(self, entries: Iterable[JournalEntry]) -> None:
         everything = list(_with_denials(list(entries)))
@@ -229,8 +229,8 @@ class Replay:
         self._left[: index + 1] = outer
         return task
 
-    def fact(self, kind: str) -> tuple[Any] | None:
-        """The value recorded here, as a one-element tuple; None where none is."""
+    def take_fact(self, kind: str) -> tuple[Any] | None:
+        """Take the value recorded here, as a one-element tuple; None where none is."""
         facts = self._facts.get(self._left[0].id) if self._left else None
         if not facts or facts[0].get("kind") != kind:
             return None

@@ -19,7 +19,7 @@ from snapshotd.types import CallID, Message, Snapshot
 _EDIT = "edit"
 
 
-class OtherWords(Exception):  # noqa: N818 - what happened, for the recorder to judge
+class OtherWords(Exception):  # noqa: N818 - what happened, for `Retracing` to judge
     """The program says something else than the recorded message that comes next; `recorded` None: nothing more is
     recorded."""
 
@@ -38,7 +38,7 @@ class Edit:
 
 
 class Retelling:
-    """Not thread-safe: the recorder holds its lock. `edits`: those on the way to `head`, in order; `met`: tells if the
+    """Not thread-safe: `Retracing` holds its lock. `edits`: those on the way to `head`, in order; `met`: tells if the
     program has met all of these calls."""
 
     def __init__(

@@ -20,14 +20,26 @@ from typing import Any
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind import tasks
-from snapshotd.engine.mind.agent_state import AgentState
-from snapshotd.engine.mind.replay import EDITED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
+from snapshotd.engine.mind.answers import as_recorded, reveal_entry
+from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.replay import (
+    DENIED,
+    EDITED,
+    SAID,
+    Elsewhere,
+    Kept,
+    Mismatch,
+    Recorded,
+    Replay,
+    Resumption,
+    shown,
+)
 from snapshotd.engine.mind.retelling import OtherWords, Retelling, edits
+from snapshotd.engine.protocol.agent_handler import Answer, Intent
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
-from snapshotd.errors import Diverged
-from snapshotd.secrets.redactor import Funnel
+from snapshotd.engine.sandbox.step import marker
+from snapshotd.errors import Denied, Diverged
 from snapshotd.types import CallID, EntryKind, JournalEntry, Message, Snapshot, SnapshotID, new_id, short
 
 _OTHERS_S = 60.0
@@ -36,12 +48,10 @@ _CHANGED_BY_PEOPLE = ("edit", "retry")
 """Markers with a state that no program has made."""
 
 
-class Live:
-    """A program that has nothing recorded to meet. Thread-safe."""
+class NoReplay:
+    """The replay of a program that has nothing recorded to meet: it is live. Thread-safe."""
 
     replaying = False
-    diverged: Diverged | None = None
-    """Set once a resumed program has done something else; nothing of it is recorded any more."""
 
     def __init__(self, sandbox: Sandbox, catalog: Catalog) -> None:
         self.sandbox, self._catalog = sandbox, catalog
@@ -58,19 +68,19 @@ class Live:
         """True if the program is live and nothing of a replay is left: another daemon can go on with it."""
         return True
 
-    def check(self) -> None:
-        """Diverged, if it has."""
-        if self.diverged is not None:
-            raise self.diverged
-
-    def replayed(
-        self, kind: EntryKind, name: str, arguments: Any, task: str | None = None, *, waits: bool = False
-    ) -> Recorded | None:
-        """The recorded outcome of the call that begins now (in `task`), with the root switched to it; None: it has to
-        be run. Diverged. With `waits`, Elsewhere: other threads of the program have to come further first; ask again."""
+    def answer(self, intent: Intent) -> Answer | None:
+        """The answer to a call that begins now, with the root switched to its recorded snapshot, or `later`: other
+        threads of the program have to come further first. None: it has to run. Diverged; Denied, if it was then."""
         return None
 
-    def replayed_on_wire(
+    def meet_call(
+        self, kind: EntryKind, name: str, arguments: Any, task: str | None = None, *, waits: bool = False
+    ) -> Recorded | None:
+        """Switch the root to the recorded snapshot of the call that begins now (in `task`), and return its outcome;
+        None: it has to run. Diverged. With `waits`, Elsewhere: as `later` in `answer`."""
+        return None
+
+    def meet_on_wire(
         self,
         kind: EntryKind,
         name: str,
@@ -80,7 +90,7 @@ class Live:
         called: bool,
         difference: Callable[[], str] = str,
     ) -> Recorded | None:
-        """As `replayed`, in a lane (replay.py, `match_on_wire`). A lane that has met all that is recorded of it waits
+        """As `meet_call`, in a lane (replay.py, `match_on_wire`). A lane that has met all that is recorded of it waits
         until the others have, too. `difference`: asked how the request differs from the recorded one, for a person."""
         return None
 
@@ -92,13 +102,9 @@ class Live:
         """True if such an entry may be met next in a lane."""
         return False
 
-    def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
-        """A replayed reply asks for calls. Where nothing that follows from them is recorded, they run for real, so
-        everything else has to be met before the program gets the reply. Diverged."""
-
-    def skipped_task(self, name: str) -> Recorded | None:
-        """The end of a task that has completed, with all that happened in it taken as met; None: it has to be run."""
-        return None
+    def wait_for_calls(self, lane: int, call_ids: Sequence[str]) -> None:
+        """Wait before a replayed reply that asks for these calls. Where nothing that follows from them is recorded, they
+        run for real, so everything else has to be met before the program gets the reply. Diverged."""
 
     def before_live(self, call: Callable[[], None]) -> None:
         """Have `call` called when the replay ends, before the program goes live."""
@@ -117,18 +123,18 @@ class Live:
         then record nothing of its end."""
         return None
 
-    def fact(self, kind: str) -> tuple[Any] | None:
-        """The recorded value that comes next, as a one-element tuple; None where none is."""
+    def take_fact(self, kind: str) -> tuple[Any] | None:
+        """Take the recorded value that comes next, as a one-element tuple; None where none is."""
         return None
 
-    def meets(self, message: Message) -> bool:
-        """True if this message is the recorded one that comes next. A new message is allowed only after everything
-        recorded."""
+    def meet(self, message: Message) -> bool:
+        """Take the recorded message that comes next; False if this is a new one, which is allowed only after everything
+        recorded. Diverged."""
         return False
 
-    def untold(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The program knows these messages: the ones among them that the conversation does not hold yet. Caller holds
-        the sandbox's lock."""
+    def skip(self, messages: Sequence[Message]) -> Sequence[Message]:
+        """Take these messages as known to the program. Returns the ones that the conversation does not hold yet. WaitingCaller
+        holds the sandbox's lock."""
         return messages
 
     def known(self) -> int:
@@ -143,8 +149,8 @@ class Live:
         """The first messages that a program which is replayed has to send, as it knows them."""
         return []
 
-    def at(self) -> SnapshotID:
-        """The program's place: the head, or the last replayed snapshot."""
+    def place(self) -> SnapshotID:
+        """The head, or the last replayed snapshot."""
         return self.sandbox.head
 
 
@@ -176,22 +182,13 @@ class _Way:
         self.reached, self.models, self._place = snapshot, [], self._places.get(entry.id, self._place)
 
 
-class Retracing(Live):
-    """See the module's text. `state`: the agent's; `funnel`: as in `Recorder`."""
+class Retracing(NoReplay):
+    """See the module's text."""
 
-    def __init__(
-        self,
-        context: Context,
-        sandbox: Sandbox,
-        listener: StepListener,
-        places: Places,
-        funnel: Funnel,
-        state: AgentState,
-        resumption: Resumption,
-    ) -> None:
-        super().__init__(sandbox, context.catalog)
-        self._context, self._listener, self._places = context, listener, places
-        self._funnel, self._state, self._resumption = funnel, state, resumption
+    def __init__(self, context: Context, places: Places, recorder: Recorder, resumption: Resumption) -> None:
+        super().__init__(recorder.sandbox, context.catalog)
+        self._context, self._places, self._recorder = context, places, recorder
+        self._funnel, self._resumption = recorder.funnel, resumption
         self.replaying = True
         self._moved = threading.Condition(self.lock)
         """Told when the replay has come further, or ends."""
@@ -210,13 +207,28 @@ class Retracing(Live):
 
     @property
     def settled(self) -> bool:
-        return not self.replaying and self._kept.empty and self.diverged is None
+        return not self.replaying and self._kept.empty and self._recorder.diverged is None
 
-    def replayed(
+    def answer(self, intent: Intent) -> Answer | None:
+        recorded = None
+        if intent.kind is not EntryKind.TASK:
+            try:
+                recorded = self.meet_call(intent.kind, intent.name, intent.arguments, intent.task, waits=intent.waits)
+            except Elsewhere:
+                return {"later": True}
+        elif intent.skippable:
+            recorded = self._skip_task(self._funnel.conceal_text(intent.name))
+        if recorded is None:
+            return None
+        if DENIED in recorded.entry.details:
+            raise Denied(recorded.entry.error or f"{intent.name} was not let run")
+        return as_recorded(self._context, self._funnel, recorded)
+
+    def meet_call(
         self, kind: EntryKind, name: str, arguments: Any, task: str | None = None, *, waits: bool = False
     ) -> Recorded | None:
         with self.lock:
-            self.check()
+            self._recorder.check()
             if not self.replaying and self._kept.empty:
                 return None  # every call of a program that is live: nothing to look for
             name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
@@ -240,7 +252,7 @@ class Retracing(Live):
                 return None
             return self._met(entry)
 
-    def replayed_on_wire(
+    def meet_on_wire(
         self,
         kind: EntryKind,
         name: str,
@@ -251,7 +263,7 @@ class Retracing(Live):
         difference: Callable[[], str] = str,
     ) -> Recorded | None:
         with self.lock:
-            self.check()
+            self._recorder.check()
             name, arguments = self._funnel.conceal_text(name), self._funnel.conceal(arguments)
             actual = f"{kind} {name} with {shown(arguments)}"
             while self.replaying:
@@ -277,7 +289,7 @@ class Retracing(Live):
         with self.lock:
             return self.replaying and self._replay.comes_next(kind, name, arguments, lane)
 
-    def meets_calls(self, lane: int, call_ids: Sequence[str]) -> None:
+    def wait_for_calls(self, lane: int, call_ids: Sequence[str]) -> None:
         with self.lock:
             while self.replaying and not self._replay.exhausted and not self._replay.needs(lane, call_ids):
                 self._wait_for_others("nothing")
@@ -286,15 +298,17 @@ class Retracing(Live):
         """Wait until the replay has come further. Diverged: it does not."""
         before = self._replay.matched
         came = self._moved.wait_for(
-            lambda: self.diverged is not None or not self.replaying or self._replay.matched != before, _OTHERS_S
+            lambda: self._recorder.diverged is not None or not self.replaying or self._replay.matched != before,
+            _OTHERS_S,
         )
-        self.check()
+        self._recorder.check()
         if not came and self.replaying:
             self._other_than(self._replay.next, actual)
 
-    def skipped_task(self, name: str) -> Recorded | None:
+    def _skip_task(self, name: str) -> Recorded | None:
+        """The end of a task that has completed, with all that happened in it taken as met; None: it has to run."""
         with self.lock:
-            self.check()
+            self._recorder.check()
             task = self._replay.skip_task(name) if self.replaying else None
             if task is None:
                 kept = self._kept.skip_task(name)
@@ -317,24 +331,24 @@ class Retracing(Live):
                 with self.sandbox.lock:
                     self.sandbox.mind.put(self._catalog.state(reached.id), changed=False)
                 self._way.reach(entry, reached)
-            self.said(entry.details.get(SAID, 0))
+            self._way.retelling.skip(entry.details.get(SAID, 0))
         else:
             self._way.models.append(entry)
         self._moved.notify_all()
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
-        return Recorded(revealed(self._funnel, entry), own)
+        return Recorded(reveal_entry(self._funnel, entry), own)
 
     def _met_kept(self, entry: JournalEntry) -> Recorded:
         """The answer for a task that stayed completed when another task was retried: its files and values are in the
         sandbox already."""
         if entry.kind is EntryKind.TASK and entry.snapshot is not None:
             task = tasks.find(self._catalog.state(entry.snapshot), entry.name)
-            self._state.change(lambda state: tasks.keep(state, [task]))
+            self._recorder.state.change(lambda state: tasks.keep(state, [task]))
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
-        return Recorded(revealed(self._funnel, entry), None)
+        return Recorded(reveal_entry(self._funnel, entry), None)
 
     def _go_live(self) -> None:
-        """Everything recorded has been met: from here on, on the newest files, things happen."""
+        """End the replay: the program has met everything recorded. Its calls run from now on, on the newest files."""
         self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
         self._carry_over(self._resumption.head)
         self._live()
@@ -363,7 +377,7 @@ class Retracing(Live):
         self._after_live()
 
     def _other_than(self, recorded: JournalEntry | None, actual: str) -> None:
-        """A fork goes live from the last snapshot that matched; a resume is refused."""
+        """Leave the recorded way: a fork goes live from the last snapshot that matched; a resume raises Diverged."""
         expected = (
             "its end" if recorded is None else f"{recorded.kind} {recorded.name} with {shown(recorded.arguments)}"
         )
@@ -371,13 +385,14 @@ class Retracing(Live):
             self._branch(expected, actual)
             return
         last = short(self._way.reached.id)
-        self.diverged = Diverged(
+        diverged = Diverged(
             f"the program does something else than what is recorded, after snapshot {last}: recorded is {expected}, but now comes "
             f"{actual}; nothing was changed: resume with the program and inputs it had, or go another way from there: "
             f"`snapshotd fork --resume {last}`"
         )
+        self._recorder.diverge(diverged)
         self._moved.notify_all()
-        raise self.diverged
+        raise diverged
 
     def _branch(self, expected: str, actual: str) -> None:
         if self._way.reached.id != self.sandbox.head:
@@ -389,28 +404,21 @@ class Retracing(Live):
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
             with self.sandbox.lock:
                 self.sandbox.mind.messages[:0] = met
-                commit_step(
-                    self._context.catalog,
-                    self.sandbox,
-                    marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]}),
-                    self._listener,
-                    follows=self._way.reached,
-                    keep_messages=kept,
-                    entries=models,
-                )
+                call = marker("diverged", {"recorded": expected[:2000], "actual": actual[:2000]})
+                self._recorder.branch(call, self._way.reached, kept, models)
         self._live()
 
     def finish(self) -> Diverged | None:
         with self.lock:
-            if self.diverged is None and self.replaying:
+            if self._recorder.diverged is None and self.replaying:
                 try:
                     if self._replay.exhausted:
                         self._go_live()
                     else:
                         self._other_than(self._replay.next, "its end")
                 except Diverged:
-                    pass  # kept in `diverged`
-            return self.diverged
+                    pass  # the recorder keeps it
+            return self._recorder.diverged
 
     def live_if_exhausted(self) -> bool:
         with self.lock:
@@ -418,12 +426,7 @@ class Retracing(Live):
                 self._go_live()
             return not self.replaying
 
-    def said(self, count: int) -> None:
-        """A replayed program knows `count` more messages."""
-        with self.lock:
-            self._way.retelling.skip(count)
-
-    def meets(self, message: Message) -> bool:
+    def meet(self, message: Message) -> bool:
         if not self.replaying:
             return False
         try:
@@ -445,12 +448,12 @@ class Retracing(Live):
         self._after_live = call
         call()
 
-    def fact(self, kind: str) -> tuple[Any] | None:
-        return self._replay.fact(kind)
+    def take_fact(self, kind: str) -> tuple[Any] | None:
+        return self._replay.take_fact(kind)
 
-    def untold(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def skip(self, messages: Sequence[Message]) -> Sequence[Message]:
         known = max(0, self.sandbox.writer.messages - self._way.retelling.position)
-        self.said(len(messages))
+        self._way.retelling.skip(len(messages))
         return messages[known:]
 
     def known(self) -> int:
@@ -466,16 +469,10 @@ class Retracing(Live):
             for message in itertools.islice(self._catalog.conversation(head.id, began.messages), limit)
         ]
 
-    def at(self) -> SnapshotID:
-        return self._way.reached.id if self.replaying else super().at()
+    def place(self) -> SnapshotID:
+        return self._way.reached.id if self.replaying else super().place()
 
     def _tell(self, event: dict[str, Any]) -> None:
         log = self._context.events.live(self.sandbox.trajectory.id)
         if log is not None:
             log.append(event)
-
-
-def revealed(funnel: Funnel, entry: JournalEntry) -> JournalEntry:
-    """An entry as the program knows it."""
-    error = None if entry.error is None else funnel.reveal_text(entry.error)
-    return replace(entry, result=funnel.reveal(entry.result), error=error)

@@ -71,7 +71,7 @@ class EarlierCall:
 
 
 class Reuse:
-    """The earlier runs of one live sandbox. Not thread-safe: the recorder holds its lock."""
+    """The earlier runs of one live sandbox. Not thread-safe: the caller holds the replay's lock."""
 
     def __init__(self, context: Context, sandbox: Sandbox) -> None:
         self._context, self._catalog, self._sandbox = context, context.catalog, sandbox
@@ -88,7 +88,7 @@ class Reuse:
 
     def steps(self, intent: Intent) -> list[EarlierCall]:
         """The recorded calls that this one can be answered from, best first; `intent` has gone through the funnel. The
-        caller reports what came of it by `took` or `end`."""
+        caller then calls `go_along` or `end`."""
         if not self.active or not self._is_reusable(intent):
             return []
         if self._paths is None and not self._look():
@@ -103,8 +103,8 @@ class Reuse:
         ]
         return [step for _, step in self._next if step.snapshot.state not in (SnapshotState.LOST, SnapshotState.PRUNED)]
 
-    def took(self, step: EarlierCall, taken: Snapshot) -> None:
-        """A call was answered from this step, and has its own snapshot. Runs in which it ended otherwise are left."""
+    def go_along(self, step: EarlierCall, taken: Snapshot) -> None:
+        """Follow the runs in which the call ended as in this step. The call was answered from it, and has its own snapshot."""
         self._paths = [path for path, other in self._next if _outcome(other) == _outcome(step)]
         self._at = taken.id
 
@@ -112,7 +112,7 @@ class Reuse:
         """Everything runs from here on."""
         self.active, self._paths, self._next = False, None, []
 
-    def reply(self, name: str, arguments: Any, lane: int | None) -> JournalEntry | None:
+    def find_reply(self, name: str, arguments: Any, lane: int | None) -> JournalEntry | None:
         """The recorded reply to a model request, which has gone through the funnel, in the conversation `lane` (None: it
         does not pass the gateway). None: the model has to be asked, and so in the rest of this conversation."""
         if not self._with_replies:

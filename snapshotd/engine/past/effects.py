@@ -19,7 +19,8 @@ from snapshotd.api.commands import CommandFields
 from snapshotd.engine.base import Effect
 from snapshotd.engine.context import Context
 from snapshotd.engine.mind.answers import result_of, with_result
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.gate import Gate
+from snapshotd.engine.mind.approval.records import WaitingCaller
 from snapshotd.engine.mind.replay import DENIED, KEPT, PROMOTED
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -147,17 +148,8 @@ class Effects:
 
     def _run(self, sandbox: Sandbox, entry: JournalEntry, argv: tuple[str, ...]) -> None:
         arguments = {"call": entry.id, "tool": entry.name, "argv": list(argv)}
-        self._gate.admit(
-            sandbox,
-            CallID(new_id()),
-            COMPENSATE,
-            arguments,
-            SideEffect.IRREVERSIBLE,
-            asked=False,
-            expires_s=None,
-            step=lambda call: self._step(sandbox, call),
-            cancelled=threading.Event(),
-        )
+        caller = WaitingCaller(sandbox, lambda call: self._step(sandbox, call), threading.Event())
+        self._gate.admit(caller, CallID(new_id()), COMPENSATE, arguments, SideEffect.IRREVERSIBLE)
         self._sessions.check_place(sandbox)
         with sandbox.use.command():
             self._make_up(sandbox, entry, argv, arguments)
@@ -169,7 +161,7 @@ class Effects:
         compensations.begin(Compensation(entry.id, sandbox.trajectory.id, None, time.time_ns()))
         hit("engine.compensate.begun")
         try:
-            done = self._sessions.exec(
+            done = self._sessions.commands.exec(
                 sandbox,
                 CommandFields(tuple(reveal(list(argv))), env=environment),
                 sink=lambda *_: None,

@@ -61,7 +61,7 @@ _BODY_LIMITS = {
 class Server(Protocol):
     """The interface that a connection needs of its server."""
 
-    handler: AgentHandler
+    handler: Callable[[], AgentHandler]
     body_limit_bytes: int
     messages_lock: threading.Lock
     closing: threading.Event
@@ -80,7 +80,6 @@ class AgentConnection:
         self.wire = Wire(connected)
         self.open_calls: set[str] = set()
         self._server = server
-        self._handler = server.handler
         self._greeted = False
 
     def fail(self, error: SnapshotdError) -> None:
@@ -105,6 +104,10 @@ class AgentConnection:
                     self._answer(request)
             except Malformed as malformed:
                 self.fail(malformed.error)
+
+    @property
+    def _handler(self) -> AgentHandler:
+        return self._server.handler()
 
     def interrupt(self) -> None:
         self.wire.interrupt()

@@ -7,6 +7,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from snapshotd.errors import Conflict
 from snapshotd.types import CallStatus, EntryKind, Message, SideEffect
 
 VERSION = 2
@@ -22,6 +23,8 @@ PAGE_MESSAGES = 16
 PAGE_BYTES = 4 << 20
 ERROR_LIMIT_CHARS = 64 << 10
 
+StreamName = Literal["stdout", "stderr"]
+StoreOperation = Literal["get", "put", "delete", "search"]
 Answer = dict[str, Any]
 """The fields of an answer; `body` (bytes) goes behind the line."""
 
@@ -78,6 +81,10 @@ class AgentHandler(Protocol):
     `cancelled` is set when no client waits for the answer any more.
     """
 
+    @property
+    def closed(self) -> bool:
+        """True if it serves no agent any more: its sandbox has ended."""
+
     def hello(self, pid: int) -> Answer:
         """Facts for the agent: `trajectory`, `snapshot` and `replaying`."""
 
@@ -88,6 +95,9 @@ class AgentHandler(Protocol):
     def ended(self, call_id: str) -> str | None:
         """The answer that `call_end` gave or would have given, for a process that sends it again. None: the call has
         not ended."""
+
+    def lost(self, pid: int, call_ids: tuple[str, ...]) -> None:
+        """A connection ended with these calls open. Their ends will never come."""
 
     def call_begin(self, pid: int, intent: Intent, cancelled: threading.Event, *, again: bool = False) -> Answer:
         """A call is about to run: record the intent. May wait for a person. With `replayed` in the answer the call has
@@ -101,7 +111,7 @@ class AgentHandler(Protocol):
         """A call that this connection began is over: take the snapshot (unless it was a model call) and return the
         head's id."""
 
-    def output(self, call_id: str, stream: Literal["stdout", "stderr"], data: bytes, rid: str | None = None) -> None:
+    def output(self, call_id: str, stream: StreamName, data: bytes, rid: str | None = None) -> None:
         """Output so far of a call that this connection began. `rid`, here and below: the request's own name, the same
         when it is sent again."""
 
@@ -143,11 +153,31 @@ class AgentHandler(Protocol):
     ) -> Answer:
         """Ask a person and wait: `approved`, `by`, `reason`, `answer`."""
 
-    def store(
-        self,
-        op: Literal["get", "put", "delete", "search"],
-        fields: dict[str, Any],
-        within: str | None,
-        rid: str | None = None,
-    ) -> Answer:
+    def store(self, op: StoreOperation, fields: dict[str, Any], within: str | None, rid: str | None = None) -> Answer:
         """The key-value store; `fields`: the request's, checked; they include `value` if there is one."""
+
+
+class HandlerSlot:
+    """The handler of one container's agents: there is none before the container has a trajectory."""
+
+    def __init__(self) -> None:
+        self.open = threading.Event()
+        """The daemon answers no agent before this is set."""
+        self.open.set()
+        self._handler: AgentHandler | None = None
+
+    def bind(self, handler: AgentHandler) -> None:
+        """Have all requests from now on answered by this handler."""
+        self._handler = handler
+
+    def find(self) -> AgentHandler:
+        """The handler, once the daemon answers. Conflict: there is none, or its sandbox has ended."""
+        self.open.wait()
+        if self._handler is None or self._handler.closed:
+            raise Conflict("this sandbox belongs to no trajectory (yet, or any more); nothing was recorded")
+        return self._handler
+
+    def lose(self, pid: int, call_ids: tuple[str, ...]) -> None:
+        """Tell the handler, if there is one, of a connection that ended with calls open."""
+        if self._handler is not None:
+            self._handler.lost(pid, call_ids)

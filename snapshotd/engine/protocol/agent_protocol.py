@@ -38,6 +38,7 @@ class AgentServer:
     """Serves one container's agents from construction until `close`. Raises OSError when the socket cannot be bound.
 
     `socket_path`: its directory exists and is a host directory; a socket left there by an earlier daemon is replaced.
+    `handler()`: the handler of a request, asked for each.
     `admit(pid)`: whether this process may talk to us (is in the container). Called from the connection's thread.
     `lost(pid, call_ids)`: called when a connection ended with calls that began and did not end; their ends will never
     come.
@@ -46,7 +47,7 @@ class AgentServer:
     def __init__(
         self,
         socket_path: Path,
-        handler: AgentHandler,
+        handler: Callable[[], AgentHandler],
         admit: Callable[[int], bool],
         *,
         body_limit_bytes: int = BODY_LIMIT_BYTES,

@@ -1,55 +1,49 @@
-"""Commands that run in the background of a sandbox, without a client.
+"""Commands in live sandboxes: one model for those that a client waits for and those in the background.
 
-The keeper is the command's parent and has its pipes, as with an agent, so it outlives the daemon. A file for each holds
-all that is known of it, one event per line, which any number of clients can follow:
-
-    <state_dir>/commands/<trajectory>/<command>.ndjson
-        started   the intent, written before the command starts
-        output    as of a run
-        finished  the outcome, written after the snapshot that the command ended with
-
-A daemon that finds a file without an end goes on with the command if it can. Otherwise the outcome is that of the
-command's snapshot, if there is one, or unknown.
+A command is started under an id of its own, its output is passed on until it has ended, its end becomes that of a tool
+call, and its snapshot is taken. In the foreground the caller's thread does that, and shows the output to the caller. In
+the background a thread of its own does, and writes the output to the command's record (command_records.py); besides,
+the keeper is the command's parent and has its pipes, as with an agent. So it outlives the daemon, and the next one goes
+on with it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
 import logging
 import os
-import select
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from snapshotd.api.commands import BackgroundRequest, CommandFields
 from snapshotd.engine import requests
-from snapshotd.engine.base import CommandInfo, Event, Stream, output_event
+from snapshotd.engine.base import CommandInfo, Event, ExecResult, OutputSink
+from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
-from snapshotd.engine.events import EventLog, EventLogs, completed
+from snapshotd.engine.events import EventLog
+from snapshotd.engine.runs.command_records import CommandRecords, ended_with
+from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox import signals
 from snapshotd.engine.sandbox.attach import COMMANDS, record_of
-from snapshotd.engine.sandbox.intake import Intake, open_intakes
-from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, printed, pump
+from snapshotd.engine.sandbox.kept import KeptProcess
+from snapshotd.engine.sandbox.pump import CommandOutcome
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step
-from snapshotd.engine.sandbox.timeout import Timeout
+from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
+from snapshotd.engine.sandbox.timeout import end_after, is_empty
 from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, SnapshotdError, UsageError
 from snapshotd.failpoints import hit
 from snapshotd.kernel.limits import Hits
 from snapshotd.kernel.processes import MARK
-from snapshotd.runtime.base import STDIN, ExecSpec, Process
+from snapshotd.runtime.base import ExecSpec, Process
 from snapshotd.terms import number_of
 from snapshotd.types import (
     MIN_PREFIX_CHARS,
     CallID,
     CallStatus,
-    ContainerID,
-    Snapshot,
     SnapshotID,
     ToolCall,
     Trajectory,
@@ -58,111 +52,112 @@ from snapshotd.types import (
     short,
 )
 
-ENDED_MAX = 32
-"""Ended commands of a trajectory that are listed; the oldest are forgotten first. Their snapshots have all of them."""
-_NEWEST = 1000
-"""Snapshots in which a command's own is looked for. It was the newest one a moment before the daemon died."""
-_WRITE_S = 5.0
-"""Seconds for which one `write` waits for a command to take its input."""
-_END_BYTES = 16 << 10
-"""A log's last event, if it is the end, is within its last bytes."""
 _log = logging.getLogger(__name__)
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class _Live:
-    """A command that runs. `key`: the keeper's."""
+    """A command that runs. `before`: the hits at the sandbox's limits when it began. `timeout_s`: it may run for so long
+    from now on. `kept`: None in the foreground."""
 
     info: CommandInfo
     sandbox: Sandbox
     command: ClientCommand
     process: Process
-    key: str
-    log: EventLog
     before: Hits
-    stdin_fd: int | None = None
-    """The end of its input to write to; None: it has none, or its input has ended. Changed under `writing`."""
-    writing: threading.Lock = field(default_factory=threading.Lock)
-
-    def end_input(self) -> None:
-        """Caller holds `writing`. Idempotent."""
-        if self.stdin_fd is not None:
-            os.close(self.stdin_fd)
-            self.stdin_fd = None
+    timeout_s: float | None
+    kept: KeptProcess | None = None
 
 
 class Commands:
     """See the module's text. Thread-safe."""
 
     def __init__(
-        self,
-        context: Context,
-        start: Callable[[Sandbox, ExecSpec, ClientCommand, str], Process],
-        show_in_log: Callable[[Sandbox, bytes], object],
-        ended_as: Callable[[Sandbox, ClientCommand, CommandOutcome, Hits, float | None], Mapping[str, Any]],
-        stepped: StepListener,
-        sandbox_of: Callable[[TrajectoryID], Sandbox | None],
+        self, context: Context, execution: Execution, stepped: StepListener, check_place: Callable[[Sandbox], object]
     ) -> None:
-        """`start`: starts a command under a key of the keeper. `show_in_log`: see `Runtime.log`. `ended_as`: the
-        outcome of a command as fields of its `ToolCall`."""
-        self._context, self._start, self._show_in_log = context, start, show_in_log
-        self._ended_as, self._stepped, self._sandbox_of = ended_as, stepped, sandbox_of
-        self._logs = EventLogs(context.state_dir / "commands", context.config.followed_bytes)
+        """`check_place`: raises Conflict if no command can be run in a sandbox now."""
+        self._context, self._execution, self._stepped, self._check_place = context, execution, stepped, check_place
+        self._records = CommandRecords(context)
         self._live: dict[CallID, _Live] = {}
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
-    # -- starting ------------------------------------------------------------------------------------------------------
+    # -- in the foreground ---------------------------------------------------------------------------------------------
 
-    def begin(self, sandbox: Sandbox, spec: ExecSpec, *, timeout_s: float | None) -> CommandInfo:
-        """Start a command. LimitExceeded: too many run in the sandbox; and the errors of `Runtime.exec`, which leave
-        nothing."""
-        trajectory = sandbox.trajectory
-        shown = self._context.secrecy.of(trajectory).conceal({"argv": list(spec.argv), "cwd": spec.cwd})
-        info = CommandInfo(
-            CallID(new_id()),
-            trajectory.id,
-            tuple(shown["argv"]),
-            shown["cwd"],
-            began_at_ns=time.time_ns(),
-            stdin=spec.stdin,
-            timeout_s=timeout_s,
-        )
-        key = _key(sandbox.container.id, info.id)
+    def exec(
+        self,
+        sandbox: Sandbox,
+        request: CommandFields,
+        *,
+        sink: OutputSink,
+        record: bool,
+        save: bool = False,
+        expected_head: SnapshotID | None = None,
+        caller: Caller | None = None,
+    ) -> ExecResult:
+        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
+        gone; without, it ends with its caller. With `save` its output is kept all the same, for a step of the caller's.
+        `expected_head`: see `if_head`."""
+        _check_argv(request)
+        if record:
+            self._check_place(sandbox)
+        with sandbox.use.command() as command, sandbox.writer.claim(sandbox.lock, sandbox.trajectory.id, expected_head):
+            sandbox.use.ended_for.clear()
+            gives_input = caller is not None and caller.gives_input
+            terminal = None if caller is None else caller.terminal
+            info, spec = self._describe(sandbox, command, request, gives_input, terminal)
+            process, before = self._execution.start(sandbox, spec, command=command)
+            live = _Live(info, sandbox, command, process, before, info.timeout_s)
+            self._remember(live)
+            try:
+                call, _ = self._follow(live, sink=sink, caller=caller, abandon=not record, save=record or save)
+                for sentence in sandbox.use.ended_for:
+                    sink("stderr", f"snapshotd: {sentence}\n".encode())
+                snapshot = None
+                if record:
+                    snapshot = commit_step(
+                        self._context.catalog, sandbox, call, self._stepped, request=requests.present()
+                    )
+            finally:
+                self._forget(live)
+        if call.exit_code is None:
+            raise SandboxFailed(
+                "the command has ended and its exit code is lost; its output and files are with its snapshot"
+            )
+        return ExecResult(call.exit_code, snapshot, call)
+
+    # -- in the background ---------------------------------------------------------------------------------------------
+
+    def begin(self, sandbox: Sandbox, request: BackgroundRequest) -> CommandInfo:
+        """Start a command and return; see `RunService.exec_in_background`. LimitExceeded: too many run in the sandbox; and
+        the errors of `Runtime.exec`, which leave nothing."""
+        _check_argv(request)
+        self._check_place(sandbox)
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True))
-            command.mark = info.id
-            spec = replace(spec, env={**spec.env, MARK: info.id})
-            timeout = Timeout(sandbox, command, timeout_s)
+            info, spec = self._describe(sandbox, command, request, request.stdin)
             self._outlive(sandbox)
-            self._context.command_logs(trajectory.id).mkdir(mode=0o700, parents=True, exist_ok=True)
-            log = self._logs.begin(_name(info))
-            scope.callback(self._logs.let_go, _name(info))
-            log.append(_started(info))
+            log = scope.enter_context(self._records.opened(info, afresh=True))
             self._context.catalog.add_request(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
-            sandbox.survival.kept.append(key)
+            kept = self._kept(sandbox, info.id)
             try:
-                intakes = open_intakes(self._context.keeper, key, sandbox.survival.kept)
-                try:
-                    before = sandbox.hits()
-                    process = self._start(sandbox, spec, command, key)
-                except BaseException:
-                    _close(intakes)
-                    self._drop(sandbox, key)
-                    raise
+                kept.open()
+                process, before = self._execution.start(sandbox, spec, command=command, keep=kept.key)
             except BaseException:
-                log.append(_finished(replace(info, status=CallStatus.FAILED, error="it could not be started")))
-                self._logs.remove(_name(info))
+                kept.close()
+                kept.drop()
+                self._records.end(log, replace(info, status=CallStatus.FAILED, error="it could not be started"))
+                self._records.remove(info)
                 raise
-            live = _Live(info, sandbox, command, process, key, log, before)
-            self._follow_in_thread(live, timeout, intakes, (), scope.pop_all())
+            live = _Live(info, sandbox, command, process, before, info.timeout_s, kept)
+            self._follow_in_thread(live, kept, log, scope.pop_all())
         hit("engine.command.started")
         return info
 
     def go_on(self, sandbox: Sandbox, kept: Mapping[CallID, Process]) -> None:
         """Go on with the commands of an earlier daemon in a sandbox that it left."""
-        known = {info.id: info for info in listed(self._context, sandbox.trajectory.id) if info.running}
+        known = {info.id: info for info in self._records.all_of(sandbox.trajectory.id) if info.running}
         gone_on_with = set()
         for command_id, process in kept.items():
             try:
@@ -175,22 +170,18 @@ class Commands:
                 process.kill()
             os.close(process.stdout_fd)
             os.close(process.stderr_fd)
-            self._drop(sandbox, _key(sandbox.container.id, command_id))  # else its end was recorded just before
-        settle(self._context, sandbox.trajectory, spared=gone_on_with)
+            self._kept(sandbox, command_id).drop()  # else its end was recorded just before
+        self._records.settle(sandbox.trajectory.id, spared=gone_on_with)
 
     def _go_on_with(self, sandbox: Sandbox, info: CommandInfo, process: Process) -> None:
-        key = _key(sandbox.container.id, info.id)
-        sandbox.survival.kept.append(key)
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True))
-            command.process, command.mark = process, info.id
-            left_s = None if info.timeout_s is None else info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9
-            timeout = Timeout(sandbox, command, None if left_s is None else max(0.001, left_s))
-            log = self._logs.begin(_name(info))
-            scope.callback(self._logs.let_go, _name(info))
-            intakes = open_intakes(self._context.keeper, key, sandbox.survival.kept)
-            live = _Live(info, sandbox, command, process, key, log, sandbox.hits())
-            self._follow_in_thread(live, timeout, intakes, printed(log.follow(wait=False)), scope.pop_all())
+            command.process, command.mark, command.alone = process, info.id, False
+            log = scope.enter_context(self._records.opened(info))
+            kept = self._kept(sandbox, info.id)
+            kept.open()
+            live = _Live(info, sandbox, command, process, sandbox.hits(), _left_s(info), kept)
+            self._follow_in_thread(live, kept, log, scope.pop_all())
         _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
 
     def _outlive(self, sandbox: Sandbox) -> None:
@@ -209,134 +200,133 @@ class Commands:
             }
             sandbox.outlive(facts)
 
-    # -- the life of one -----------------------------------------------------------------------------------------------
+    def _kept(self, sandbox: Sandbox, command: CallID) -> KeptProcess:
+        return KeptProcess(self._context.keeper, f"{sandbox.container.id}.{COMMANDS}.{command}", sandbox.survival.kept)
 
-    def _follow_in_thread(
-        self,
-        live: _Live,
-        timeout: Timeout,
-        intakes: dict[Stream, Intake],
-        earlier: Iterable[Printed],
-        scope: contextlib.ExitStack,
-    ) -> None:
+    def _follow_in_thread(self, live: _Live, kept: KeptProcess, log: EventLog, scope: contextlib.ExitStack) -> None:
         if live.info.stdin:
-            live.stdin_fd = self._context.keeper.held(live.key + STDIN)
-            live.sandbox.survival.kept.append(live.key + STDIN)
-        if live.stdin_fd is not None:
-            os.set_blocking(live.stdin_fd, False)
-        thread = threading.Thread(target=self._follow, args=(live, timeout, intakes, earlier, scope), name="command")
+            kept.open_input()
+        self._remember(live)
+        thread = threading.Thread(target=self._follow_to_record, args=(live, kept, log, scope), name="command")
         with self._lock:
-            self._live[live.info.id] = live
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
-    def _follow(
-        self,
-        live: _Live,
-        timeout: Timeout,
-        intakes: dict[Stream, Intake],
-        earlier: Iterable[Printed],
-        scope: contextlib.ExitStack,
-    ) -> None:
-        info, sandbox = live.info, live.sandbox
-
-        def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
-            self._show_in_log(sandbox, data)
-            live.log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
-
+    def _follow_to_record(self, live: _Live, kept: KeptProcess, log: EventLog, scope: contextlib.ExitStack) -> None:
+        info = live.info
         with scope:
             ended = replace(info, status=CallStatus.UNKNOWN)
             try:
-                with timeout.over(live.process):
-                    outcome = pump(
-                        live.process,
-                        self._context.secrecy.of(sandbox.trajectory),
-                        show,
-                        spool=self._context.spool,
-                        max_bytes=self._context.config.output_bytes,
-                        intakes=intakes,
-                        earlier=earlier,
-                    )
-                ended = self._ended(live, outcome)
-            except (SnapshotdError, OSError) as exc:  # OSError: the disk of the logs is full
-                gone = live.command.cut_off or sandbox.closed
+                call, outcome = self._follow(live, log=log)
+                ended = self._commit(live, call, outcome, log)
+            except (SnapshotdError, OSError) as exc:  # OSError: the disk of the records is full
+                gone = live.command.cut_off or live.sandbox.closed
                 ended = replace(info, status=CallStatus.INTERRUPTED if gone else CallStatus.UNKNOWN, error=str(exc))
                 _log.warning("command %s of %s is ended: %s", short(info.id), short(info.trajectory), exc)
             finally:
-                _close(intakes)
-                with live.writing:
-                    live.end_input()
-                with self._lock:
-                    self._live.pop(info.id, None)
-                self._record_end(live, replace(ended, ended_at_ns=time.time_ns()))
-                self._drop(sandbox, live.key)
-                self._forget_oldest(info.trajectory)
+                kept.close()
+                self._forget(live)
+                self._records.end(log, replace(ended, ended_at_ns=time.time_ns()))
+                kept.drop()
         _log.info("command %s of %s ended: %s", short(info.id), short(info.trajectory), ended.status)
 
-    def _record_end(self, live: _Live, ended: CommandInfo) -> None:
-        try:
-            live.log.append(_finished(ended))
-        except OSError:
-            _log.exception("the end of command %s is not recorded, so it is not listed any more", short(ended.id))
-            self._logs.remove(_name(ended))
-
-    def _ended(self, live: _Live, outcome: CommandOutcome) -> CommandInfo:
+    def _commit(self, live: _Live, call: ToolCall, outcome: CommandOutcome, log: EventLog) -> CommandInfo:
         """Take the snapshot of a command that has ended, unless an earlier daemon has."""
-        info, sandbox = live.info, live.sandbox
-        fields = self._ended_as(sandbox, live.command, outcome, live.before, info.timeout_s)
-        now = time.time_ns()
-        call = ToolCall(
-            info.id,
-            "exec",
-            {"argv": list(info.argv), "cwd": info.cwd, "background": True},
-            started_at_ns=info.began_at_ns,
-            duration_ns=now - info.began_at_ns,
-            stdout=outcome.stdout,
-            stderr=outcome.stderr,
-            **fields,
-        )
-        taken = _taken(self._context, info)
+        taken = self._records.find_snapshot(live.info)
         if taken is None:
-            taken = commit_step(self._context.catalog, sandbox, call, self._stepped)
+            taken = commit_step(self._context.catalog, live.sandbox, call, self._stepped)
         hit("engine.command.committed")
-        if live.log.full:
-            live.log.append({"event": "rest", "snapshot": taken.id})
-            live.log.left_out.update(outcome.lost_bytes)
-        for stream, count in (+live.log.left_out).items():
-            live.log.append(
+        if log.full:
+            log.append({"event": "rest", "snapshot": taken.id})
+            log.left_out.update(outcome.lost_bytes)
+        for stream, count in (+log.left_out).items():
+            log.append(
                 {
                     "event": "warning",
                     "message": f"neither shown nor recorded: {number_of(count, 'byte')} of its {stream}",
                 }
             )
-        return _as_taken(info, taken)
+        return ended_with(live.info, taken)
 
-    def _drop(self, sandbox: Sandbox, key: str) -> None:
-        """Have the keeper let go of all that belongs to a command."""
-        for name in (key, f"{key}.stdout", f"{key}.stderr", key + STDIN):
-            self._context.keeper.drop(name)
-            with contextlib.suppress(ValueError):
-                sandbox.survival.kept.remove(name)
+    # -- the life of one -----------------------------------------------------------------------------------------------
 
-    def _forget_oldest(self, trajectory: TrajectoryID) -> None:
-        ended = [info for info in listed(self._context, trajectory) if not info.running]
-        for info in ended[: max(0, len(ended) - ENDED_MAX)]:
-            self._logs.remove(_name(info))
+    def _describe(
+        self,
+        sandbox: Sandbox,
+        command: ClientCommand,
+        request: CommandFields,
+        stdin: bool,
+        terminal: tuple[int, int] | None = None,
+    ) -> tuple[CommandInfo, ExecSpec]:
+        """The facts about a command that a client asks for, and its specification. Errors: as `Execution.spec`."""
+        agent = sandbox.trajectory.agent
+        cwd = request.cwd or ("/workspace" if agent is None else agent.cwd)
+        shown = self._context.secrecy.of(sandbox.trajectory).conceal({"argv": list(request.argv), "cwd": cwd})
+        info = CommandInfo(
+            CallID(new_id()),
+            sandbox.trajectory.id,
+            tuple(shown["argv"]),
+            shown["cwd"],
+            time.time_ns(),
+            stdin=stdin,
+            timeout_s=request.timeout_s,
+            background=command.background,
+        )
+        command.mark = info.id
+        if request.timeout_s is not None and not is_empty(sandbox):
+            command.alone = False
+        env = {**({} if terminal is None else {"TERM": "xterm"}), **request.env, MARK: info.id}
+        spec = self._execution.spec(sandbox, request.argv, cwd, tuple(env.items()), request.user)
+        return info, replace(spec, stdin=stdin, terminal=terminal)
+
+    def _follow(
+        self,
+        live: _Live,
+        *,
+        sink: OutputSink | None = None,
+        log: EventLog | None = None,
+        caller: Caller | None = None,
+        abandon: bool = False,
+        save: bool = True,
+    ) -> tuple[ToolCall, CommandOutcome]:
+        """Pass on its output until it has ended: the call that it was then."""
+        process = live.process
+        with end_after(live.timeout_s, live.sandbox, live.command, process):
+            outcome = self._execution.follow(
+                live.sandbox,
+                process,
+                sink=sink,
+                log=log,
+                kept=live.kept,
+                caller=caller,
+                abandon=abandon or process.terminal,
+                save=save,
+            )
+        return _call_of(live, outcome), outcome
+
+    def _remember(self, live: _Live) -> None:
+        """It runs, and can be found."""
+        with self._lock:
+            self._live[live.info.id] = live
+
+    def _forget(self, live: _Live) -> None:
+        """It has ended."""
+        with self._lock:
+            self._live.pop(live.info.id, None)
 
     # -- verbs ---------------------------------------------------------------------------------------------------------
 
     def all_of(self, trajectory: TrajectoryID) -> list[CommandInfo]:
         """The running ones, and the newest of the ended ones, in the order in which they began. Also those that run in the
         foreground: their clients may have gone away."""
-        foreground = (one.info for one in self._in_foreground(trajectory) if one.info is not None)
-        return sorted([*listed(self._context, trajectory), *foreground], key=lambda info: info.began_at_ns)
-
-    def _in_foreground(self, trajectory: TrajectoryID) -> list[ClientCommand]:
-        sandbox = self._sandbox_of(trajectory)
-        if sandbox is None:
-            return []
-        with sandbox.lock:
-            return [one for one in sandbox.use.commands if one.process is not None and _runs(one.process)]
+        with self._lock:
+            live = list(self._live.values())
+        foreground = (
+            one.info
+            for one in live
+            if one.info.trajectory == trajectory and not one.info.background and _runs(one.process)
+        )
+        return sorted([*self._records.all_of(trajectory), *foreground], key=lambda info: info.began_at_ns)
 
     def find(self, trajectory: Trajectory, ref: str) -> CommandInfo:
         """By unique prefix of its id. NotFound, Ambiguous."""
@@ -366,22 +356,11 @@ class Commands:
     def signal(self, trajectory: Trajectory, ref: str, number: int) -> CommandInfo:
         """See `RunService.signal_command`."""
         info = self.find(trajectory, ref)
-        sandbox, command, process = self._process_of(info)
-        with sandbox.lock:
-            if sandbox.closed or not signals.send(sandbox, command, process, number):
+        live = self._running(info)
+        with live.sandbox.lock:
+            if live.sandbox.closed or not signals.send(live.sandbox, live.command, live.process, number):
                 raise _ended_already(info)
         return info
-
-    def _process_of(self, info: CommandInfo) -> tuple[Sandbox, ClientCommand, Process]:
-        """Conflict: it has ended."""
-        if info.background:
-            live = self._running(info)
-            return live.sandbox, live.command, live.process
-        sandbox = self._sandbox_of(info.trajectory)
-        for one in self._in_foreground(info.trajectory):
-            if sandbox is not None and one.process is not None and one.info is not None and one.info.id == info.id:
-                return sandbox, one, one.process
-        raise _ended_already(info)
 
     def write(self, trajectory: Trajectory, ref: str, data: bytes, *, end: bool) -> int:
         """See `RunService.write_command`."""
@@ -390,49 +369,16 @@ class Commands:
             raise UsageError(
                 f"command {short(info.id)} was started without an input; start it with one (`snapshotd exec --detach -i`, stdin=True)"
             )
-        live = self._running(info)
-        with live.writing:
-            count = self._write(live, data)
-            if end and count == len(data):
-                self._context.keeper.drop(live.key + STDIN)
-                live.end_input()
-            return count
-
-    def _write(self, live: _Live, data: bytes) -> int:
-        """Bytes that the command takes within a time."""
-        count, deadline = 0, time.monotonic() + _WRITE_S
-        view = memoryview(data)
-        while count < len(data):
-            if live.stdin_fd is None:
-                raise Conflict(
-                    f"the input of command {short(live.info.id)} has ended; nothing more can be written to it"
-                )
-            try:
-                count += os.write(live.stdin_fd, view[count:])
-            except BlockingIOError:
-                left_s = deadline - time.monotonic()
-                poller = select.poll()
-                poller.register(live.stdin_fd, select.POLLOUT)
-                if left_s <= 0 or not poller.poll(left_s * 1000):
-                    return count
-            except OSError as exc:
-                if exc.errno != errno.EPIPE:
-                    raise
-                raise Conflict(
-                    f"command {short(live.info.id)} reads no more input: it has ended, or closed its standard input"
-                ) from None
-        return count
+        kept = self._running(info).kept
+        assert kept is not None
+        return kept.write(data, short(info.id), end=end)
 
     def events(self, trajectory: Trajectory, ref: str, *, follow: bool) -> Iterator[Event]:
         """See `RunService.command_events`."""
-        info = self._find_in_background(trajectory, ref)
-        return completed(self._logs.follow(_name(info), wait=follow), self._recorded)
-
-    def _recorded(self, snapshot: str, stream: Stream) -> Iterator[bytes]:
-        taken = self._context.catalog.get_snapshot(SnapshotID(snapshot))
-        return self._context.recorded(taken, stream) or iter(())
+        return self._records.follow(self._find_in_background(trajectory, ref), wait=follow)
 
     def _running(self, info: CommandInfo) -> _Live:
+        """Conflict: it has ended."""
         with self._lock:
             live = self._live.get(info.id)
         if live is None:
@@ -447,97 +393,43 @@ class Commands:
             thread.join()
 
 
-def settle(context: Context, trajectory: Trajectory, spared: Iterable[CallID] = ()) -> None:
-    """Give commands that no daemon can go on with, but those `spared`, the outcome that is known."""
-    for info in listed(context, trajectory.id):
-        if not info.running or info.id in spared:
-            continue
-        taken = _taken(context, info)
-        ended = replace(
-            info,
-            status=CallStatus.UNKNOWN,
-            ended_at_ns=time.time_ns(),
-            error="its sandbox ended with the daemon or the machine, so its end is not known",
-        )
-        logs = EventLogs(context.state_dir / "commands", context.config.followed_bytes)
-        logs.begin(_name(info)).append(_finished(ended if taken is None else _as_taken(info, taken)))
+def _check_argv(request: CommandFields) -> None:
+    if not request.argv:
+        raise UsageError("there is no command to run: the list of its words is empty")
 
 
-def listed(context: Context, trajectory: TrajectoryID) -> list[CommandInfo]:
-    """The commands of a trajectory that are not forgotten, in the order in which they began."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for path in context.command_logs(trajectory).iterdir():
-            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, IndexError):
-                found.append(_read(path))
-    return sorted(found, key=lambda info: info.began_at_ns)
+def _left_s(info: CommandInfo) -> float | None:
+    """Seconds until the timeout of a command ends it."""
+    if info.timeout_s is None:
+        return None
+    return max(0.001, info.timeout_s - (time.time_ns() - info.began_at_ns) / 1e9)
 
 
-def _read(path: Path) -> CommandInfo:
-    """ValueError, KeyError or IndexError: the file was cut off before the command began."""
-    with open(path, "rb") as file:
-        began = json.loads(file.readline())
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _END_BYTES))
-        last = file.read().splitlines()[-1]
-    ended: Event = {}
-    if last.startswith(b'{"event":"finished"'):
-        with contextlib.suppress(ValueError):  # half a line
-            ended = json.loads(last)
-    return CommandInfo(
-        CallID(began["command"]),
-        TrajectoryID(began["trajectory"]),
-        tuple(began["argv"]),
-        began["cwd"],
-        began["began_at_ns"],
-        began["stdin"],
-        began["timeout_s"],
-        CallStatus(ended["status"]) if ended else None,
-        ended.get("exit_code"),
-        ended.get("ended_at_ns"),
-        None if ended.get("snapshot") is None else SnapshotID(ended["snapshot"]),
-        ended.get("error"),
+def _call_of(live: _Live, outcome: CommandOutcome) -> ToolCall:
+    """The tool call that a command was, which has ended."""
+    info = live.info
+    return ToolCall(
+        info.id,
+        "exec",
+        {"argv": list(info.argv), "cwd": info.cwd, **({"background": True} if info.background else {})},
+        started_at_ns=info.began_at_ns,
+        duration_ns=time.time_ns() - info.began_at_ns,
+        stdout=outcome.stdout,
+        stderr=outcome.stderr,
+        **_end_of(live, outcome),
     )
 
 
-def _started(info: CommandInfo) -> Event:
-    return {
-        "event": "started",
-        "command": info.id,
-        "trajectory": info.trajectory,
-        "argv": list(info.argv),
-        "cwd": info.cwd,
-        "began_at_ns": info.began_at_ns,
-        "stdin": info.stdin,
-        "timeout_s": info.timeout_s,
-    }
-
-
-def _finished(info: CommandInfo) -> Event:
-    return {
-        "event": "finished",
-        "command": info.id,
-        "trajectory": info.trajectory,
-        "status": info.status,
-        "exit_code": info.exit_code,
-        "ended_at_ns": info.ended_at_ns,
-        "snapshot": info.snapshot,
-        "error": None if info.error is None else info.error[:1000],
-    }
-
-
-def _taken(context: Context, info: CommandInfo) -> Snapshot | None:
-    """The snapshot that a command ended with; None if there is none."""
-    newest = reversed(context.catalog.snapshots(info.trajectory, _NEWEST))
-    return next((snapshot for snapshot in newest if snapshot.call.id == info.id), None)
-
-
-def _as_taken(info: CommandInfo, taken: Snapshot) -> CommandInfo:
-    call = taken.call
-    ended_at_ns = call.started_at_ns + call.duration_ns
-    return replace(
-        info, status=call.status, exit_code=call.exit_code, ended_at_ns=ended_at_ns, snapshot=taken.id, error=call.error
-    )
+def _end_of(live: _Live, outcome: CommandOutcome) -> dict[str, Any]:
+    """The `status`, `exit_code` and `error` of its call."""
+    status, exit_code = status_of(outcome), outcome.exit_code
+    error = None if exit_code == 0 else reached_limit(live.sandbox, live.before)
+    if live.command.timed_out and exit_code == KILLED:  # else it had ended before
+        status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
+        error = f"the command was ended with all that it started, since it took longer than its timeout of {live.info.timeout_s:g} s"
+    elif live.command.cut_off and exit_code == KILLED:
+        status = CallStatus.INTERRUPTED
+    return {"status": status, "exit_code": exit_code, "error": error}
 
 
 def _runs(process: Process) -> bool:
@@ -547,19 +439,5 @@ def _runs(process: Process) -> bool:
         return False
 
 
-def _name(info: CommandInfo) -> str:
-    """Name of its log below the logs' directory."""
-    return f"{info.trajectory}/{info.id}"
-
-
-def _key(container: ContainerID, command: CallID) -> str:
-    return f"{container}.{COMMANDS}.{command}"
-
-
 def _ended_already(info: CommandInfo) -> Conflict:
     return Conflict(f"command {short(info.id)} has ended already; `snapshotd ps {short(info.trajectory)}` shows how")
-
-
-def _close(intakes: Mapping[Stream, Intake]) -> None:
-    for intake in intakes.values():
-        intake.close()

@@ -10,10 +10,10 @@ from typing import Any
 from snapshotd.api.commands import CommandFields
 from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import provider_env
 from snapshotd.engine.mind.keyvalue import tenant_env
 from snapshotd.engine.mind.reuse import INPUTS
+from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.requests import present
 from snapshotd.engine.runs import folder_mode, inputs, programs, python_packages
 from snapshotd.engine.runs.forks import check_name
@@ -56,7 +56,7 @@ class Creation:
         *,
         reuse: dict[str, bool] | None = None,
         experiment: ExperimentID | None = None,
-    ) -> tuple[Trajectory, Snapshot, Sandbox, AgentCalls]:
+    ) -> tuple[Trajectory, Snapshot, Sandbox, HandlerSlot]:
         """A launched sandbox with its recorded trajectory and first snapshot; on any error nothing is left."""
         check_name(request.name)
         requirements = python_packages.wanted(request, agent_file)
@@ -125,7 +125,7 @@ class Creation:
         with self._sessions.throw_away(trajectory, snapshot) as sandbox:
             if ca_bundle:
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
-            result = self._sessions.exec(
+            result = self._sessions.commands.exec(
                 sandbox,
                 CommandFields(("/bin/sh", "-c", script), cwd="/", env=env),
                 sink=lambda _, data: errors.append(data[-2000:]),

@@ -1,109 +1,34 @@
-"""Running commands in live sandboxes: a client's, from its start to its snapshot, and the start of a program."""
+"""Running programs in live sandboxes: what each is started with, its start, and its output up to its end."""
 
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
-from typing import Any
 
-from snapshotd.api.commands import CommandFields
-from snapshotd.engine import requests
-from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink, Stream
+from snapshotd.engine.base import OutputSink, Stream, output_event
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
+from snapshotd.engine.events import EventLog
 from snapshotd.engine.mind.gateways import Gateways
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.sandbox import users
-from snapshotd.engine.sandbox.pump import CommandOutcome, Shown, pump
+from snapshotd.engine.sandbox.kept import KeptProcess
+from snapshotd.engine.sandbox.pump import CommandOutcome, printed, pump
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
-from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
-from snapshotd.engine.sandbox.timeout import EXIT_CODE as TIMED_OUT
-from snapshotd.engine.sandbox.timeout import Timeout
 from snapshotd.errors import Conflict, LimitExceeded, SandboxFailed
 from snapshotd.kernel import turns
 from snapshotd.kernel.limits import Hits
-from snapshotd.kernel.processes import MARK
 from snapshotd.runtime.base import DEFAULT_PATH, LIBRARY_DIR, ExecSpec, Process
-from snapshotd.types import CallStatus, Trajectory, short
+from snapshotd.types import CallStatus, short
 
 KILLED = 128 + signal.SIGKILL
 """Exit code of a command that was killed."""
 
 
 class Execution:
-    """See the module's text. `listener` is told of every step. Thread-safe."""
+    """See the module's text. Thread-safe."""
 
-    def __init__(self, context: Context, gateways: Gateways, listener: StepListener) -> None:
-        self._context, self._gateways, self._listener = context, gateways, listener
-
-    def run(
-        self,
-        sandbox: Sandbox,
-        command: ClientCommand,
-        request: CommandFields,
-        *,
-        sink: OutputSink,
-        record: bool,
-        save: bool,
-        caller: Caller | None,
-    ) -> ExecResult:
-        """See `Sessions.exec`."""
-        spec, timeout_s = self.requested(sandbox, request), request.timeout_s
-        if caller is not None and caller.gives_input:
-            spec = replace(spec, stdin=True)
-        if caller is not None and caller.terminal is not None:
-            kind = request.env.get("TERM", "xterm")
-            spec = replace(spec, terminal=caller.terminal, env={**spec.env, "TERM": kind})
-        funnel = self._context.secrecy.of(sandbox.trajectory)
-        call = marker("exec", funnel.conceal({"argv": list(request.argv), "cwd": spec.cwd}))
-        command.mark = call.id
-        spec = replace(spec, env={**spec.env, MARK: call.id})
-        show = self.logging(sandbox, lambda stream, data, _: sink(stream, data))
-        sandbox.use.ended_for.clear()
-        timeout = Timeout(sandbox, command, timeout_s)
-        process, before = self.start(sandbox, spec, command=command)
-        command.info = CommandInfo(
-            call.id,
-            sandbox.trajectory.id,
-            tuple(call.arguments["argv"]),
-            call.arguments["cwd"],
-            call.started_at_ns,
-            stdin=spec.stdin,
-            timeout_s=timeout_s,
-            background=False,
-        )
-        with timeout.over(process):
-            outcome = pump(
-                process,
-                funnel,
-                show,
-                spool=self._context.spool,
-                max_bytes=self._context.config.output_bytes,
-                caller=caller,
-                abandon=not record or process.terminal,
-                save=record or save,
-            )
-        for sentence in sandbox.use.ended_for:
-            sink("stderr", f"snapshotd: {sentence}\n".encode())
-        call = replace(
-            marker(
-                call.name,
-                call.arguments,
-                stdout=outcome.stdout,
-                stderr=outcome.stderr,
-                started_at_ns=call.started_at_ns,
-                **ended_as(sandbox, command, outcome, before, timeout_s),
-            ),
-            id=call.id,
-        )
-        snapshot = None
-        if record:
-            snapshot = commit_step(self._context.catalog, sandbox, call, self._listener, request=requests.present())
-        if call.exit_code is None:
-            raise SandboxFailed(
-                "the command has ended and its exit code is lost; its output and files are with its snapshot"
-            )
-        return ExecResult(call.exit_code, snapshot, call)
+    def __init__(self, context: Context, gateways: Gateways) -> None:
+        self._context, self._gateways = context, gateways
 
     def start(
         self, sandbox: Sandbox, spec: ExecSpec, *, command: ClientCommand | None = None, keep: str | None = None
@@ -129,23 +54,6 @@ class Execution:
             if command is not None:
                 command.process = process
             return process, before
-
-    def logging(self, sandbox: Sandbox, show: Shown) -> Shown:
-        """Show a command's output also in the container's own log."""
-
-        def both(stream: Stream, data: bytes, shown_bytes: int) -> None:
-            sandbox.runtime.log(sandbox.container, data)
-            show(stream, data, shown_bytes)
-
-        return both
-
-    def workdir(self, trajectory: Trajectory) -> str:
-        return trajectory.agent.cwd if trajectory.agent is not None else "/workspace"
-
-    def requested(self, sandbox: Sandbox, request: CommandFields) -> ExecSpec:
-        """The command that a client asks for."""
-        cwd = request.cwd or self.workdir(sandbox.trajectory)
-        return self.spec(sandbox, request.argv, cwd, tuple(request.env.items()), request.user)
 
     def spec(
         self, sandbox: Sandbox, argv: tuple[str, ...], cwd: str, env: tuple[tuple[str, str], ...], user: str | None
@@ -179,6 +87,42 @@ class Execution:
         )
         return ExecSpec(list(argv), cwd, environment, who.user, who.group, who.groups)
 
+    def follow(
+        self,
+        sandbox: Sandbox,
+        process: Process,
+        *,
+        sink: OutputSink | None = None,
+        log: EventLog | None = None,
+        kept: KeptProcess | None = None,
+        caller: Caller | None = None,
+        abandon: bool = False,
+        save: bool = True,
+    ) -> CommandOutcome:
+        """Pass on the output of a process until it has ended: to the container's own log, to `sink` and to `log`, which
+        has what an earlier daemon has shown of it. `kept`: it outlives this daemon. The other arguments and errors are
+        those of `pump`."""
+
+        def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
+            sandbox.runtime.log(sandbox.container, data)
+            if sink is not None:
+                sink(stream, data)
+            if log is not None:
+                log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
+
+        return pump(
+            process,
+            self._context.secrecy.of(sandbox.trajectory),
+            show,
+            spool=self._context.spool,
+            max_bytes=self._context.config.output_bytes,
+            intakes=None if kept is None else kept.intakes,
+            earlier=() if log is None else printed(log.follow(wait=False)),
+            caller=caller,
+            abandon=abandon,
+            save=save,
+        )
+
 
 def reached_limit(sandbox: Sandbox, before: Hits) -> str | None:
     """The limit of the sandbox that was reached since `before`: how it shows, and the next step. None: no limit was."""
@@ -194,22 +138,6 @@ def reached_limit(sandbox: Sandbox, before: Hits) -> str | None:
             "a sandbox with more processes"
         )
     return None
-
-
-def ended_as(
-    sandbox: Sandbox, command: ClientCommand, outcome: CommandOutcome, before: Hits, timeout_s: float | None
-) -> dict[str, Any]:
-    """The outcome of a client's command, as `status`, `exit_code` and `error` of its call."""
-    status, exit_code = status_of(outcome), outcome.exit_code
-    error = None if exit_code == 0 else reached_limit(sandbox, before)
-    if command.timed_out and exit_code == KILLED:  # else it had ended before
-        status, exit_code = CallStatus.TIMED_OUT, TIMED_OUT
-        error = (
-            f"the command was ended with all that it started, since it took longer than its timeout of {timeout_s:g} s"
-        )
-    elif command.cut_off and exit_code == KILLED:
-        status = CallStatus.INTERRUPTED
-    return {"status": status, "exit_code": exit_code, "error": error}
 
 
 def status_of(outcome: CommandOutcome) -> CallStatus:

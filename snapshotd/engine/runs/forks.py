@@ -16,12 +16,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from snapshotd.api.trajectories import ForkPlace
-from snapshotd.engine.base import EditRequest, Forked, Variant
+from snapshotd.engine.base import EditRequest, Forked, ForkPlace, Variant
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import model_env
 from snapshotd.engine.mind.replay import Resumption
+from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.half_made import Announce
 from snapshotd.engine.runs.resume import recorded
@@ -111,7 +110,7 @@ class _Child:
     record: Trajectory
     variant: Variant
     sandbox: Sandbox
-    calls: AgentCalls
+    calls: HandlerSlot
 
 
 class Forks:
@@ -137,7 +136,7 @@ class Forks:
         """One fork. UsageError: a malformed name; the others as `fork`."""
         check_name(name)
         one = children(1, None, name, ())
-        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPlace(new_id(), 0, 1)
+        owner, place = self._catalog.get_trajectory(source.trajectory), ForkPlace(ExperimentID(new_id()), 0, 1)
         (child,) = self._launch(source, one, [self._record(owner, source, place, 0, one[0])], None, announce)
         with self._all_or_none([child]):
             self._adopt(child, None, None)
@@ -158,7 +157,7 @@ class Forks:
         if the forks are what it asks for."""
         owner = self._catalog.get_trajectory(source.trajectory)
         resumption = self.resumption(owner, source) if resume else None
-        place = part or ForkPlace(new_id(), 0, len(forked))
+        place = part or ForkPlace(ExperimentID(new_id()), 0, len(forked))
         edits = [one.edit for one in forked if one.edit is not None]
         for edit in edits:
             changes.check(source, edit)
@@ -196,7 +195,7 @@ class Forks:
         request: RequestKey | None = None,
     ) -> list[_Child]:
         """Launch the children, then record them. Nothing is left after an error."""
-        launched: list[tuple[Sandbox, AgentCalls]] = []
+        launched: list[tuple[Sandbox, HandlerSlot]] = []
         try:
             with ThreadPoolExecutor(min(len(forks), self._config.forks_at_once)) as pool:
                 begin = [source if resumption is None or one.edit is not None else resumption.began for one in forked]

@@ -17,6 +17,7 @@ from snapshotd.formats import ingest
 from snapshotd.kernel import files
 from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.upper import dress
 from snapshotd.trees.base import Entry
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.view import View
@@ -38,9 +39,8 @@ def build(
     outside = agent is not None and _inside(agent, sandbox) is None
     if sandbox.workspace is None and not outside and not directories:
         return None
-    layer = store.create()
-    try:
-        store.dress(layer, below)
+    with store.making() as layer:
+        dress(store, layer, below)
         with _upper(store, layer) as root:
             for name in directories:
                 os.mkdir(name, dir_fd=root)
@@ -51,9 +51,6 @@ def build(
                 with _directory(root, AGENT_DIR) as target:
                     _copy_agent(agent, target, sandbox.namespace_pid)
         store.drop_work(layer)
-    except BaseException:
-        store.remove(layer)
-        raise
     return layer
 
 

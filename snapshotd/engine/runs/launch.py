@@ -17,7 +17,7 @@ from pathlib import Path
 from snapshotd.engine import identity
 from snapshotd.engine.context import Context
 from snapshotd.engine.identity import SandboxIdentity
-from snapshotd.engine.mind.calls import AgentCalls
+from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox import folder_root
 from snapshotd.engine.sandbox.attach import Survivor
@@ -49,7 +49,7 @@ class Prepared:
     target: Target | None
     cgroup: Members
     server: AgentServer
-    calls: AgentCalls
+    calls: HandlerSlot
     run_dir: Path
 
     def destroy(self) -> None:
@@ -76,7 +76,7 @@ class Launcher:
 
     def launch(
         self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None
-    ) -> tuple[Sandbox, AgentCalls]:
+    ) -> tuple[Sandbox, HandlerSlot]:
         """A sandbox on a fresh upper over the snapshot's files, with its init as the only process. `head`: the
         trajectory's, if that is another snapshot (a replay begins earlier). SandboxFailed, DataLoss or NotFound (there
         are no files); after an error nothing is left."""
@@ -167,7 +167,7 @@ class Launcher:
         (run_dir / "share").mkdir(parents=True)
         for directory in (run_dir, run_dir / "share"):
             directory.chmod(0o755)
-        calls = AgentCalls(context)
+        calls = HandlerSlot()
         admitted: list[Callable[[int], bool]] = []
         server = _serve(run_dir, calls, admitted)
         image = context.image(spec.image)
@@ -245,12 +245,12 @@ class Launcher:
             with self._lock:
                 self._refilling.discard(spec)
 
-    def attach(self, survivor: Survivor, head: Snapshot) -> tuple[Sandbox, AgentCalls]:
+    def attach(self, survivor: Survivor, head: Snapshot) -> tuple[Sandbox, HandlerSlot]:
         """A sandbox that an earlier daemon launched, with all that lives in it. Its agents are not greeted before
         `calls.open` is set. OSError, SandboxFailed; then it is as it was."""
         root = survivor.root
         identity.go_on(survivor.target, self._context.run_dir / "c" / survivor.container.id)
-        calls = AgentCalls(self._context)
+        calls = HandlerSlot()
         calls.open.clear()
         base, fresh = root.base, root.fresh
         if head.id != root.head:  # there were snapshots since it got this root
@@ -301,10 +301,10 @@ class Launcher:
         self.remove_run_dir(sandbox.container.id)
 
 
-def _serve(run_dir: Path, calls: AgentCalls, admitted: list[Callable[[int], bool]]) -> AgentServer:
+def _serve(run_dir: Path, calls: HandlerSlot, admitted: list[Callable[[int], bool]]) -> AgentServer:
     """Listen for the agents of the container whose processes `admitted` knows, once it is there."""
     return AgentServer(
-        run_dir / "agent.sock", calls, lambda pid: any(admits(pid) for admits in admitted), lost=calls.lost
+        run_dir / "agent.sock", calls.find, lambda pid: any(admits(pid) for admits in admitted), lost=calls.lose
     )
 
 

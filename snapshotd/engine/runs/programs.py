@@ -17,6 +17,7 @@ from snapshotd.engine.storing.needed import CACHE_KEY, cached_layers
 from snapshotd.errors import NotFound, UsageError
 from snapshotd.formats.ingest import ingest_folder
 from snapshotd.kernel import files
+from snapshotd.layers.upper import dress
 from snapshotd.types import LayerID, Stack
 
 PLACE = b"opt/agent-program"
@@ -29,9 +30,8 @@ def layer_for(context: Context, below: Stack, folder: Path, namespace_pid: int) 
     cached = cached_layers(context)
     if key in cached and cached[key] in context.store.layers():
         return cached[key]
-    layer = context.store.create()
-    try:
-        context.store.dress(layer, below)
+    with context.store.making() as layer:
+        dress(context.store, layer, below)
         root = context.store.read_upper(layer)
         try:
             place = files.make_dirs(root, PLACE)
@@ -43,9 +43,6 @@ def layer_for(context: Context, below: Stack, folder: Path, namespace_pid: int) 
             os.close(root)
         context.store.drop_work(layer)
         context.catalog.set_meta(CACHE_KEY, json.dumps({**cached_layers(context), key: layer}))
-    except BaseException:
-        context.store.remove(layer)
-        raise
     context.store.unpin([layer])
     return layer
 

@@ -102,8 +102,7 @@ def layer_for(context: Context, spec: SandboxSpec, requirements: tuple[str, ...]
 
 def keep_packages_only(context: Context, upper: LayerID) -> LayerID:
     """Move PACKAGES_DIR out of a finished throw-away upper into a layer of its own. The caller unpins it."""
-    layer = context.store.create()
-    try:
+    with context.store.making() as layer:
         source_fd, target_fd = (context.store.read_upper(which) for which in (upper, layer))
         try:
             opt = files.make_dirs(target_fd, b"opt")
@@ -120,7 +119,4 @@ def keep_packages_only(context: Context, upper: LayerID) -> LayerID:
             os.close(source_fd)
             os.close(target_fd)
         context.store.drop_work(layer)
-    except BaseException:
-        context.store.remove(layer)
-        raise
     return layer

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from snapshotd.engine.context import Context
 from snapshotd.engine.runs import half_made
-from snapshotd.engine.runs.commands import settle
+from snapshotd.engine.runs.command_records import CommandRecords
 from snapshotd.engine.sandbox.attach import Survivor, drop_kept, survivors
 from snapshotd.engine.storing.needed import forget_cached_layers, referenced_layers
 from snapshotd.errors import SandboxFailed, SnapshotdError
@@ -50,11 +50,11 @@ def recover(context: Context) -> list[Survivor]:
                         "it is left for the next start: %s", exc.message
                     )  # one stuck process must not keep all the rest away
     _clear_run_dir(context, alive)
-    running = {survivor.trajectory.id for survivor in found}
+    running, records = {survivor.trajectory.id for survivor in found}, CommandRecords(context)
     for trajectory in context.catalog.trajectories(TrajectoryStatus.RUNNING):
         if trajectory.id in running:
             continue
-        settle(context, trajectory)
+        records.settle(trajectory.id)
         unfinished = trajectory.agent is not None and trajectory.exit_code is None
         context.catalog.set_status(
             trajectory.id, TrajectoryStatus.INTERRUPTED if unfinished else TrajectoryStatus.STOPPED

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-from snapshotd.engine.base import Stream, output_event
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.reuse import counted
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
-from snapshotd.engine.sandbox.intake import Intake, open_intakes
-from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, printed, pump
+from snapshotd.engine.sandbox.kept import KeptProcess
+from snapshotd.engine.sandbox.pump import CommandOutcome
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.errors import SandboxFailed, SnapshotdError
@@ -43,13 +42,12 @@ class Program:
         listener: StepListener,
         finish: Finish,
         sandbox: Sandbox,
-        recorder: Recorder,
+        journal: Journal,
         began_at_ns: int,
     ) -> None:
         self._context, self._execution, self._listener, self._finish = context, execution, listener, finish
-        self._sandbox, self._recorder, self._began_at_ns = sandbox, recorder, began_at_ns
-        self._intakes: dict[Stream, Intake] = {}
-        self._printed: Iterable[Printed] = ()
+        self._sandbox, self._journal, self._began_at_ns = sandbox, journal, began_at_ns
+        self._kept = KeptProcess(context.keeper, sandbox.container.id, sandbox.survival.kept)
         self._process: Process
         self._log: EventLog
         self._thread = threading.Thread(target=self._follow, name="run")
@@ -59,13 +57,12 @@ class Program:
         sandbox, trajectory = self._sandbox, self._sandbox.trajectory
         argv = tuple(map(self._context.secrecy.of(trajectory).reveal_text, agent.argv))
         spec = self._execution.spec(sandbox, argv, agent.cwd, agent.env, agent.user)
-        self._recorder.replay.when_live(self._outlive)
-        sandbox.survival.kept.append(sandbox.container.id)
-        self._open_intakes()
+        self._journal.replay.when_live(self._outlive)
         try:
-            self._process, _ = self._execution.start(sandbox, spec, keep=sandbox.container.id)
+            self._kept.open()
+            self._process, _ = self._execution.start(sandbox, spec, keep=self._kept.key)
         except BaseException:
-            self.let_go()
+            self._kept.close()
             raise
         sandbox.use.program_started()
         self._log = self._context.events.begin(trajectory.id, afresh=True)
@@ -83,8 +80,7 @@ class Program:
     def attach(self, process: Process, log: EventLog) -> None:
         """It was started by an earlier daemon. SandboxFailed."""
         self._process, self._log = process, log
-        self._open_intakes()
-        self._printed = printed(log.follow(wait=False))
+        self._kept.open()
 
     def follow(self) -> None:
         """Follow it in a thread, to its end."""
@@ -95,20 +91,9 @@ class Program:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def let_go(self) -> None:
-        """Close its intakes; the keeper still holds them."""
-        for intake in self._intakes.values():
-            intake.close()
-
-    def _open_intakes(self) -> None:
-        """Open the intakes of its streams: the earlier daemon's if the keeper holds them, new ones otherwise.
-        SandboxFailed."""
-        container, kept = self._sandbox.container.id, self._sandbox.survival.kept
-        self._intakes = open_intakes(self._context.keeper, container, kept)
-
     def _outlive(self) -> None:
         """Once it is live, the sandbox is there for the next daemon, too."""
-        if self._recorder.replay.settled:
+        if self._journal.replay.settled:
             self._sandbox.outlive(
                 {
                     "trajectory": self._sandbox.trajectory.id,
@@ -119,24 +104,10 @@ class Program:
 
     def _follow(self) -> None:
         sandbox, log = self._sandbox, self._log
-        trajectory = sandbox.trajectory
-
-        def show(stream: Stream, data: bytes, shown_bytes: int) -> None:
-            log.append({**output_event(stream, data), "shown_bytes": shown_bytes})
-
         exit_code: int | None = None
         status = TrajectoryStatus.INTERRUPTED
         try:
-            funnel = self._context.secrecy.of(trajectory)
-            outcome = pump(
-                self._process,
-                funnel,
-                self._execution.logging(sandbox, show),
-                spool=self._context.spool,
-                max_bytes=self._context.config.output_bytes,
-                intakes=self._intakes,
-                earlier=self._printed,
-            )
+            outcome = self._execution.follow(sandbox, self._process, log=log, kept=self._kept)
             exit_code = outcome.exit_code
             reached = reached_limit(sandbox, Hits()) if exit_code == KILLED else None  # the sandbox is this program's
             if reached is not None:
@@ -146,7 +117,7 @@ class Program:
             if not sandbox.closed:
                 log.append({"event": "warning", "message": exc.message, "code": exc.code})
         finally:
-            self.let_go()
+            self._kept.close()
             for source, count in (+log.left_out).items():
                 log.append(
                     {
@@ -156,7 +127,7 @@ class Program:
                     }
                 )
             self._finish(sandbox, log, exit_code, status)
-        _log.info("run of %s ended: %s, exit code %s", trajectory.id, status, exit_code)
+        _log.info("run of %s ended: %s, exit code %s", sandbox.trajectory.id, status, exit_code)
 
     def _ended(self, outcome: CommandOutcome, reached: str | None) -> TrajectoryStatus:
         """The agent's process is gone: take the exit snapshot, unless a `stop` has ended the sandbox. `reached`: the
@@ -164,7 +135,7 @@ class Program:
         sandbox, log = self._sandbox, self._log
         with sandbox.lock:
             sandbox.use.cut_off()
-        diverged = None if sandbox.closed else self._recorder.replay.finish()
+        diverged = None if sandbox.closed else self._journal.replay.finish()
         if diverged is not None:
             raise diverged
         with sandbox.lock:

@@ -13,32 +13,30 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from snapshotd.api.commands import BackgroundRequest, CommandFields
-from snapshotd.engine.base import CommandInfo, ExecResult, OutputSink
-from snapshotd.engine.caller import Caller
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import Gateways
 from snapshotd.engine.mind.idempotency import Keys, cut_off
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.keyvalue import KeyValueStore
-from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.mind.reuse import Reuse, counted, wanted
+from snapshotd.engine.mind.unrecorded import UnrecordedCalls
+from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
-from snapshotd.engine.runs.execution import Execution, ended_as
+from snapshotd.engine.runs.execution import Execution
 from snapshotd.engine.runs.launch import Launcher, alive
 from snapshotd.engine.runs.running_program import Program
 from snapshotd.engine.sandbox.attach import Survivor, record_of
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.root import Captured
-from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import commit_step, marker
 from snapshotd.engine.storing.cold import Cold, gone
 from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
-from snapshotd.runtime.base import ExecSpec, Process
 from snapshotd.types import (
     FOLDER,
     AgentSpec,
@@ -61,7 +59,7 @@ class _Live:
     """A registered sandbox."""
 
     sandbox: Sandbox
-    recorder: Recorder
+    journal: Journal
     program: Program | None = None
 
 
@@ -81,15 +79,8 @@ class Sessions:
         self._context, self._launcher, self._background = context, launcher, background
         self._gate, self._store, self._gateways = gate, store, gateways
         self._places = Places(context, cold.take)
-        self._execution = Execution(context, gateways, self._stepped)
-        self.commands = Commands(
-            context,
-            self._start_in_background,
-            lambda sandbox, data: sandbox.runtime.log(sandbox.container, data),
-            ended_as,
-            self._stepped,
-            self.find,
-        )
+        self._execution = Execution(context, gateways)
+        self.commands = Commands(context, self._execution, self._stepped, self.check_place)
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []
         self._throw_aways: dict[ContainerID, Sandbox] = {}
@@ -118,7 +109,7 @@ class Sessions:
 
     def launch(
         self, trajectory: Trajectory, snapshot: Snapshot, head: Snapshot | None = None
-    ) -> tuple[Sandbox, AgentCalls]:
+    ) -> tuple[Sandbox, HandlerSlot]:
         """A sandbox that is not registered yet: the caller either adopts or ends it. `head`: as `Launcher.launch`."""
         if snapshot.state is SnapshotState.LOST:
             raise gone(snapshot)
@@ -133,7 +124,7 @@ class Sessions:
             return list({id(one): one for one in (*self.live(), *self._launched) if not one.closed}.values())
 
     def adopt(
-        self, sandbox: Sandbox, calls: AgentCalls, resumption: Resumption | None = None, keys: Keys | None = None
+        self, sandbox: Sandbox, calls: HandlerSlot, resumption: Resumption | None = None, keys: Keys | None = None
     ) -> None:
         """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program
         is replayed first; `keys`: of calls that it makes again."""
@@ -145,18 +136,18 @@ class Sessions:
             record = record_of(self._context, sandbox.container.id)
             record.open()
             sandbox.survival.use(record)
-        recorder = Recorder(self._context, sandbox, self._stepped, self._places, resumption, keys, self._reuse(sandbox))
-        calls.bind(sandbox, recorder, self._gate, self._store)
-        self._gateways.open(sandbox, recorder)
-        self._register(sandbox, recorder)
+        journal = self._journal(sandbox, resumption, keys)
+        calls.bind(AgentCalls(self._context, journal, self._store))
+        self._gateways.open(sandbox, journal)
+        self._register(sandbox, journal)
 
-    def _reuse(self, sandbox: Sandbox) -> Reuse | None:
-        reuses = wanted(self._context.catalog, sandbox.trajectory)
-        return Reuse(self._context, sandbox) if reuses else None
+    def _journal(self, sandbox: Sandbox, resumption: Resumption | None, keys: Keys | None) -> Journal:
+        reuse = Reuse(self._context, sandbox) if wanted(self._context.catalog, sandbox.trajectory) else None
+        return Journal(self._context, sandbox, self._stepped, self._places, self._gate, resumption, keys, reuse)
 
-    def _register(self, sandbox: Sandbox, recorder: Recorder) -> None:
+    def _register(self, sandbox: Sandbox, journal: Journal) -> None:
         with self._lock:
-            self._live[sandbox.trajectory.id] = _Live(sandbox, recorder)
+            self._live[sandbox.trajectory.id] = _Live(sandbox, journal)
 
     def go_on(self, survivors: Iterable[Survivor]) -> None:
         """Go on with the sandboxes of an earlier daemon: their agents, which may be waiting for an answer, do not
@@ -175,25 +166,19 @@ class Sessions:
         try:
             sandbox.writer.own(catalog.draw_fence(trajectory.id))
             sandbox.mind.put(catalog.state(head.id), changed=False)
-            recorder = Recorder(
-                self._context,
-                sandbox,
-                self._stepped,
-                self._places,
-                keys=cut_off(catalog, trajectory),
-                reuse=self._reuse(sandbox),
-            )
-            recorder.restore(survivor.record)
-            calls.bind(sandbox, recorder, self._gate, self._store)
-            calls.restore()
+            journal = self._journal(sandbox, None, cut_off(catalog, trajectory))
+            journal.recorder.restore(survivor.record)
+            handler = AgentCalls(self._context, journal, self._store)
+            handler.restore()
+            calls.bind(handler)
             survivor.record.open()
             sandbox.survival.use(survivor.record)
             sandbox.outlive(survivor.facts)
             sandbox.use.end_when_idle(survivor.facts.get("idle_timeout_s", 0.0))
-            self._gateways.open(sandbox, recorder, survivor.record)
+            self._gateways.open(sandbox, journal, survivor.record)
             program = None
             if survivor.process is not None:
-                program = self._program(sandbox, recorder, survivor.facts["began_at_ns"])
+                program = self._program(sandbox, journal, survivor.facts["began_at_ns"])
                 program.attach(survivor.process, self._context.events.begin(trajectory.id))
                 self._background.tell_missed(trajectory.id, survivor.facts["began_at_ns"])
         except BaseException:
@@ -202,7 +187,7 @@ class Sessions:
             calls.open.set()
             sandbox.server.close()
             raise
-        self._register(sandbox, recorder)
+        self._register(sandbox, journal)
         if program is not None:
             self._follow(sandbox, program)
         self.commands.go_on(sandbox, survivor.commands)
@@ -225,7 +210,7 @@ class Sessions:
                 if self._closed:
                     raise _stopped()
                 self._throw_aways[sandbox.container.id] = sandbox
-            calls.bind(sandbox, None)
+            calls.bind(UnrecordedCalls(sandbox))
             yield sandbox
             if sandbox.closed:
                 raise _stopped()
@@ -341,54 +326,22 @@ class Sessions:
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
-        recorder = self._recorder(trajectory)
-        return recorder is not None and (recorder.replay.replaying or recorder.replay.diverged is not None)
+        journal = self._find_journal(trajectory)
+        return journal is not None and (journal.replay.replaying or journal.recorder.diverged is not None)
 
-    def _recorder(self, trajectory: Trajectory) -> Recorder | None:
+    def _find_journal(self, trajectory: Trajectory) -> Journal | None:
         live = self._live.get(trajectory.id)
-        return None if live is None else live.recorder
+        return None if live is None else live.journal
 
     def _stepped(self, snapshot: Snapshot, captured: Captured) -> None:
         self._background.submit(snapshot, captured)
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
-    def exec(
-        self,
-        sandbox: Sandbox,
-        request: CommandFields,
-        *,
-        sink: OutputSink,
-        record: bool,
-        save: bool = False,
-        expected_head: SnapshotID | None = None,
-        caller: Caller | None = None,
-    ) -> ExecResult:
-        """Run one command to its end. With `record` it is a tool call and gets its snapshot, also when its caller is
-        gone; without, it ends with its caller. With `save` its output is kept all the same, for a
-        step of the caller's. `expected_head`: see `if_head`."""
-        if not request.argv:
-            raise UsageError("there is no command to run: the list of its words is empty")
-        if record:
-            self.check_place(sandbox)
-        with sandbox.use.command() as command, sandbox.writer.claim(sandbox.lock, sandbox.trajectory.id, expected_head):
-            return self._execution.run(sandbox, command, request, sink=sink, record=record, save=save, caller=caller)
-
-    def exec_in_background(self, sandbox: Sandbox, request: BackgroundRequest) -> CommandInfo:
-        """See `RunService.exec_in_background`."""
-        if not request.argv:
-            raise UsageError("there is no command to run: the list of its words is empty")
-        self.check_place(sandbox)
-        spec = self._execution.requested(sandbox, request)
-        return self.commands.begin(sandbox, replace(spec, stdin=request.stdin), timeout_s=request.timeout_s)
-
-    def _start_in_background(self, sandbox: Sandbox, spec: ExecSpec, command: ClientCommand, key: str) -> Process:
-        return self._execution.start(sandbox, spec, command=command, keep=key)[0]
-
     def check_place(self, sandbox: Sandbox) -> None:
         """Conflict: its program is being replayed, which gives it one root after another."""
-        recorder = self._recorder(sandbox.trajectory)
-        if recorder is not None and recorder.replay.retraces:
+        journal = self._find_journal(sandbox.trajectory)
+        if journal is not None and journal.replay.retraces:
             name = short(sandbox.trajectory.id)
             raise Conflict(
                 f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
@@ -397,8 +350,8 @@ class Sessions:
 
     def open_calls(self, sandbox: Sandbox) -> list[str]:
         """Names of the tool calls that its program has begun and not ended."""
-        recorder = self._recorder(sandbox.trajectory)
-        return [] if recorder is None else recorder.pending.open_tools()
+        journal = self._find_journal(sandbox.trajectory)
+        return [] if journal is None else journal.recorder.pending.open_tools()
 
     def start_agent(self, sandbox: Sandbox, agent: AgentSpec, *, first: Snapshot | None = None) -> None:
         """Start a trajectory's program from the top; a thread follows it to its end. `first` is its start snapshot, if
@@ -406,14 +359,14 @@ class Sessions:
 
         CommandNotFound etc. leave the sandbox as it was.
         """
-        program = self._program(sandbox, self._live[sandbox.trajectory.id].recorder, time.time_ns())
+        program = self._program(sandbox, self._live[sandbox.trajectory.id].journal, time.time_ns())
         program.start(agent)
         if first is not None:
             self._background.submit(first)
         self._follow(sandbox, program)
 
-    def _program(self, sandbox: Sandbox, recorder: Recorder, began_at_ns: int) -> Program:
-        return Program(self._context, self._execution, self._stepped, self._finish, sandbox, recorder, began_at_ns)
+    def _program(self, sandbox: Sandbox, journal: Journal, began_at_ns: int) -> Program:
+        return Program(self._context, self._execution, self._stepped, self._finish, sandbox, journal, began_at_ns)
 
     def _follow(self, sandbox: Sandbox, program: Program) -> None:
         with self._lock:

@@ -36,7 +36,7 @@ class DiskWatch:
         self._seen: dict[LayerID, Used] = {}
         self._free: tuple[int, int] | None = None
         self._thread: threading.Thread | None = None
-        if not context.store.quotas:
+        if not context.store.limits.enforced:
             self._thread = threading.Thread(target=self._work, name="disk-watch")
             self._thread.start()
 

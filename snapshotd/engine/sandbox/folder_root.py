@@ -159,7 +159,7 @@ def fill(store: LayerStore, trajectory: TrajectoryID, stack: Stack, disk_bytes: 
     is left behind then."""
     upper = store.create(LayerID(trajectory))
     try:
-        store.limit(upper, store.room(stack, disk_bytes))
+        store.limits.limit(upper, store.limits.room(stack, disk_bytes))
         fd = store.read_upper(upper)
         try:
             with store.view(stack) as view:

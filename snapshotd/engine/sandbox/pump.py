@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from snapshotd.engine.base import Event, Stream
 from snapshotd.engine.caller import Caller
-from snapshotd.engine.sandbox.intake import Intake
+from snapshotd.engine.sandbox.kept import Intake
 from snapshotd.errors import SandboxFailed
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import BlobWriter, Spool

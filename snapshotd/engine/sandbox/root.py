@@ -30,6 +30,7 @@ from snapshotd.layers import delta, links
 from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.upper import dress, is_unchanged
 from snapshotd.runtime.base import Container
 from snapshotd.trees import apply, diff
 from snapshotd.trees.view import View
@@ -150,21 +151,21 @@ class SandboxRoot:
     def _unchanged(self) -> bool:
         store = self._parts.store
         if store.host.redirects:
-            return store.unchanged(self.upper, self.stack)
+            return is_unchanged(store, self.upper, self.stack)
         return self._seen is not None and delta.unchanged(store, self.upper, self._seen)
 
     def room(self, stack: Stack | None = None) -> Used:
         """The space that the live upper may take: the sandbox's disk limit, less the layers of `stack` (None: of the
         present stack)."""
         store = self._parts.store
-        return store.room(_ground(store, stack or self.stack), self._parts.disk_bytes)
+        return store.limits.room(_ground(store, stack or self.stack), self._parts.disk_bytes)
 
     def capture(self) -> Captured:
         """Seal or copy the live upper. On any error the sandbox goes on as before."""
         start = time.perf_counter_ns()
         if not self._parts.store.host.redirects:
             return self._capture_delta()
-        if self._parts.store.unchanged(self.upper, self.stack):
+        if is_unchanged(self._parts.store, self.upper, self.stack):
             self.revive()
             pause = time.perf_counter_ns() - start
             return Captured(self.stack, "unchanged", None, pause, self.base, self.fresh, self.bury)
@@ -192,7 +193,7 @@ class SandboxRoot:
         if self.blocker(layout) is not None:
             return
         try:
-            self._pivot_on(layout, changed=not self._parts.store.unchanged(self.upper, self.stack))
+            self._pivot_on(layout, changed=not is_unchanged(self._parts.store, self.upper, self.stack))
         except Busy:
             return
         self.bury()
@@ -264,8 +265,8 @@ class SandboxRoot:
             undo.callback(store.release, below.layers)
             upper = store.create()
             undo.callback(store.remove, upper)
-            store.limit(upper, self.room(sealed))
-            store.dress(upper, sealed)
+            store.limits.limit(upper, self.room(sealed))
+            dress(store, upper, sealed)
             lazy_by = lazy_server(store, below, self._parts.sources)
             announce = functools.partial(self._announce, upper, below, lazy_by is not None, self.fresh + changed)
             pivot(self._target, store, below, upper, layout, seal=True, announce=announce)
@@ -416,9 +417,9 @@ def enter(target: Target, store: LayerStore, stack: Stack, disk_bytes: int) -> t
     is never sealed the entries in it. Nothing is left behind on error. `disk_bytes`: as in `Limits`."""
     upper, ground, seen = store.create(), _ground(store, stack), None
     try:
-        store.limit(upper, store.room(ground, disk_bytes))
+        store.limits.limit(upper, store.limits.room(ground, disk_bytes))
         if store.host.redirects:
-            store.dress(upper, stack)
+            dress(store, upper, stack)
         else:
             seen = delta.fill(store, upper, stack)
         pivot(target, store, ground, upper, layout_of(target), seal=False)

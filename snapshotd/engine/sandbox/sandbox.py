@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from snapshotd.engine.base import CommandInfo
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.engine.sandbox.live import Survival
 from snapshotd.engine.sandbox.root import SandboxRoot, frozen
@@ -45,8 +44,10 @@ CUT_OFF_DEADLINE_S = 10.0
 class ClientCommand:
     """One that a client runs."""
 
-    info: CommandInfo | None = None
-    """The facts about a command in the foreground, once it is started; those of one in the background are in its log."""
+    background: bool = False
+    """It runs on without a client (engine/runs/commands.py)."""
+    mark: str = ""
+    """The value of `processes.MARK` in its environment; "" if it has none."""
     process: Process | None = None
     """Once it is started."""
     cut_off: bool = False
@@ -54,11 +55,7 @@ class ClientCommand:
     timed_out: bool = False
     """It took longer than its caller allows, and was ended (engine/sandbox/timeout.py)."""
     alone: bool = True
-    """No other one ran beside it so far."""
-    mark: str = ""
-    """The value of `processes.MARK` in its environment; "" if it has none."""
-    background: bool = False
-    """It runs on without a client (engine/runs/commands.py)."""
+    """No other command ran beside it so far; if it has a timeout, no process but init was alive when it began."""
 
 
 class SandboxUse:

@@ -26,48 +26,42 @@ EXIT_CODE = 124
 _log = logging.getLogger(__name__)
 
 
-class Timeout:
-    """The timeout of one command. To be made before the command starts; without `timeout_s` it does nothing."""
+@contextlib.contextmanager
+def end_after(timeout_s: float | None, sandbox: Sandbox, command: ClientCommand, process: Process) -> Iterator[None]:
+    """End a command that has not ended after `timeout_s` seconds inside; None: it may take any time. On leaving, what was
+    to be ended has ended."""
+    if timeout_s is None:
+        yield
+        return
+    timer = threading.Timer(timeout_s, _end, (sandbox, command, process))
+    timer.name = "command-timeout"
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
 
-    def __init__(self, sandbox: Sandbox, command: ClientCommand, timeout_s: float | None) -> None:
-        self._sandbox, self._command, self._timeout_s = sandbox, command, timeout_s
-        self._empty = timeout_s is not None and not _alive(sandbox)
 
-    @contextlib.contextmanager
-    def over(self, process: Process) -> Iterator[None]:
-        """The command may run for so long inside. On leaving, what was to be ended has ended."""
-        if self._timeout_s is None:
-            yield
-            return
-        timer = threading.Timer(self._timeout_s, self._end, (process,))
-        timer.name = "command-timeout"
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
+def is_empty(sandbox: Sandbox) -> bool:
+    """True if no process but init is alive."""
+    return all(pid == sandbox.container.pid or is_zombie(pid) for pid in sandbox.cgroup.processes())
 
-    def _end(self, process: Process) -> None:
-        try:
-            with self._sandbox.lock:
-                if self._sandbox.closed or process.wait(0) is not None:
-                    return
-                self._command.timed_out = True
-                killed = self._sandbox.kill(lambda pids: self._started(process.pid, pids))
-        except SandboxFailed as exc:  # its container is ending, or something cannot be frozen
-            _log.warning("a command at its timeout is ended alone: %s", exc)
-            process.kill()
-            return
-        wait_until_gone(killed)
 
-    def _started(self, command: int, pids: list[int]) -> set[int]:
-        """The processes among `pids` that the command started, and the command itself."""
-        if self._empty and self._command.alone and not self._sandbox.use.agent_running:
+def _end(sandbox: Sandbox, command: ClientCommand, process: Process) -> None:
+    def choose(pids: list[int]) -> set[int]:
+        if command.alone and not sandbox.use.agent_running:
             return set(pids)
-        return started_by(command, pids, self._command.mark)
+        return started_by(process.pid, pids, command.mark)
 
-
-def _alive(sandbox: Sandbox) -> bool:
-    """True if any process but init is alive."""
-    return any(pid != sandbox.container.pid and not is_zombie(pid) for pid in sandbox.cgroup.processes())
+    try:
+        with sandbox.lock:
+            if sandbox.closed or process.wait(0) is not None:
+                return
+            command.timed_out = True
+            killed = sandbox.kill(choose)
+    except SandboxFailed as exc:  # its container is ending, or something cannot be frozen
+        _log.warning("a command at its timeout is ended alone: %s", exc)
+        process.kill()
+        return
+    wait_until_gone(killed)

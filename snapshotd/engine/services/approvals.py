@@ -1,5 +1,5 @@
 """Calls that a person decides about, as people and outside programs see them. The gate of the agents' own calls is
-`mind/approvals.py`."""
+`mind/approval/gate.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from snapshotd.engine.base import ApprovalView
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.records import ApprovalRecords
 from snapshotd.engine.storing import look
 from snapshotd.trees.base import Change
 from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, SnapshotID, SnapshotState, Trajectory
@@ -17,8 +17,8 @@ from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, Snapsh
 class ApprovalService:
     """Every method may raise NotFound or Ambiguous for a `ref`."""
 
-    def __init__(self, context: Context, gate: Gate) -> None:
-        self._context, self._catalog, self._gate = context, context.catalog, gate
+    def __init__(self, context: Context, approvals: ApprovalRecords) -> None:
+        self._context, self._catalog, self._approvals = context, context.catalog, approvals
 
     def ask(
         self,
@@ -36,7 +36,7 @@ class ApprovalService:
 
         The approval is bound to the call's name and arguments, not to files: the program that asked sees to those.
         Denied: the policy does not let it run; Conflict: another call has the name; UsageError: the name is malformed."""
-        return self._gate.ask(
+        return self._approvals.ask(
             self._catalog.resolve_trajectory(ref),
             CallID(call),
             tool,
@@ -48,19 +48,19 @@ class ApprovalService:
 
     def list(self, status: ApprovalStatus | None = None) -> list[Approval]:
         """Oldest first; by default all."""
-        return self._gate.list(status)
+        return self._approvals.list(status)
 
     def approve(self, ref: str, *, by: str, reason: str | None = None, arguments: tuple[Any] | None = None) -> Approval:
         """Let the call run, with other `arguments` if given. Conflict: decided already, or its trajectory has moved on
         from the snapshot that the approval is bound to (it is stale then)."""
-        return self._gate.approve(ref, by=by, reason=reason, arguments=arguments)
+        return self._approvals.approve(ref, by=by, reason=reason, arguments=arguments)
 
     def deny(self, ref: str, *, by: str, reason: str | None = None) -> Approval:
-        return self._gate.deny(ref, by=by, reason=reason)
+        return self._approvals.deny(ref, by=by, reason=reason)
 
     def view(self, ref: str, *, max_files: int = 1000) -> ApprovalView:
         """Returns what a person needs for a decision. No files are listed if the snapshot to compare with has given up its own."""
-        approval = self._gate.find(ref)
+        approval = self._approvals.find(ref)
         trajectory = self._catalog.get_trajectory(approval.trajectory)
         since = self._compared_with(approval, trajectory)
         files: tuple[Change, ...] = ()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from snapshotd.api.trajectories import ForkPlace
 from snapshotd.engine.base import (
     ITSELF,
     EditRequest,
     Effect,
     Forked,
+    ForkPlace,
+    Merged,
     MergeRequest,
     Opener,
     RewindMode,
@@ -18,7 +19,7 @@ from snapshotd.engine.base import (
 )
 from snapshotd.engine.context import Context
 from snapshotd.engine.folders.folders import Folders
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.past.editing import Editing
 from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.past.merging import Merging
@@ -167,12 +168,16 @@ class BranchingService:
         target = None if into is None else self._trajectory(into)
         return self._promotion.promote(self._trajectory(ref), target, leave_behind=leave_behind, compensate=compensate)
 
-    def merge(self, ref: str, source: str, request: MergeRequest) -> Snapshot:
-        """Change files of a trajectory, in place, to what they are in the snapshot `source` or to what the request says;
-        all in one step, which is recorded as a new snapshot, and `undo` takes it back. The mind goes on. Conflict: the
-        trajectory's head is another than the request's, or as `rewind`; NotFound: a path is not in the snapshot."""
-        with self._context.pins.pinned(self._snapshot(source).id) as pinned:
-            return self._merging.merge(self._trajectory(ref), pinned, request)
+    def merge(self, ref: str, request: MergeRequest) -> Merged:
+        """Bring what changed between two snapshots to a trajectory, in place: three-way, all in one step, which is recorded
+        as a new snapshot, and `undo` takes it back. The mind goes on. With a conflict nothing is merged. UsageError: the
+        snapshots have nothing in common, and no base is named; Conflict: the head changed meanwhile, or as `rewind`;
+        NotFound: no snapshot has the directory; Unsupported: texts are to be merged, and there is no git."""
+        return self._merging.merge(self._trajectory(ref), request)
+
+    def recall_merge(self, snapshot: str, request: MergeRequest) -> Merged:
+        """The answer to the merge that has made this snapshot."""
+        return self._merging.recall(self._snapshot(snapshot), request)
 
     def edit(self, ref: str, request: EditRequest, *, name: str | None = None, resume: bool = False) -> Trajectory:
         """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.

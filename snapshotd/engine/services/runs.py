@@ -127,7 +127,7 @@ class RunService:
         trajectory = self._catalog.resolve_trajectory(ref)
         head = None if request.if_head is None else self._catalog.resolve_snapshot(request.if_head).id
         sandbox = self._sessions.running(trajectory, request.idle_timeout_s)
-        return self._sessions.exec(sandbox, request, sink=sink, record=True, expected_head=head, caller=caller)
+        return self._sessions.commands.exec(sandbox, request, sink=sink, record=True, expected_head=head, caller=caller)
 
     def exec_snapshot(
         self, ref: str, request: CommandFields, *, sink: OutputSink, caller: Caller | None = None
@@ -139,7 +139,7 @@ class RunService:
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
             with self._sessions.throw_away(trajectory, source) as sandbox:
-                return self._sessions.exec(sandbox, request, sink=sink, record=False, caller=caller)
+                return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:
         """Start a command as `exec` does and return at once. Steps go on beside it; its own snapshot is taken when it
@@ -147,7 +147,7 @@ class RunService:
         end it as `interrupted`. LimitExceeded: too many run in the sandbox. With `stdin` its standard input is what
         `write_command` writes, otherwise empty."""
         sandbox = self._sessions.running(self._trajectory(ref), request.idle_timeout_s)
-        return self._sessions.exec_in_background(sandbox, request)
+        return self._sessions.commands.begin(sandbox, request)
 
     def commands(self, ref: str) -> list[CommandInfo]:
         """A trajectory's commands that run, also those in the foreground whose client has gone away, and the newest

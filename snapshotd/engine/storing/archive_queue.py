@@ -320,7 +320,7 @@ class _Batches:
         for item in done.values():
             if item.archived is not None:
                 for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):
-                    self._context.store.note_size(layer, size)
+                    self._context.store.sizes.note(layer, size)
             own = item.snapshot.warnings if item.snapshot.state is SnapshotState.CAPTURED else ()
             catalog.set_stored(item.snapshot.id, item.tree, item.record, tuple(dict.fromkeys((*own, *item.warnings))))
         self._context.secrecy.vault.flush()  # the records hold markers

@@ -246,7 +246,7 @@ class Cold:
             store.drop_work(made)
             hit("engine.cold.built")
             store.publish(made, layer)
-            store.note_size(layer, answer["bytes"])  # not earlier: a layer with a known size may be evicted
+            store.sizes.note(layer, answer["bytes"])  # not earlier: a layer with a known size may be evicted
             self._came_back()
         except (SnapshotdError, OSError) as exc:
             if made is not None:

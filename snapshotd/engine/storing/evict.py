@@ -76,11 +76,11 @@ def budget_bytes(context: Context) -> int:
 def evict(context: Context, merger: Merger, budget: int) -> int:
     """Evict until the layers take somewhat less than `budget` bytes, or nothing more may go. Returns the bytes given
     up. Costs nothing while they fit; else some system calls for each layer, which is why it makes room for a while."""
-    excess = context.store.sized_bytes() - budget
+    excess = context.store.sizes.total() - budget
     if excess <= 0:
         return 0
     excess += int(budget * ROOM_SHARE)
-    sizes = context.store.sizes()
+    sizes = context.store.sizes.read()
     needed = _needed(context)
     freed = 0
     for layer in sorted(sizes, key=lambda item: sizes[item][1]):

@@ -139,7 +139,7 @@ def cat(context: Context, ref: str, path: bytes) -> Iterator[bytes]:
             raise NotFound(
                 f"{shown!r} does not exist in snapshot {short(snapshot.id)}; `snapshotd diff` lists what changed"
             ) from exc
-    return _pieces(fd)
+    return pieces(fd)
 
 
 def lstat(context: Context, ref: str, path: bytes) -> tuple[Entry, bytes | None]:
@@ -153,7 +153,7 @@ def lstat(context: Context, ref: str, path: bytes) -> tuple[Entry, bytes | None]
         return entry, view.readlink(path) if entry.kind is Kind.SYMLINK else None
 
 
-def _pieces(fd: int) -> Iterator[bytes]:
+def pieces(fd: int) -> Iterator[bytes]:
     with open(fd, "rb", buffering=0) as f:
         while piece := f.read(_PIECE_BYTES):
             turns.give_way()

@@ -86,7 +86,7 @@ class Merger:
             self._store.release(run)
         # Last: what has a size may be evicted at once, and is forgotten here before it goes.
         with contextlib.suppress(OSError):  # without one it stays until the daemon ends
-            self._store.note_size(target, size)
+            self._store.sizes.note(target, size)
         return True
 
     def _remember(self, run: tuple[LayerID, ...], target: LayerID) -> None:

@@ -22,10 +22,9 @@ part of the record. Tags have documents of their own, each with all tags there w
 
     {"format": "snapshotd record", "version": 2, "kind": "tags", "at_ns": n, "tags": {name: snapshot id, ...}}
 
-An unknown field is kept when a decoded record is encoded again. A change of meaning is a new version, and `_UPCASTERS`
-bring documents of an older one up to date as they are read. Version 1 had no journal: no `began`, `follows`, `entries`,
-`state`. A record may come from a hostile bundle: every id, name and number is checked, so that it can be a path or a
-row. Errors: DataLoss (malformed), VersionMismatch (a version or kind that a newer snapshotd wrote).
+An unknown field is kept when a decoded record is encoded again. A change of meaning is a new version. A record may come
+from a hostile bundle: every id, name and number is checked, so that it can be a path or a row. Errors: DataLoss
+(malformed), VersionMismatch (another version, or a kind that a newer snapshotd wrote).
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.storing.record_entries import entry_document, read_entries
 from snapshotd.engine.storing.record_fields import ANY_TIME, DIGEST, ID, MAX_JSON_DEPTH, Fields, nests_deeper, shallow
-from snapshotd.errors import DataLoss, InternalError, VersionMismatch
+from snapshotd.errors import DataLoss, InternalError, VersionMismatch, check_format
 from snapshotd.types import (
     KNOWN_NAME_PATTERN,
     NAME_PATTERN,
@@ -146,12 +145,11 @@ def decode_any(data: bytes) -> Record | Tags:
         if top.value("format") != FORMAT:
             raise ValueError("it does not begin as a record")
         version, kind = top.integer("version", 1), top.text("kind")
-        if version > VERSION or kind not in ("snapshot", "tags"):
+        check_format("a record", version, VERSION)
+        if kind not in ("snapshot", "tags"):
             raise VersionMismatch(
-                f"a record (version {version}, kind {kind[:40]!r}) comes from a newer snapshotd: use that or a newer one"
+                f"a record of kind {kind[:40]!r} comes from a newer snapshotd: use that or a newer one"
             )
-        for older in range(version, VERSION):
-            _UPCASTERS[older](top.whole)
         return _read_tags(top) if kind == "tags" else _read_snapshot(top)
     except (ValueError, RecursionError) as exc:
         raise DataLoss(f"a record is damaged ({exc}): run `snapshotd check`") from exc
@@ -307,21 +305,6 @@ def _merge(document: Any, unknown: Mapping[str, Any]) -> None:
                 document[key] = value
             elif isinstance(value, Mapping):
                 _merge(document[key], value)
-
-
-# -- older versions ----------------------------------------------------------------------------------------------------
-
-
-def _from_1(document: dict[str, Any]) -> None:
-    """In version 1 a snapshot always continues its parent, and there is no journal."""
-    if document["kind"] == "snapshot":
-        document |= {"entries": [], "state": None}
-        Fields(document.get("snapshot"), "snapshot").whole["follows"] = None
-        Fields(document.get("trajectory"), "trajectory").whole["began"] = None
-
-
-_UPCASTERS: dict[int, Callable[[dict[str, Any]], None]] = {1: _from_1}
-"""From each version to the next, in place."""
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ class Upkeep:
         context = self._context
         states = Counter(str(s.state) for s in context.catalog.all_snapshots())
         return UsageInfo(
-            layer_bytes=context.store.sized_bytes(),
+            layer_bytes=context.store.sizes.total(),
             layer_budget_bytes=budget,
             repository_bytes=context.repo.stored_bytes(),
             spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),

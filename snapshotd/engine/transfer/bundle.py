@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.storing import records
-from snapshotd.errors import DataLoss, InternalError, LimitExceeded, UsageError, VersionMismatch
+from snapshotd.errors import DataLoss, InternalError, LimitExceeded, UsageError, check_format
 from snapshotd.formats.tar_reader import BLOCK, Member, MemberKind, TarReader
 from snapshotd.formats.tar_writer import END, ArchiveMarks, file_header, write_tree
 from snapshotd.repo.base import Reader, Repository
@@ -48,7 +48,6 @@ from snapshotd.types import (
 
 FORMAT = "snapshotd bundle"
 VERSION = 2
-"""Version 1 had no tags."""
 MAX_SNAPSHOTS = 100_000
 MAX_RECORD_BYTES = 128 << 20
 MAX_RECORD_VALUES = 4_000_000
@@ -433,10 +432,7 @@ class BundleReader:
             raise DataLoss("the bundle is malformed: its head is not JSON") from exc
         if not isinstance(value, dict) or value.get("format") != FORMAT or type(value.get("version")) is not int:
             raise UsageError("this is no bundle of snapshotd; `snapshotd export` makes one")
-        if value["version"] > VERSION:
-            raise VersionMismatch(
-                f"the bundle has version {value['version']}, this snapshotd reads up to {VERSION}; use a newer one"
-            )
+        check_format("the bundle", value["version"], VERSION)
         return value
 
 
@@ -516,7 +512,7 @@ class _Stream:
 
 def _tags(head: dict[str, Any], snapshots: set[str]) -> dict[str, SnapshotID]:
     """The tags of the bundle's snapshots, by name."""
-    tags = head.get("tags") if head["version"] > 1 else {}
+    tags = head.get("tags")
     if not isinstance(tags, dict):
         raise DataLoss("the bundle is malformed: it does not say which tags its snapshots have")
     for name, snapshot in tags.items():

@@ -21,7 +21,7 @@ FORM = Form(
     remedy="restore it from a backup",
     durable_commits=True,
     pragmas="PRAGMA cell_size_check = ON; PRAGMA foreign_keys = OFF;",
-    checksums_from=0,
+    checksums=True,
 )
 
 _FIRST = """

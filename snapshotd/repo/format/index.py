@@ -25,9 +25,6 @@ from snapshotd.sqlite import Database, Form, create
 from snapshotd.store.base import Store
 
 INDEX_VERSION = 3
-"""From version 2 on there may be packs of version 2, which older versions of snapshotd do not read; from 3 on each page
-has a checksum."""
-_PACKS_2_FROM, _CHECKSUMS_FROM = 2, 3
 APPLICATION_ID = 0x736E7078  # "snpx"
 _SCHEMA = """
 CREATE TABLE packs (number INTEGER PRIMARY KEY, id BLOB NOT NULL UNIQUE, bytes INTEGER NOT NULL, objects INTEGER NOT NULL);
@@ -42,11 +39,11 @@ FORM = Form(
     "the repository's index",
     APPLICATION_ID,
     INDEX_VERSION,
-    0,
+    INDEX_VERSION,
     _REMEDY,
     durable_commits=True,
     pragmas="PRAGMA cache_size = -16384;",
-    checksums_from=_CHECKSUMS_FROM,
+    checksums=True,
 )
 _COLUMNS = "o.id, o.kind, p.id, o.offset, o.stored, o.plain, o.base, o.depth"
 _FROM = "FROM objects o JOIN packs p ON p.number = o.pack"
@@ -83,9 +80,6 @@ class Index:
         """Opens an existing index. Errors: see `sqlite.Database`."""
         self.path = path
         self._db = Database(path, FORM, write=write)
-        if write and self._db.checksummed and self._db.pragma("user_version") < INDEX_VERSION:
-            with self._db.transaction():
-                self._db.write(f"PRAGMA user_version = {INDEX_VERSION}")
 
     def close(self) -> None:
         """Idempotent. The last one to close folds the WAL into the file."""
@@ -164,8 +158,6 @@ class Index:
 
     def add_pack(self, pack: PackRow) -> None:
         """Inside a transaction. Not an error if it is there."""
-        if self._db.pragma("user_version") < _PACKS_2_FROM:
-            self._db.write(f"PRAGMA user_version = {_PACKS_2_FROM}")
         self._db.write("INSERT OR IGNORE INTO packs (id, bytes, objects) VALUES (?, ?, ?)", pack)
 
     def add_objects(self, entries: Iterable[IndexEntry]) -> None:

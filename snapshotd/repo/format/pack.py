@@ -24,7 +24,7 @@ Ids are not stored because every byte of a delta counts: the index has them, and
 bytes. Only a list's does not (it is that of the content), and a record must prove that it was made with the key,
 because records are believed without anything that refers to them: a frame may lie in a content. Four bytes name a
 delta's base: if several objects begin with them, decoding with the wrong one gives at worst an unreferenced object,
-under its true id. Packs of version 1 are the same, but no frame in them uses the dictionary (dictionary.py). A pack is
+under its true id. A pack is
 written once, as a whole, under the key `packs/<first two characters of the id>/<id>`; it never changes.
 """
 
@@ -39,7 +39,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from snapshotd.errors import DataLoss, VersionMismatch
+from snapshotd.errors import DataLoss, check_format
 from snapshotd.repo.base import ObjectKind
 
 PACK_VERSION = 2
@@ -244,17 +244,14 @@ def _decode_header(view: memoryview, at: int) -> Frame:
 
 
 def check_head(data: bytes | memoryview, pack_id: bytes) -> None:
-    """DataLoss unless it is the head of this pack; VersionMismatch when a newer version wrote it."""
+    """DataLoss unless it is the head of this pack; VersionMismatch when it is of another version."""
     where = f"pack {pack_id.hex()}"
     if len(data) < HEAD_BYTES:
         raise DataLoss(f"{where} is cut off in its head: run `snapshotd check`")
     magic, version, own_id = _HEAD.unpack_from(data)
     if magic != _MAGIC or own_id != pack_id:
         raise DataLoss(f"{where} is damaged or another file lies in its place: run `snapshotd check`")
-    if not 1 <= version <= PACK_VERSION:
-        raise VersionMismatch(
-            f"{where} was written by a newer snapshotd (format {version}, this one knows {PACK_VERSION}): use that version or a newer one"
-        )
+    check_format(where, version, PACK_VERSION)
 
 
 def end_problem(data: bytes | memoryview) -> str | None:

@@ -55,11 +55,8 @@ def repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> Re
 @contextmanager
 def locked(index_path: Path) -> Iterator[None]:
     """Hold the writer's lock."""
-    fd = lock(index_path)
-    try:
+    with files.closing_fd(lock(index_path)):
         yield
-    finally:
-        os.close(fd)
 
 
 def _repair(store: Store, index_path: Path, key: bytes, progress: Progress) -> RepairResult:

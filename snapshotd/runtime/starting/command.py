@@ -14,7 +14,7 @@ import stat
 import struct
 import termios
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from snapshotd.kernel import syscalls as sc
@@ -29,6 +29,8 @@ CLONE_NEWUSER = 0x10000000
 CLONE_PARENT = 0x00008000
 _CLONE_INTO_CGROUP = 1 << 33
 LIBRARY = ctypes.CDLL(None, use_errno=True)
+Filters = list[tuple[bytes, int]]
+"""The programs of system call filters, oldest first, with the flags of each."""
 
 
 def read_request(fd: int) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def clone(cgroup: int | None = None) -> int:
     return sc.call("clone3", order, len(order))
 
 
-def load_filters(filters: Sequence[tuple[bytes, int]]) -> None:
+def load_filters(filters: Filters) -> None:
     """Load system call filters, which all processes inherit that come from here. All that this needs is made before: each
     filter holds for the next one."""
 
@@ -79,13 +81,13 @@ def load_filters(filters: Sequence[tuple[bytes, int]]) -> None:
 
 
 def become(fds: list[int]) -> NoReturn:
-    """In a new command's process: become the command. In the order of runc's last stage."""
+    """In a new command's process: become the command."""
     request_fd, answer_fd, *standard = fds
-    try:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.dup2(answer_fd, ANSWER_FD, inheritable=False)
+
+    def prepared() -> tuple[dict[str, Any], float]:
         request = read_request(request_fd)
-        process = request["process"]
-        os.dup2(answer_fd, ANSWER_FD, inheritable=False)
+        process: dict[str, Any] = request["process"]
         if process["terminal"]:
             os.dup2(standard[0], _MASTER_SOCKET, inheritable=False)
         else:
@@ -93,17 +95,28 @@ def become(fds: list[int]) -> NoReturn:
                 os.dup2(fd, number)
         os.closerange(3, ANSWER_FD)
         os.closerange(_MASTER_SOCKET + 1 if process["terminal"] else ANSWER_FD + 1, 1 << 20)
-        reason = execute(process, request["deadline"])
-    except CannotEnterError as exc:
+        return process, request["deadline"]
+
+    execute(prepared)
+
+
+def execute(prepare: Callable[[], tuple[dict[str, Any], float]]) -> NoReturn:
+    """Become a program, once it is prepared, and until a time; or answer with the reason, in runc's words, why it cannot be
+    run."""
+    reason = ""
+    try:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        _execute(*prepare())
+    except CannotRunError as exc:
         reason = str(exc)
     except BaseException as exc:  # noqa: BLE001 - nothing of this may run on in the sandbox
         reason = f"the starter failed: {exc!r}"
-    answer(ANSWER_FD, error=reason[: 1 << 12] or "?")
+    answer(ANSWER_FD, error=reason[: 1 << 12])
     os._exit(1)
 
 
-def execute(process: dict[str, Any], deadline: float) -> str:
-    """Returns the reason, in runc's words, if the program cannot be run."""
+def _execute(process: dict[str, Any], deadline: float) -> NoReturn:
+    """In the order of runc's last stage. CannotRunError, OSError."""
     os.setsid()
     cwd, user, held = process["cwd"], process["user"], process["capabilities"]
     entered = _enter(cwd, may_fail=True)
@@ -120,16 +133,14 @@ def execute(process: dict[str, Any], deadline: float) -> str:
     sc.prctl(_PR_SET_KEEPCAPS, 0)
     _set_capabilities(held)
     environment = dict(item.split("=", 1) for item in process["env"])
-    program, reason = _find(process["args"][0], environment.get("PATH", ""))
-    if not program:
-        return reason
+    program = _find(process["args"][0], environment.get("PATH", ""))
     argv, env = process["args"], {name.encode(): value.encode() for name, value in environment.items()}
     if time.monotonic() > deadline:
-        return "the sandbox stood still for too long"  # the daemon has given up: nothing may run unseen
+        raise CannotRunError("the sandbox stood still for too long")  # the daemon has given up: nothing may run unseen
     try:
         os.execve(program, [word.encode() for word in argv], env)
     except OSError as exc:
-        return f"exec {program}: {_words(exc)}"
+        raise CannotRunError(f"exec {program}: {_words(exc)}") from exc
 
 
 _PTMX = os.makedev(5, 2)
@@ -144,7 +155,7 @@ def _open_terminal(size: dict[str, int]) -> None:
     master = os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
     about = os.fstat(master)
     if not stat.S_ISCHR(about.st_mode) or about.st_rdev != _PTMX:
-        raise CannotEnterError("the sandbox makes no terminals: its /dev/ptmx was replaced")
+        raise CannotRunError("the sandbox makes no terminals: its /dev/ptmx was replaced")
     fcntl.ioctl(master, _TIOCSPTLCK, struct.pack("i", 0))
     terminal = fcntl.ioctl(master, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY)
     fcntl.ioctl(master, termios.TIOCSWINSZ, struct.pack("HHHH", size["height"], size["width"], 0, 0))
@@ -161,8 +172,8 @@ def _words(exc: OSError) -> str:
     return (exc.strerror or "?").lower()
 
 
-class CannotEnterError(Exception):
-    """The working directory cannot be entered. Says so in runc's words."""
+class CannotRunError(Exception):
+    """The program cannot be run. Says why in runc's words."""
 
 
 def _enter(cwd: str, *, may_fail: bool) -> bool:
@@ -172,20 +183,23 @@ def _enter(cwd: str, *, may_fail: bool) -> bool:
     except OSError as exc:
         if may_fail and isinstance(exc, PermissionError):
             return False
-        raise CannotEnterError(f'chdir to cwd ("{cwd}") set in config.json failed: {_words(exc)}') from exc
+        raise CannotRunError(f'chdir to cwd ("{cwd}") set in config.json failed: {_words(exc)}') from exc
     return True
 
 
-def _find(name: str, path: str) -> tuple[str, str]:
-    """The program's path, looked up as Go's exec.LookPath does; or "" and the reason."""
+def _find(name: str, path: str) -> str:
+    """The program's path, looked up as Go's exec.LookPath does. CannotRunError."""
     if "/" in name:
-        reason = _not_executable(name)
-        return ("", f'exec: "{name}": {reason}') if reason else (name, "")
+        if reason := _not_executable(name):
+            raise CannotRunError(f'exec: "{name}": {reason}')
+        return name
     for directory in path.split(":"):
         found = os.path.join(directory or ".", name)
         if not _not_executable(found):
-            return (found, "") if found.startswith("/") else ("", f'exec: "{name}": permission denied')
-    return "", f'exec: "{name}": executable file not found in $PATH'
+            if found.startswith("/"):
+                return found
+            raise CannotRunError(f'exec: "{name}": permission denied')
+    raise CannotRunError(f'exec: "{name}": executable file not found in $PATH')
 
 
 def _not_executable(path: str) -> str:
@@ -200,7 +214,7 @@ def _not_executable(path: str) -> str:
 
 # -- capabilities ------------------------------------------------------------------------------------------------------
 
-_PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 8, 23, 24, 38
+_PR_SET_KEEPCAPS, _PR_CAPBSET_READ, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 8, 23, 24, 38
 _CAPABILITIES_VERSION = 0x20080522
 _CAPABILITIES = (
     "CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID KILL SETGID SETUID SETPCAP LINUX_IMMUTABLE NET_BIND_SERVICE "
@@ -216,14 +230,17 @@ def _mask(names: Sequence[str]) -> int:
     return sum(1 << known.index(name.removeprefix("CAP_")) for name in names)
 
 
-def keep_bounding(names: Sequence[str]) -> None:
-    """Drop every capability from the bounding set but these, also those that this list does not know."""
-    wanted = _mask(names)
+def drop_rights(process: dict[str, Any]) -> None:
+    """Give up all rights that no process of the sandbox gets: each capability that is not in its bounding set, also those
+    that this list does not know, and new ones by execve(2). The sandbox may not look into this process."""
+    wanted = _mask(process["capabilities"]["bounding"])
     for number in range(64):
         if LIBRARY.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) < 0:
-            return  # the kernel knows no more
+            break  # the kernel knows no more
         if not wanted >> number & 1:
             sc.prctl(_PR_CAPBSET_DROP, number)
+    sc.prctl(_PR_SET_NO_NEW_PRIVS, 1)
+    sc.prctl(sc.PR_SET_DUMPABLE, 0)
 
 
 def _set_capabilities(held: dict[str, Sequence[str]]) -> None:

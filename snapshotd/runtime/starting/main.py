@@ -38,7 +38,6 @@ import base64
 import ctypes
 import gc
 import os
-import resource
 import select
 import signal
 import socket
@@ -60,15 +59,14 @@ from snapshotd.runtime.starting.command import (
     FILTER_BYTES,
     LIBRARY,
     NAMESPACES,
-    PR_SET_NO_NEW_PRIVS,
+    Filters,
     answer,
     become,
     clone,
     close_all_but,
-    keep_bounding,
+    drop_rights,
     load_filters,
     read_request,
-    write,
 )
 
 _DESCRIPTORS_MAX = 5
@@ -126,13 +124,8 @@ def _begin(fds: list[int]) -> NoReturn:
     """In a new process of the starter's: be what the request says."""
     request_fd, answer_fd, socket_fd = fds[:_BIRTHPLACE]
     request = read_request(request_fd)
-    if "config" in request:
-        _make(request, answer_fd, socket_fd)
-    elif "owner" in request:
-        close_all_but(answer_fd, socket_fd)
+    if request.keys() == {"owner"}:
         _own_user_namespace(request["owner"], answer_fd, socket_fd)
-    elif "look" in request:
-        _tell_filters(request, answer_fd)
     else:
         _reside(request, answer_fd, socket_fd)
     os._exit(0)
@@ -140,6 +133,7 @@ def _begin(fds: list[int]) -> NoReturn:
 
 def _own_user_namespace(owner: int, answer_fd: int, socket_fd: int) -> None:
     """Make a user namespace that belongs to a user of the host, and hold it until the socket closes."""
+    close_all_but(answer_fd, socket_fd)
     try:
         sandbox.own_user_namespace(owner)
     except OSError as exc:
@@ -153,54 +147,41 @@ def _own_user_namespace(owner: int, answer_fd: int, socket_fd: int) -> None:
 # -- a resident --------------------------------------------------------------------------------------------------------
 
 
-def _make(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
-    """In a new resident: make its sandbox and serve."""
-    try:
-        filters = [(base64.b64decode(code), flags) for code, flags in request["filters"]]
-        init = sandbox.make(request, answer_fd, socket_fd, filters)
-        load_filters(filters)
-    except (OSError, ValueError, KeyError) as exc:
-        answer(answer_fd, unable=str(exc))
-    else:
-        answer(answer_fd, ready=True)
-        os.close(answer_fd)
-        _serve(socket.socket(fileno=socket_fd), init, become)
-
-
 def _reside(request: dict[str, Any], answer_fd: int, socket_fd: int) -> None:
-    """In a new resident: enter the sandbox and serve."""
+    """In a new resident: make the sandbox or enter it, and serve."""
     try:
-        init = os.pidfd_open(request["init"])
-        close_all_but(answer_fd, socket_fd, init)
-        _check(request["init"], init, request["name"])
-        filters = _filters(request["init"])
-        _enter_sandbox(request, init)
+        if "config" in request:
+            filters = [(base64.b64decode(code), flags) for code, flags in request["filters"]]
+            init = sandbox.make(request, answer_fd, socket_fd, filters)
+            told = {}
+        else:
+            init, filters = _enter_sandbox(request, answer_fd, socket_fd)
+            told = {"filters": [(base64.b64encode(code).decode(), flags) for code, flags in filters]}
         load_filters(filters)
     except ProcessLookupError:
         answer(answer_fd, gone=True)
     except (OSError, ValueError, KeyError) as exc:
         answer(answer_fd, unable=str(exc))
     else:
-        answer(answer_fd, ready=True)
+        answer(answer_fd, ready=True, **told)
         os.close(answer_fd)
         _serve(socket.socket(fileno=socket_fd), init, become)
 
 
-def _enter_sandbox(request: dict[str, Any], init: int) -> None:
+def _enter_sandbox(request: dict[str, Any], answer_fd: int, socket_fd: int) -> tuple[int, Filters]:
     """Take on all that the sandbox's commands have in common. With the host's rights first: a user namespace has none
-    of them."""
+    of them. Returns a pidfd of the sandbox's init, and its filters."""
+    init = os.pidfd_open(request["init"])
+    close_all_but(answer_fd, socket_fd, init)
+    _check(request["init"], init, request["name"])
+    filters = _filters(request["init"])
     process = request["process"]
     own_user = os.stat("/proc/self/ns/user").st_ino
     user = CLONE_NEWUSER if os.stat(f"/proc/{request['init']}/ns/user").st_ino != own_user else 0
-    write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
-    for limit in process["rlimits"]:
-        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
-    for path in request["cgroups"]:
-        write(path, "0")
+    sandbox.enter_limits(process, request["cgroups"])
     sc.call("setns", init, NAMESPACES | user)
-    keep_bounding(process["capabilities"]["bounding"])
-    sc.prctl(PR_SET_NO_NEW_PRIVS, 1)
-    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    drop_rights(process)
+    return init, filters
 
 
 def _check(pid: int, pidfd: int, name: str) -> None:
@@ -228,17 +209,7 @@ _ANSWER_FILTERS_MAX = 16
 _WALL = 0x40000000
 
 
-def _tell_filters(request: dict[str, Any], answer_fd: int) -> None:
-    """The filters of the sandbox's init, for other sandboxes that are made like it."""
-    try:
-        _check(request["look"], os.pidfd_open(request["look"]), request["name"])
-        found = [(base64.b64encode(code).decode(), flags) for code, flags in _filters(request["look"])]
-        answer(answer_fd, filters=found)
-    except (OSError, ValueError) as exc:
-        answer(answer_fd, unable=str(exc))
-
-
-def _filters(pid: int) -> list[tuple[bytes, int]]:
+def _filters(pid: int) -> Filters:
     """The programs and flags of the filters of the sandbox's init, oldest first, as the kernel has them: the runtime's,
     which commands get too.
 

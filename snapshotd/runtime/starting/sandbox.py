@@ -18,7 +18,6 @@ import errno
 import fcntl
 import os
 import resource
-import signal
 import socket
 import struct
 import time
@@ -31,13 +30,12 @@ from snapshotd.runtime.starting.command import (
     CLONE_NEWUSER,
     LIBRARY,
     NAMESPACES,
-    PR_SET_NO_NEW_PRIVS,
-    CannotEnterError,
+    Filters,
     answer,
     clone,
     close_all_but,
+    drop_rights,
     execute,
-    keep_bounding,
     load_filters,
     write,
 )
@@ -54,14 +52,9 @@ _FLAGS = {
     "relatime": 1 << 21,
     "strictatime": 1 << 24,
 }
-_ATTRIBUTES = {
-    "ro": sc.MOUNT_ATTR_RDONLY,
-    "nosuid": sc.MOUNT_ATTR_NOSUID,
-    "nodev": sc.MOUNT_ATTR_NODEV,
-    "noexec": sc.MOUNT_ATTR_NOEXEC,
-}
-_INHERITED = ("noatime", "nodiratime", "relatime")
-"""Options of a bind mount that it has from its source."""
+_RESTRICTIONS = ("ro", "nosuid", "nodev", "noexec")
+"""Options of a bind mount that it does not have from its source. Their flags have the same numbers in mount(2) and in
+mount_setattr(2)."""
 _DEVICES = ("null", "random", "full", "tty", "zero", "urandom")
 _LINKS = (
     ("/proc/self/fd", "fd"),
@@ -72,16 +65,12 @@ _LINKS = (
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 
-def make(order: dict[str, Any], answer_fd: int, socket_fd: int, filters: Sequence[tuple[bytes, int]]) -> int:
+def make(order: dict[str, Any], answer_fd: int, socket_fd: int, filters: Filters) -> int:
     """In a new process: make the sandbox, and be in its namespaces but that of processes. Returns a pidfd of its init.
     OSError, KeyError: it cannot be made; the daemon removes what is there of it."""
     process = order["config"]["process"]
     close_all_but(answer_fd, socket_fd)
-    for door in order["cgroups"]:
-        write(door, "0")
-    write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
-    for limit in process["rlimits"]:
-        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
+    enter_limits(process, order["cgroups"])
     own_user_namespace(order["owner"])
     answer(answer_fd, unmapped=os.getpid())
     if not os.read(socket_fd, 1):
@@ -89,17 +78,21 @@ def make(order: dict[str, Any], answer_fd: int, socket_fd: int, filters: Sequenc
     sc.call("unshare", NAMESPACES)
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
-    keep_bounding(process["capabilities"]["bounding"])
-    sc.prctl(PR_SET_NO_NEW_PRIVS, 1)
-    sc.prctl(sc.PR_SET_DUMPABLE, 0)
+    drop_rights(process)
     pid = clone()
     if pid == 0:
-        try:
-            _be_init(order, answer_fd, filters)
-        finally:
-            os._exit(1)
+        _be_init(order, answer_fd, filters)
     answer(answer_fd, init=pid)
     return os.pidfd_open(pid)
+
+
+def enter_limits(process: dict[str, Any], doors: Sequence[str]) -> None:
+    """Enter the sandbox's cgroups, and take on the limits of its processes. Needs the host's rights."""
+    write("/proc/self/oom_score_adj", str(process["oomScoreAdj"]))
+    for limit in process["rlimits"]:
+        resource.setrlimit(getattr(resource, limit["type"]), (limit["soft"], limit["hard"]))
+    for door in doors:
+        write(door, "0")
 
 
 def own_user_namespace(owner: int) -> None:
@@ -116,13 +109,12 @@ def own_user_namespace(owner: int) -> None:
 # -- the init ----------------------------------------------------------------------------------------------------------
 
 
-def _be_init(order: dict[str, Any], answer_fd: int, filters: Sequence[tuple[bytes, int]]) -> NoReturn:
-    reason = "?"
-    try:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+def _be_init(order: dict[str, Any], answer_fd: int, filters: Filters) -> NoReturn:
+    config = order["config"]
+
+    def prepared() -> tuple[dict[str, Any], float]:
         os.dup2(answer_fd, ANSWER_FD, inheritable=False)
         close_all_but(ANSWER_FD)
-        config = order["config"]
         before = os.umask(0)
         _mount_all(config)
         os.umask(before)
@@ -133,13 +125,9 @@ def _be_init(order: dict[str, Any], answer_fd: int, filters: Sequence[tuple[byte
             os.dup2(null, number)
         os.close(null)
         load_filters(filters)
-        reason = execute(config["process"], time.monotonic() + _START_DEADLINE_S)
-    except CannotEnterError as exc:
-        reason = str(exc)
-    except BaseException as exc:  # noqa: BLE001 - nothing of this may run on in the sandbox
-        reason = f"the starter failed: {exc!r}"
-    answer(ANSWER_FD, error=reason[: 1 << 12])
-    os._exit(1)
+        return config["process"], time.monotonic() + _START_DEADLINE_S
+
+    execute(prepared)
 
 
 def _mount_all(config: dict[str, Any]) -> None:
@@ -175,8 +163,7 @@ def _mount_one(root: str, one: dict[str, Any]) -> None:
         _mount(one["source"], place, one["type"], flags, ",".join(option for option in options if option not in _FLAGS))
         return
     _mount(one["source"], place, None, sc.MS_BIND)
-    attributes = sum(_ATTRIBUTES[option] for option in options if option not in ("bind", "rprivate", *_INHERITED))
-    _restrict(place, attributes)
+    _restrict(place, sum(_FLAGS[option] for option in _RESTRICTIONS if option in options))
     _mount(None, place, None, _MS_PRIVATE | sc.MS_REC)
 
 

@@ -180,7 +180,7 @@ def socket_path(tmp_path: Path) -> Path:
 def server(recorder: Recorder, socket_path: Path) -> Iterator[AgentServer]:
     before = threading.active_count()
     with AgentServer(
-        socket_path, recorder, lambda pid: True, body_limit_bytes=64 << 20, lost=recorder.on_lost
+        socket_path, lambda: recorder, lambda pid: True, body_limit_bytes=64 << 20, lost=recorder.on_lost
     ) as running:
         yield running
     assert not socket_path.exists()

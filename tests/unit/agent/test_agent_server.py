@@ -285,7 +285,7 @@ def test_strangers_are_turned_away(recorder: Any, socket_path: Path) -> None:
         asked.append(pid)
         return False
 
-    with AgentServer(socket_path, recorder, admit), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+    with AgentServer(socket_path, lambda: recorder, admit), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
         client.connect(str(socket_path))
         assert json.loads(client.makefile().readline())["error"]["code"] == "NotPermitted"
     assert asked == [os.getpid()]
@@ -310,7 +310,7 @@ def test_the_socket(recorder: Any, tmp_path: Path) -> None:
     victim.write_text("mine")
     victim.chmod(0o600)
     path.symlink_to(victim)  # what a container may leave there
-    server = AgentServer(path, recorder, lambda pid: True)
+    server = AgentServer(path, lambda: recorder, lambda pid: True)
     assert stat.S_ISSOCK(path.lstat().st_mode)
     assert stat.S_IMODE(path.lstat().st_mode) == 0o666
     assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("mine", 0o600)
@@ -325,7 +325,7 @@ def test_the_socket_of_a_killed_daemon_is_replaced(recorder: Any, socket_path: P
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
         left.bind(str(socket_path))
     with (
-        AgentServer(socket_path, recorder, lambda pid: True),
+        AgentServer(socket_path, lambda: recorder, lambda pid: True),
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client,
     ):
         client.connect(str(socket_path))
@@ -335,16 +335,16 @@ def test_the_socket_of_a_killed_daemon_is_replaced(recorder: Any, socket_path: P
 def test_a_missing_directory_is_the_callers_error(recorder: Any, tmp_path: Path) -> None:
     before = set(threading.enumerate()), len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
-        AgentServer(tmp_path / "none" / "agent.sock", recorder, lambda pid: True)
+        AgentServer(tmp_path / "none" / "agent.sock", lambda: recorder, lambda pid: True)
     (tmp_path / "agent.sock").mkdir()
     with pytest.raises(OSError, match=r"agent\.sock"):
-        AgentServer(tmp_path / "agent.sock", recorder, lambda pid: True)
+        AgentServer(tmp_path / "agent.sock", lambda: recorder, lambda pid: True)
     assert set(threading.enumerate()) <= before[0]
     assert len(os.listdir("/proc/self/fd")) <= before[1]
 
 
 def test_close_ends_idle_and_busy_connections(recorder: Any, socket_path: Path) -> None:
-    server = AgentServer(socket_path, recorder, lambda pid: True)
+    server = AgentServer(socket_path, lambda: recorder, lambda pid: True)
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as idle,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as half,

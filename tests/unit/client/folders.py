@@ -7,9 +7,9 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from snapshotd.client.apply.apply import apply
-from snapshotd.client.apply.plan import Side
-from snapshotd.client.results import ApplyInfo, ChangeInfo, EntryInfo
+from snapshotd.client.apply.apply import EntryMode, apply
+from snapshotd.client.results import ApplyInfo
+from snapshotd.trees.three_way import Side
 
 KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink", stat.S_IFIFO: "fifo"}
 
@@ -20,15 +20,14 @@ class Folders:
     def __init__(self, base: Path, snapshot: Path) -> None:
         self.sides: dict[Side, Path] = {"base": base, "snapshot": snapshot}
 
-    def changes(self) -> Iterator[tuple[bytes, ChangeInfo]]:
+    def changes(self) -> Iterator[tuple[bytes, EntryMode | None, EntryMode | None]]:
         found = [tree_of(path) for path in self.sides.values()]
         for path in sorted({*found[0], *found[1]}, key=lambda one: one.split(b"/")):
             before, after = found[0].get(path), found[1].get(path)
             if before is None or after is None or self._differ(path, before, after):
-                change = "added" if before is None else "deleted" if after is None else "changed"
-                yield path, ChangeInfo(change, os.fsdecode(path), before, after)
+                yield path, before, after
 
-    def _differ(self, path: bytes, before: EntryInfo, after: EntryInfo) -> bool:
+    def _differ(self, path: bytes, before: EntryMode, after: EntryMode) -> bool:
         if before != after or before.kind not in ("file", "symlink"):
             return before != after
         read = self.content if before.kind == "file" else lambda side, one: iter([self.target(side, one)])
@@ -43,7 +42,7 @@ class Folders:
         return os.readlink(os.path.join(bytes(self.sides[side]), path))
 
 
-def tree_of(root: Path) -> dict[bytes, EntryInfo]:
+def tree_of(root: Path) -> dict[bytes, EntryMode]:
     found = {}
     for where, directories, files in os.walk(bytes(root)):
         for name in directories + files:
@@ -51,7 +50,7 @@ def tree_of(root: Path) -> dict[bytes, EntryInfo]:
             st = os.lstat(path)
             kind = KINDS[stat.S_IFMT(st.st_mode)]
             size = 0 if kind == "directory" else st.st_size
-            found[os.path.relpath(path, bytes(root))] = EntryInfo(kind, f"{stat.S_IMODE(st.st_mode):04o}", 0, 0, size)
+            found[os.path.relpath(path, bytes(root))] = EntryMode(kind, stat.S_IMODE(st.st_mode), size)
     return found
 
 
@@ -81,7 +80,7 @@ def shown(root: Path) -> dict[str, object]:
     """The same for a folder as it is; modes only where they are not the usual ones."""
     found: dict[str, object] = {}
     for path, entry in tree_of(root).items():
-        name, mode = os.fsdecode(path), int(entry.mode, 8)
+        name, mode = os.fsdecode(path), entry.mode
         if entry.kind == "file":
             content = (root / name).read_bytes()
             found[name] = content if mode == 0o644 else (content, mode)

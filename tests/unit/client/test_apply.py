@@ -12,11 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from snapshotd.client.apply.apply import apply
-from snapshotd.client.apply.git import merge_file
+from snapshotd.client.apply.apply import EntryMode, apply
 from snapshotd.client.apply.host_tree import HostTree
-from snapshotd.client.results import ChangeInfo
 from snapshotd.errors import Conflict, DaemonUnavailable, Unsupported, UsageError
+from snapshotd.trees.git import merge_file
 from tests.unit.client.folders import Folders, Rig
 
 LINES = b"1\n2\n3\n4\n5\n6\n7\n"
@@ -190,12 +189,12 @@ def test_permissions_do_not_reach_a_files_other_names(rig: Rig) -> None:
 def test_paths_that_lead_out_are_refused(rig: Rig) -> None:
     """A daemon would never name one; the client does not rely on that."""
     rig.prepare({}, {"a": b"x"}, {})
-    _, change = next(iter(Folders(rig.directory / "base", rig.directory / "snapshot").changes()))
+    _, before, after = next(iter(Folders(rig.directory / "base", rig.directory / "snapshot").changes()))
     for path in (b"../a", b"/a", b"d/../../a", b"d//a", b"."):
 
         class Hostile(Folders):
-            def changes(self, path: bytes = path) -> Iterator[tuple[bytes, ChangeInfo]]:
-                yield path, change
+            def changes(self, path: bytes = path) -> Iterator[tuple[bytes, EntryMode | None, EntryMode | None]]:
+                yield path, before, after
 
         with pytest.raises(UsageError, match="cannot hold the path"):
             apply(Hostile(rig.directory / "base", rig.directory / "snapshot"), rig.here, dry_run=False)

@@ -58,7 +58,6 @@ ONLY_METHODS = {
     "list_files": "`exec BOX -- ls`",
     "read_file": "`cat` and `cp`",
     "lstat": "a part of `apply`",
-    "merge_files": "a part of `merge`",
     "flush": "`--wait stored` calls it",
     "wait": "`wait` follows the events, and tells the error that ended the run",
 }

@@ -44,7 +44,6 @@ from snapshotd import types as t
 from snapshotd.api.commands import CommandFields, ExecRequest
 from snapshotd.api.forms import iso_time
 from snapshotd.api.storage import CheckInfo, DamageInfo, Policy, PrunedInfo, PruneInfo, RepairInfo, UsageInfo
-from snapshotd.api.trajectories import ForkPlace
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
@@ -375,7 +374,7 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         resume: bool = False,
         variants: tuple[base.Variant, ...] = (),
         idle_timeout_s: float | None = None,
-        part: ForkPlace | None = None,
+        part: base.ForkPlace | None = None,
     ) -> base.Forked:
         origin = self.get(ref)
         if resume and self.lines[origin.trajectory].agent is None:

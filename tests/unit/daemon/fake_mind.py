@@ -265,16 +265,6 @@ class FakeMind:
         call = self._call("promote", arguments)  # type: ignore[attr-defined]
         return self._take(line, call, self.contents[branch.head], branch.forked_from)  # type: ignore[attr-defined,no-any-return]
 
-    def merge(self, ref: str, source: str, request: base.MergeRequest) -> t.Snapshot:
-        line, other = self.trajectory(ref), self.contents[self.get(source).id]
-        if line.head != request.head:
-            raise Conflict(f"{t.short(line.id)} has changed since it was compared; repeat the command")
-        files = {path: data for path, data in self.contents[line.head].items() if path not in request.delete}
-        files |= {path: other[path] for path in request.take}
-        files |= {edit.path: edit.content or b"" for edit in request.edits}
-        call = self._call("merge", {"from": source, "base": request.base, "paths": request.paths})  # type: ignore[attr-defined]
-        return self._take(line, call, files)  # type: ignore[attr-defined,no-any-return]
-
     def edit(
         self, ref: str, request: base.EditRequest, *, name: str | None = None, resume: bool = False
     ) -> t.Trajectory:

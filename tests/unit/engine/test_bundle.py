@@ -327,15 +327,6 @@ def test_a_name_that_could_be_taken_for_an_id_or_is_a_users_does_not_come(
     assert len(result.warnings) == 3
 
 
-def test_a_bundle_of_an_older_version_has_no_tags(worlds: tuple[World, World], line: list[Snapshot]) -> None:
-    here, there = worlds
-    content = members(here.export(line))
-    head = json.loads(content[0][1])
-    assert head.pop("tags") == {}
-    there.take(forged([(content[0][0], json.dumps({**head, "version": 1}).encode()), *content[1:]]))
-    imported_whole(here, there, line)
-
-
 def test_a_name_of_a_trajectory_that_is_a_tag_here_is_left_out(
     worlds: tuple[World, World], line: list[Snapshot], tmp_path: Path
 ) -> None:
@@ -771,11 +762,13 @@ def test_heads_that_make_no_sense_are_refused(
     assert there.is_empty()
 
 
-def test_a_newer_version_is_named(worlds: tuple[World, World], line: list[Snapshot]) -> None:
+@pytest.mark.parametrize(("version", "said"), [(1, "older snapshotd .format 1,"), (3, "newer snapshotd .format 3,")])
+def test_another_version_is_named(worlds: tuple[World, World], line: list[Snapshot], version: int, said: str) -> None:
     here, there = worlds
     content = members(here.export(line))
-    with pytest.raises(VersionMismatch, match="version 3"):
-        there.take(forged([(content[0][0], content[0][1].replace(b'"version":2', b'"version":3')), *content[1:]]))
+    head = content[0][1].replace(b'"version":2', b'"version":%d' % version)
+    with pytest.raises(VersionMismatch, match=f"the bundle was written by an? {said}"):
+        there.take(forged([(content[0][0], head), *content[1:]]))
 
 
 def test_members_out_of_place_are_refused(worlds: tuple[World, World], line: list[Snapshot]) -> None:

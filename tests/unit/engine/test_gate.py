@@ -12,8 +12,9 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approvals import Gate
-from snapshotd.engine.mind.webhook import Webhooks
+from snapshotd.engine.mind.approval.gate import Gate
+from snapshotd.engine.mind.approval.records import ApprovalRecords, WaitingCaller
+from snapshotd.engine.mind.approval.webhook import Webhooks
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, Snapshot, ToolCall, Trajectory, new_id
@@ -34,7 +35,8 @@ class Rig:
             events=SimpleNamespace(tell=self._told),
             secrecy=SimpleNamespace(of=lambda _: SimpleNamespace(conceal=lambda value: value)),
         )
-        self.gate = Gate(cast("Context", context), cast("Webhooks", None))
+        self.approvals = ApprovalRecords(cast("Context", context), cast("Webhooks", None))
+        self.gate = Gate(catalog, self.approvals)
         self.run()
 
     def run(self) -> None:
@@ -51,27 +53,27 @@ class Rig:
         if event["status"] == "pending":
             self.asked.append(event["id"])
             if self.there:
-                self.gate.approve(event["id"], by="ann", reason=None, arguments=None)
+                self.approvals.approve(event["id"], by="ann", reason=None, arguments=None)
 
     def _step(self, call: ToolCall) -> Snapshot:
         self.head = committed(self.catalog, self.head, call=call, stack=self.head.stack)
         self.sandbox.head = self.head.id
         return self.head
 
-    def _how(self, cancelled: bool) -> dict[str, Any]:
+    def _caller(self, cancelled: bool) -> WaitingCaller:
         event = threading.Event()
         if cancelled:
             event.set()
-        return {"expires_s": None, "step": self._step, "cancelled": event}
+        return WaitingCaller(cast("Sandbox", self.sandbox), self._step, event)
 
     def question(self, call: CallID, *, cancelled: bool = False) -> Approval:
-        return self.gate.question(cast("Sandbox", self.sandbox), call, "Charge the card?", None, **self._how(cancelled))
+        return self.gate.question(self._caller(cancelled), call, "Charge the card?", None, expires_s=None)
 
     def outside(self, call: str, arguments: Any = None, **how: Any) -> Approval | None:
         """Another program asks."""
         given = {"n": 5} if arguments is None else arguments
         how = {"question": None, "expires_s": None, **how}
-        return self.gate.ask(self.trajectory, CallID(call), "charge", given, SideEffect.LOCAL, **how)
+        return self.approvals.ask(self.trajectory, CallID(call), "charge", given, SideEffect.LOCAL, **how)
 
     def step_on(self) -> None:
         """The head moves, with other files."""
@@ -79,11 +81,11 @@ class Rig:
         self.trajectory = self.catalog.get_trajectory(self.trajectory.id)
 
     def policy(self, text: str) -> None:
-        self.gate.policy.path.write_text(text)
+        self.approvals.policy.path.write_text(text)
 
     def admit(self, call: CallID, *, cancelled: bool = False) -> Approval | None:
-        sandbox, effect = cast("Sandbox", self.sandbox), SideEffect.IRREVERSIBLE
-        return self.gate.admit(sandbox, call, "charge", {"n": 5}, effect, asked=True, **self._how(cancelled)).approval
+        effect = SideEffect.IRREVERSIBLE
+        return self.gate.admit(self._caller(cancelled), call, "charge", {"n": 5}, effect, asked=True)
 
 
 @pytest.fixture
@@ -106,8 +108,11 @@ def test_an_equal_call_does_not_take_what_another_is_about_to_run_with(rig: Rig)
     with pytest.raises(Conflict, match="still waits"):
         rig.admit(CallID(new_id()), cancelled=True)  # the first has its answer and has not begun
     assert first is not None
-    assert [rig.gate.find(asked).status for asked in rig.asked] == [ApprovalStatus.APPROVED, ApprovalStatus.PENDING]
-    assert rig.gate.find(first.id).entry == first.entry
+    assert [rig.approvals.find(asked).status for asked in rig.asked] == [
+        ApprovalStatus.APPROVED,
+        ApprovalStatus.PENDING,
+    ]
+    assert rig.approvals.find(first.id).entry == first.entry
 
 
 def test_who_asks_again_under_the_same_id_gets_the_same_answer(rig: Rig) -> None:
@@ -130,7 +135,7 @@ def test_an_answer_that_was_given_while_nobody_waited(rig: Rig) -> None:
     rig.there = False
     with pytest.raises(Conflict, match="still waits"):
         rig.question(CallID(new_id()), cancelled=True)
-    rig.gate.approve(rig.asked[0], by="ann", reason=None, arguments=None)
+    rig.approvals.approve(rig.asked[0], by="ann", reason=None, arguments=None)
     assert rig.question(CallID(new_id())).id == rig.asked[0]  # in the same run, under another id
     assert len(rig.asked) == 1
 
@@ -142,7 +147,7 @@ def test_a_program_outside_asks_without_waiting_and_comes_back_for_the_answer(ri
     assert (asked.status, asked.snapshot, asked.question) == (ApprovalStatus.PENDING, rig.head.id, "Charge the card?")
     assert rig.outside("call-1", question="Charge the card?") == asked
     rig.step_on()
-    rig.gate.approve(asked.id, by="ann", reason=None, arguments=({"n": 4},))  # other files are no matter
+    rig.approvals.approve(asked.id, by="ann", reason=None, arguments=({"n": 4},))  # other files are no matter
     decided = rig.outside("call-1")
     assert decided is not None
     assert (decided.id, decided.status, decided.edited) == (asked.id, ApprovalStatus.APPROVED, ({"n": 4},))

@@ -13,7 +13,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.mind.recorder import Recorder
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
@@ -74,7 +74,8 @@ class Rig:
 
     def _adopt(self, sandbox: Any, _: Any, *more: Any) -> None:
         places: Any = None
-        self.recorder = Recorder(self.context, sandbox, lambda *_: None, places, *more)
+        gate: Any = None
+        self.recorder = Journal(self.context, sandbox, lambda *_: None, places, gate, *more).recorder
 
     def go_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Another daemon goes on with the program."""
@@ -87,7 +88,7 @@ class Rig:
             trajectory=self.trajectory, record=LiveRecord(self.directory / new_id()), facts={"began_at_ns": 1}
         )
         sessions.go_on([survivor])
-        self.recorder = calls.bind.call_args.args[1]
+        self.recorder = calls.bind.call_args.args[0]._recorder
 
     def charge(self, n: int = 5, effect: SideEffect = SideEffect.IDEMPOTENT) -> tuple[str, str]:
         """Begin a call: its id and its key."""

@@ -183,9 +183,9 @@ def test_calls_wait_for_their_process(record: LiveRecord) -> None:
         )
     assert restored.claim([call.id, "f" * 32]) == {call.id}
     assert restored.claim([call.id]) == set(), "it is somebody's now"
-    assert restored.take(call.id).said == 1
+    assert restored.close(call.id).said == 1
     with pytest.raises(NotFound):
-        restored.take(call.id)
+        restored.close(call.id)
     assert restored.claim([task.id]) == {task.id}
 
 
@@ -204,8 +204,8 @@ def test_what_a_snapshot_does_not_bind(record: LiveRecord) -> None:
     assert restored.answered("4" * 16) == (5,)
     restored.message(Message("assistant", "bound"), rid="3" * 16)
     assert restored_sandbox.mind.messages == []
-    assert restored.take(call.id).said == 1
-    assert restored.take(task.id).entry.name == "build"
+    assert restored.close(call.id).said == 1
+    assert restored.close(task.id).entry.name == "build"
 
 
 def test_the_notes_do_not_grow(record: LiveRecord) -> None:

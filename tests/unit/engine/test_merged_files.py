@@ -6,42 +6,36 @@ Three directories stand for the trees of base, source and head; the plan, the re
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
-from snapshotd.api.mind import MergeFields
 from snapshotd.client.apply.apply import apply
-from snapshotd.client.apply.host_tree import HostTree
-from snapshotd.client.apply.merging import merge_request
-from snapshotd.client.apply.plan import ApplyPlan
-from snapshotd.daemon.http import decoding
-from snapshotd.engine.base import MergeRequest
-from snapshotd.engine.past.merging import write
+from snapshotd.engine.past.merging import Items, ViewPair, ViewTree, from_root, write
 from snapshotd.errors import UsageError
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.amend import amend
 from snapshotd.layers.store import LayerStore
 from snapshotd.trees.materialise import materialise
 from snapshotd.trees.stack_view import StackView
-from snapshotd.types import ImageID, SnapshotID, Stack
+from snapshotd.trees.three_way import Item, MergePlan, Present
+from snapshotd.types import ImageID, Stack
 from tests import variety
 from tests.capabilities import require
 from tests.long import size
 from tests.unit.client.folders import Folders
 
 IMAGE = ImageID("1" * 32)
-NONE = "0" * 32
+TOP = [b"workspace"]
 Facts = dict[bytes, variety.Fact]
 
 
@@ -61,21 +55,23 @@ class Trees:
         for root, own in ((self.base, ""), (self.theirs, theirs), (self.mine, mine)):
             subprocess.run(["sh", "-ec", f"umask 022; {base}\n{own}"], cwd=root / "workspace", check=True)
 
-    def merge(self) -> tuple[ApplyPlan, Path]:
+    def merge(self) -> tuple[MergePlan[Present], Path]:
         """The plan for /workspace, and the root that comes out of it."""
-        source = Folders(self.base / "workspace", self.theirs / "workspace")
-        with HostTree(self.mine / "workspace") as tree:
-            plan = ApplyPlan(source, tree, in_sandbox=True)
-        sent = merge_request(lambda path: b"workspace/" + path, plan, NONE, NONE, NONE)
-        return plan, self.write(decoding.merge_request(TypeAdapter(MergeFields).validate_python(sent)))
+        with contextlib.ExitStack() as opened:
+            fds = [os.open(root, DIR_FLAGS) for root in (self.base, self.theirs, self.mine)]
+            for fd in fds:
+                opened.callback(os.close, fd)
+            base, theirs, mine = (opened.enter_context(StackView([fd])) for fd in fds)
+            plan = MergePlan(ViewPair(base, theirs, TOP), ViewTree(mine, TOP), in_sandbox=True)
+        return plan, self.write(from_root(plan.items, b"workspace"))
 
-    def write(self, request: MergeRequest) -> Path:
+    def write(self, items: Items) -> Path:
         store = LayerStore(self.place / "store", "plain")
         fd, made = os.open(self.theirs, DIR_FLAGS), self.place / "made"
         made.mkdir()
         try:
             with store.view(Stack(IMAGE)) as present, StackView([fd]) as view:
-                layer = amend(store, Stack(IMAGE), lambda root: write(root, present, view, request))
+                layer = amend(store, Stack(IMAGE), lambda root: write(root, present, view, items))
             with store.view(Stack(IMAGE, (layer,))) as merged:
                 target = os.open(made, DIR_FLAGS)
                 try:
@@ -154,19 +150,17 @@ def test_names_that_come_together_stay_one_file(trees: Trees) -> None:
 
 
 @pytest.mark.parametrize(
-    "request_of",
+    "item",
     [
-        lambda path: MergeRequest(SnapshotID(NONE), SnapshotID(NONE), take=(path,)),
-        lambda path: MergeRequest(SnapshotID(NONE), SnapshotID(NONE), modes=((path, 0o600),)),
+        Item("added", b"workspace/missing/a", "file", None, put=True),
+        Item("changed", b"workspace/missing/a", "file", None, put=False, permissions=0o600),
     ],
     ids=["take", "mode"],
 )
-def test_a_request_for_a_directory_that_is_not_there_is_refused(
-    trees: Trees, request_of: Callable[[bytes], MergeRequest]
-) -> None:
+def test_a_path_in_a_directory_that_is_not_there_is_refused(trees: Trees, item: Item[Present]) -> None:
     trees.make("true", "mkdir missing; echo x > missing/a", "true")
     with pytest.raises(UsageError, match=r"'missing'.*nothing was merged"):
-        trees.write(request_of(b"workspace/missing/a"))
+        trees.write([item])
 
 
 # -- any three trees, with git as the oracle -------------------------------------------------------------------------

@@ -25,15 +25,19 @@ class Layers(LayerStore):
     evicting: Context | None = None
     merger: Merger
 
-    def note_size(self, layer: LayerID, size_bytes: int) -> None:
-        super().note_size(layer, size_bytes)
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "plain")
+        self._note, self.sizes.note = self.sizes.note, self.note  # type: ignore[method-assign]
+
+    def note(self, layer: LayerID, size_bytes: int) -> None:
+        self._note(layer, size_bytes)
         if self.evicting is not None:
             evict(self.evicting, self.merger, 0)
 
 
 @pytest.fixture
 def layers(tmp_path: Path) -> Iterator[Layers]:
-    store = Layers(tmp_path, "plain")
+    store = Layers(tmp_path)
     worker = Worker(tmp_path, "plain")
     store.merger = Merger(store, worker)
     yield store
@@ -49,7 +53,7 @@ def deep_stack(store: Layers) -> Stack:
         upper = f"/proc/self/fd/{store.read_upper(layer)}"
         Path(upper, f"f{number}").write_text(str(number))
         os.close(int(Path(upper).name))
-        store.note_size(layer, 1)
+        store.sizes.note(layer, 1)
         made.append(layer)
     return Stack(ImageID(new_id()), tuple(reversed(made)))
 

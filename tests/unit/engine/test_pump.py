@@ -17,7 +17,7 @@ import pytest
 
 from snapshotd.engine.base import Stream
 from snapshotd.engine.caller import Caller
-from snapshotd.engine.sandbox.intake import Intake, memory
+from snapshotd.engine.sandbox.kept import Intake, memory
 from snapshotd.engine.sandbox.pump import CommandOutcome, Printed, Shown
 from snapshotd.engine.sandbox.pump import pump as pump_to
 from snapshotd.repo.base import Spool

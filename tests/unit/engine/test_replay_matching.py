@@ -174,14 +174,14 @@ def test_a_task_that_did_not_complete_is_not_skipped(status: CallStatus) -> None
 def test_facts_come_back_where_they_were_recorded() -> None:
     facts = ({"kind": "now", "value": 1.5}, {"kind": "uuid", "value": "u"})
     replay = Replay([entry("a", 1, 2, facts=facts), entry("b", 3, 4, facts=({"kind": "now", "value": 2.5},))])
-    assert replay.fact("uuid") is None, "another kind is asked for than comes next"
-    assert replay.fact("now") == (1.5,)
-    assert replay.fact("uuid") == ("u",)
-    assert replay.fact("now") is None, "those of b are asked for after a"
+    assert replay.take_fact("uuid") is None, "another kind is asked for than comes next"
+    assert replay.take_fact("now") == (1.5,)
+    assert replay.take_fact("uuid") == ("u",)
+    assert replay.take_fact("now") is None, "those of b are asked for after a"
     meet(replay, "a")
-    assert replay.fact("now") == (2.5,)
+    assert replay.take_fact("now") == (2.5,)
     meet(replay, "b")
-    assert replay.fact("now") is None
+    assert replay.take_fact("now") is None
 
 
 def test_long_values_are_cut_in_messages() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.approval.records import ApprovalRecords, WaitingCaller
 from snapshotd.engine.past.rewinding import Rewinding
 from snapshotd.engine.runs import sessions
 from snapshotd.engine.runs.sessions import Sessions
@@ -30,6 +31,7 @@ from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.errors import DataLoss, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.upper import dress, is_unchanged
 from snapshotd.types import Snapshot, ToolCall, Trajectory
 from tests.records import begin, make_approval, make_image
 
@@ -50,7 +52,7 @@ class World:
 
     def _sandbox(self, trajectory: Trajectory, head: Snapshot) -> Sandbox:
         upper = self.store.create()
-        self.store.dress(upper, head.stack)
+        dress(self.store, upper, head.stack)
         part: Any = SimpleNamespace(
             id="container", pid=1, close=lambda: None, destroy=lambda _: None, bury=lambda: None, parked_pids=set
         )
@@ -82,7 +84,7 @@ class World:
             patched.setattr(self.catalog, "commit_snapshot", _full)
             with pytest.raises(OutOfSpace):
                 self.step(marker("exec", {}))
-        assert self.store.unchanged(self.sandbox.root.upper, self.sandbox.root.stack)
+        assert is_unchanged(self.store, self.sandbox.root.upper, self.sandbox.root.stack)
 
     def newest(self) -> Snapshot:
         return self.catalog.get_snapshot(self.catalog.get_trajectory(self.trajectory.id).head)
@@ -160,8 +162,11 @@ def test_a_preview_shows_it(world: World, monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_approval_is_of_other_files(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("snapshotd.engine.storing.look.changes", lambda *_: iter(["result"]))
     world.seal_in_vain()
-    gate = Gate(world.context, cast(Any, None))
-    assert not gate._same_files(make_approval(world.first), world.sandbox, world.step)
+    approvals, caller = (
+        ApprovalRecords(world.context, cast(Any, None)),
+        WaitingCaller(world.sandbox, world.step, threading.Event()),
+    )
+    assert not approvals.has_same_files(make_approval(world.first), caller)
     assert world.kept()
 
 

@@ -109,7 +109,7 @@ def _is_known(world: World, sandbox: Any) -> None:
     trajectory = world.trajectory.id
     assert world.sessions.live() == [sandbox]
     assert not sandbox.ended
-    assert world.sessions._live[trajectory].recorder.sandbox is sandbox
+    assert world.sessions._live[trajectory].journal.sandbox is sandbox
     world.sessions.close()
     assert sandbox.ended
     assert not world.sessions.live()

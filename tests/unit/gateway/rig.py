@@ -42,19 +42,9 @@ class Memory:
     on_sent: Callable[[], None] = lambda: None
     on_reply: Callable[[TurnReply], None] = lambda reply: None
 
-    def turn(self, request: TurnRequest) -> RecordedReply | None:
+    def turn(self, request: TurnRequest) -> RecordedReply | RememberedTurn:
         self.turns.append(request)
-        return self.on_turn(request)
-
-    def sent(self, request: TurnRequest) -> None:
-        assert request not in self.on_their_way
-        self.on_their_way.append(request)
-        self.on_sent()
-
-    def replied(self, request: TurnRequest, reply: TurnReply) -> None:
-        self.on_their_way.remove(request)
-        self.replies.append((request, reply))
-        self.on_reply(reply)
+        return self.on_turn(request) or RememberedTurn(self, request)
 
     @property
     def reply(self) -> TurnReply:
@@ -62,6 +52,24 @@ class Memory:
         poll(lambda: self.replies)
         assert len(self.replies) == 1
         return self.replies[0][1]
+
+
+@dataclass
+class RememberedTurn:
+    """A turn whose handler remembers it."""
+
+    memory: Memory
+    request: TurnRequest
+
+    def sent(self) -> None:
+        assert self.request not in self.memory.on_their_way
+        self.memory.on_their_way.append(self.request)
+        self.memory.on_sent()
+
+    def replied(self, reply: TurnReply) -> None:
+        self.memory.on_their_way.remove(self.request)
+        self.memory.replies.append((self.request, reply))
+        self.memory.on_reply(reply)
 
 
 def poll(condition: Callable[[], Any]) -> Any:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.upper import dress
 from snapshotd.types import ImageID, LayerID, Stack
 
 IMAGE = ImageID("1" * 32)
@@ -42,7 +43,7 @@ def test_a_fresh_upper_looks_like_the_root_below(store: LayerStore, on_a_layer: 
     below.chmod(0o1751)
     os.utime(below, ns=(1, 2))
     fresh = store.create()
-    store.dress(fresh, Stack(IMAGE, layers))
+    dress(store, fresh, Stack(IMAGE, layers))
     upper = store.root / fresh / "upper"
     assert xattrs(upper) == {"user.note": b"\0\xff"}
     assert metadata(upper) == metadata(below)

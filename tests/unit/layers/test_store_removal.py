@@ -74,12 +74,12 @@ def test_a_layer_whose_size_could_not_be_noted_is_evicted(store: LayerStore, mon
 
     with monkeypatch.context() as patch:
         patch.setattr("os.setxattr", full)
-        store.note_size(layer, 4096)
+        store.sizes.note(layer, 4096)
     store.publish(layer, back)
-    assert store.sized_bytes() == 4096
-    assert [size for size, _ in store.sizes().values()] == [4096]
+    assert store.sizes.total() == 4096
+    assert [size for size, _ in store.sizes.read().values()] == [4096]
     assert store.evict(back)
-    assert (store.sized_bytes(), store.sizes()) == (0, {})
+    assert (store.sizes.total(), store.sizes.read()) == (0, {})
 
 
 def test_a_layer_that_comes_into_use_during_a_sweep(store: LayerStore) -> None:

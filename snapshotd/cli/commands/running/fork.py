@@ -8,13 +8,13 @@ from typing import Any
 
 import click
 
+from snapshotd.api.trajectories import QueuedFork, QueueInfo
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX
 from snapshotd.cli.command import after_dashes, connect, declare, json_option, refuse
 from snapshotd.cli.follow import note
 from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import AtOnce, Count, ForkName, complete_snapshot, idle_option
 from snapshotd.cli.waiting import Wait, state_of, wait_option
-from snapshotd.client.branching.queueing import QueuedFork, QueueInfo
 from snapshotd.client.branching.variant_tables import add_options, keywords, read_tables
 from snapshotd.terms import number_of, short
 

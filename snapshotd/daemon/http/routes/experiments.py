@@ -11,19 +11,39 @@ from starlette.responses import Response
 from snapshotd.api import operations
 from snapshotd.api.experiments import BisectRequest, CompareRequest, ExperimentRequest, ScoreRequest
 from snapshotd.api.record import Json
+from snapshotd.api.trajectories import ForkQueueRequest
 from snapshotd.api.wire import check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.attending import until_gone
-from snapshotd.daemon.http.decoding import bisect_request, experiment_request, score_request
+from snapshotd.daemon.http.decoding import bisect_request, experiment_request, fork_queue_request, score_request
 from snapshotd.daemon.http.encoding import event, row_json, run_json
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import NamedDep, ServiceDep, handles, once
-from snapshotd.engine.experiments.base import Attendance, Comparison, SnapshotScores, Tried
+from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once
+from snapshotd.engine.experiments.base import Attendance, Comparison, QueuedFork, SnapshotScores, Tried
 from snapshotd.scores import ScoredRun
 from snapshotd.terms import NAME_PATTERN
 
 _ERROR = ' or `{"event":"error","error"}`.'
 Name = Annotated[str, PathParameter(pattern=f"^{NAME_PATTERN.pattern}$", description="The experiment's name.")]
+
+
+@handles(
+    operations.FORK_QUEUE,
+    'Lines: `{"event":"child","index","label","trajectory","error"}` as each ends, at last '
+    f'`{{"event":"result","experiment","children"}}`,{_ERROR}',
+)
+async def fork_queue(request: Request, ref: Ref, body: ForkQueueRequest, service: ServiceDep) -> Response:
+    """Fork a snapshot into more children than run at once: each runs its program to the end, then another begins. When the
+    client goes away no other begins, and those that run go on."""
+    asked, attendance = fork_queue_request(body), Attendance()
+
+    def produce(emit: streams.Emit) -> None:
+        def on_child(child: QueuedFork) -> None:
+            streams.require(emit(event("child", child)))
+
+        emit(event("result", service.engine.experiments.fork_queue(ref, asked, attendance, on_child)))
+
+    return await streams.ndjson(service.streams, produce, attend=until_gone(request, attendance))
 
 
 @handles(operations.COMPARE)

@@ -11,7 +11,7 @@ from snapshotd.api import operations
 from snapshotd.api.mind import (
     CompensateRequest,
     EditRequest,
-    MergeFields,
+    MergeRequest,
     PromoteRequest,
     ResumeRequest,
     RetryRequest,
@@ -21,8 +21,16 @@ from snapshotd.api.wire import LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.decoding import check_name, decisions, edit_request, merge_request
 from snapshotd.daemon.http.peer import client_pid
-from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once_unless_abandoned, step_once
-from snapshotd.engine.base import Effect, Opener, RewindMode, RewindPreview, Task
+from snapshotd.daemon.http.routes.shared import (
+    NamedDep,
+    Ref,
+    ServiceDep,
+    handles,
+    once,
+    once_unless_abandoned,
+    step_once,
+)
+from snapshotd.engine.base import Effect, Merged, Opener, RewindMode, RewindPreview, Task
 from snapshotd.types import Snapshot, Trajectory
 
 
@@ -110,11 +118,13 @@ def promote(ref: Ref, body: PromoteRequest, service: ServiceDep, named: NamedDep
 
 
 @handles(operations.MERGE)
-def merge(ref: Ref, body: MergeFields, service: ServiceDep, named: NamedDep) -> Snapshot:
-    """Change files of a trajectory to what they are in another snapshot, or to given contents, in one step; recorded as a
-    new snapshot, and `undo` takes it back. The client decides which; `Conflict` if the head is another one by now."""
-    return step_once(
-        service, named, body, lambda: service.engine.branching.merge(ref, check_ref(body.source), merge_request(body))
+def merge(ref: Ref, body: MergeRequest, service: ServiceDep, named: NamedDep) -> Merged:
+    """Bring what changed between two snapshots to the head of a trajectory: three-way, in one step, recorded as a new
+    snapshot, and `undo` takes it back. With a conflict nothing is merged. `Conflict` if something runs in it, or its head
+    changed meanwhile."""
+    asked, branching = merge_request(body), service.engine.branching
+    return once(
+        service, named, body, lambda: branching.merge(ref, asked), lambda made: branching.recall_merge(made[0], asked)
     )
 
 

@@ -30,12 +30,11 @@ from snapshotd.daemon.http.routes.shared import (
     once_unless_abandoned,
     step_once,
 )
-from snapshotd.engine.base import Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
+from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, SandboxInfo, Stream, output_event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import SandboxFailed, UsageError
 from snapshotd.types import Snapshot, Trajectory
 
-STREAMS: tuple[Stream, ...] = ("stdout", "stderr")
 _EXEC_SAYS = (
     'Lines: `{"event":"output","stream","data_b64"}` as it comes, at last '
     '`{"event":"result","exit_code","snapshot","call"}` or `{"event":"error","error":{"code","message"}}`.'
@@ -226,7 +225,6 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
             resume=body.resume,
             variants=variants,
             idle_timeout_s=body.idle_timeout_s,
-            part=body.part,
         ),
         recalled,
         lambda made: _stop(engine, *made.trajectories),

@@ -14,16 +14,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from snapshotd.engine.context import Context
-from snapshotd.engine.mind.approvals import Gate
+from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.pending import Open
-from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import CALL, LANE, OF_MODEL, SILENT, TURN
-from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Lanes, Words
+from snapshotd.engine.mind.wire.conversations import Conversations
+from snapshotd.engine.mind.wire.lanes import Lane, LanePlace, Words
 from snapshotd.engine.protocol.agent_handler import Intent
 from snapshotd.engine.sandbox.step import marker
-from snapshotd.errors import Denied
+from snapshotd.errors import SnapshotdError
 from snapshotd.gateway.base import ModelCall, ToolResult, TurnRequest
-from snapshotd.types import BlobID, CallID, CallStatus, EntryKind, JournalEntry, ToolCall, new_id
+from snapshotd.types import BlobID, CallID, CallStatus, EntryKind, JournalEntry, new_id
 
 MAX_OPEN_TOOLS = 1000
 _NOT_REPORTED = "not reported: the agent went on without telling the model a result of this call"
@@ -60,13 +60,14 @@ class Ends:
 
 
 class WireCalls:
-    """Thread-safe. `finished`: the calls of the past that have ended, by the provider's id."""
+    """Thread-safe."""
 
-    def __init__(self, context: Context, recorder: Recorder, gate: Gate, lanes: Lanes, finished: set[str]) -> None:
-        self._context, self._recorder, self._gate, self._lanes = context, recorder, gate, lanes
+    def __init__(self, context: Context, journal: Journal, conversations: Conversations) -> None:
+        self._context, self._journal, self._conversations = context, journal, conversations
+        self._recorder, self._replay = journal.recorder, journal.replay
         self._tools: dict[str, _Tool] = {}
         """Calls that the model has asked for and no request has ended, by the provider's id."""
-        self._finished = finished
+        self._finished = conversations.finished
         self._unclosed: set[str] = set()
         """The calls that an earlier daemon opened: the agent may have sent it their results."""
         self._lock = threading.Lock()
@@ -76,11 +77,6 @@ class WireCalls:
         """The arguments of the calls that have not ended, by the provider's id."""
         with self._lock:
             return {call_id: tool.opened.entry.arguments for call_id, tool in self._tools.items()}
-
-    @property
-    def finished(self) -> bool:
-        """True if a call has ended, in the past too."""
-        return bool(self._finished)
 
     def restore(self, line: dict[str, Any]) -> Any:
         """Go on with a call that an earlier daemon noted. Returns its arguments; None if it is open no more."""
@@ -103,11 +99,19 @@ class WireCalls:
                 self._open(call, model, lane, at)
             else:
                 with self._lock:
-                    self._tools[call.id] = _Tool(self._recorder.unrecorded(call.name, call.arguments), lane.number, at)
+                    self._tools[call.id] = _Tool(self._unrecorded(call), lane.number, at)
         if calls or request.offers_tools or (lane.side and lane.caller is None):
             return
         lane.words = Words(at, CallID(new_id()), time.time_ns())
-        self._note({"words": lane.number, "at": at, "call": lane.words.call_id, "said": lane.words.said_at_ns})
+        self._conversations.note(
+            {"words": lane.number, "at": at, "call": lane.words.call_id, "said": lane.words.said_at_ns}
+        )
+
+    def _unrecorded(self, call: ModelCall) -> Open:
+        """A call that a replayed program makes by itself; its end is recorded already."""
+        head = self._journal.sandbox.head
+        entry = JournalEntry(CallID(new_id()), EntryKind.TOOL, call.name, call.arguments, head, time.time_ns())
+        return Open(entry, time.perf_counter_ns())
 
     def _open(self, call: ModelCall, model: JournalEntry, lane: Lane, at: int) -> None:
         """The model asks for a tool: the moment to ask a person. Denied."""
@@ -116,27 +120,12 @@ class WireCalls:
                 return
             self._finished.discard(call.id)
             while len(self._tools) >= MAX_OPEN_TOOLS:
-                self._recorder.pending.lost([self._tools.pop(next(iter(self._tools))).opened.entry.id])
+                self._recorder.pending.lose([self._tools.pop(next(iter(self._tools))).opened.entry.id])
         intent = Intent(new_id(), call.name[:200] or "tool", call.arguments)
-        try:
-            self._gate.admit(
-                self._recorder.sandbox,
-                CallID(intent.call_id),
-                intent.name,
-                self._recorder.funnel.conceal(call.arguments),
-                intent.side_effect,
-                asked=False,
-                expires_s=None,
-                step=self._recorder.step,
-                cancelled=threading.Event(),  # the gate notices the sandbox's end
-            )
-        except Denied as denied:
-            self._recorder.refused(
-                intent, denied.message, {"gateway": True, OF_MODEL: model.id, LANE: lane.number, CALL: call.id}
-            )
-            raise
+        details = {"gateway": True, OF_MODEL: model.id, LANE: lane.number, CALL: call.id}
+        self._journal.admit(intent, threading.Event(), details)  # the gate notices the sandbox's end
         opened = self._recorder.begin(intent, {LANE: lane.number, CALL: call.id})
-        self._note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number, "at": at})
+        self._conversations.note({"tool": call.id, "entry": opened.entry.id, "lane": lane.number, "at": at})
         with self._lock:
             self._tools[call.id] = _Tool(opened, lane.number, at)
 
@@ -175,7 +164,7 @@ class WireCalls:
         with self._lock:
             tool = self._tools.get(end.call_id)
         number = lane.number if lane.recorded else None
-        return tool is not None and self._recorder.replay.comes_next(
+        return tool is not None and self._replay.comes_next(
             EntryKind.TOOL, tool.opened.entry.name, tool.opened.entry.arguments, number
         )
 
@@ -183,12 +172,12 @@ class WireCalls:
         """True if the journal records the call's end. The files are then as they were. Diverged."""
         with self._lock:
             tool = self._tools.get(end.call_id)
-        number, replay = lane.number if lane.recorded else None, self._recorder.replay
+        number, replay = lane.number if lane.recorded else None, self._replay
         if tool is None or not replay.has_left(number):
             return False
         name, arguments = tool.opened.entry.name, tool.opened.entry.arguments
         met = end.result is None and not self._is_recorded(lane, end)  # older journals have no end of a silent call
-        if not met and replay.replayed_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None:
+        if not met and replay.meet_on_wire(EntryKind.TOOL, name, arguments, number, called=False) is None:
             return False
         with self._lock:
             self._tools.pop(end.call_id, None)
@@ -203,19 +192,26 @@ class WireCalls:
             if words is None or words.at >= end:
                 return None
             lane.words = None
-        number, replay = lane.number if lane.recorded else None, self._recorder.replay
+        number, replay = lane.number if lane.recorded else None, self._replay
         if not replay.has_left(number):
             return words
         if replay.comes_next(EntryKind.CHECKPOINT, TURN, {}, number):  # older journals have none
-            replay.replayed_on_wire(EntryKind.CHECKPOINT, TURN, {}, number, called=False)
+            replay.meet_on_wire(EntryKind.CHECKPOINT, TURN, {}, number, called=False)
         return None
 
-    def close(self, ends: Ends) -> None:
-        """Record the ends, each with a snapshot."""
+    def try_to_close(self, ends: Ends) -> SnapshotdError | None:
+        """Record the ends, each with a snapshot. Returns the error if a snapshot cannot be taken."""
+        try:
+            self._close_all(ends)
+        except SnapshotdError as exc:
+            return exc
+        return None
+
+    def _close_all(self, ends: Ends) -> None:
         for end in ends.calls:
             self._close(end)
         words = ends.words
-        if words is None or self._recorder.known(words.call_id) is not None:
+        if words is None or self._recorder.find(words.call_id) is not None:
             return  # an earlier daemon was killed before the agent had the reply to the request that ends them
         call = replace(marker(TURN, {}, started_at_ns=words.said_at_ns), id=words.call_id)
         details = {LANE: ends.lane.number}
@@ -225,7 +221,7 @@ class WireCalls:
         with self._lock:
             tool = self._tools.pop(end.call_id, None)
             self._finished.add(end.call_id)
-        lane = self._lanes.lane_of(end.call_id)
+        lane = self._conversations.lane_of(end.call_id)
         details: dict[str, Any] = {CALL: end.call_id, **({} if lane is None else {LANE: lane.number})}
         if tool is None:
             opened = self._recorder.begin(Intent(new_id(), end.name[:200], None), details)
@@ -234,19 +230,12 @@ class WireCalls:
             opened = self._recorder.begin(Intent(new_id(), entry.name, entry.arguments), details)
         else:
             opened = tool.opened
-        self._recorder.pending.take(opened.entry.id)
-        call = ToolCall(
-            id=opened.entry.id,
-            name=opened.entry.name,
-            arguments=opened.entry.arguments,
-            status=CallStatus.UNKNOWN,
-            started_at_ns=opened.entry.began_at_ns,
-            duration_ns=time.perf_counter_ns() - opened.clock_ns,
-            error=_NOT_REPORTED,
-        )
-        if end.result is not None:
+        self._recorder.pending.close(opened.entry.id)
+        if end.result is None:
+            call = opened.outcome(CallStatus.UNKNOWN, error=_NOT_REPORTED)
+        else:
             status = CallStatus.FAILED if end.result.is_error else CallStatus.DONE
-            call = replace(call, status=status, error=None, output=self._save(end.result.content))
+            call = opened.outcome(status, output=self._save(end.result.content))
         self._recorder.end_step(opened, call, {SILENT: True} if end.result is None else None)
 
     def _save(self, content: Any) -> BlobID:
@@ -258,7 +247,3 @@ class WireCalls:
             return writer.save()
         finally:
             writer.discard()
-
-    def _note(self, fields: dict[str, Any]) -> None:
-        """Something that the gateway of another daemon has to know."""
-        self._recorder.sandbox.survival.wire(fields)

@@ -1,0 +1,114 @@
+"""A fork of more children than fit at once: each runs its program to the end before the next takes its place."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from snapshotd.api.wire import QUEUE_MAX
+from snapshotd.at_once import at_once
+from snapshotd.engine.base import ForkPlace, Variant
+from snapshotd.engine.experiments.base import Attendance, ForkQueue, ForkQueueRequest, QueuedFork
+from snapshotd.engine.experiments.parts import Services, count_fitting
+from snapshotd.errors import SnapshotdError, UsageError
+from snapshotd.terms import number_of
+from snapshotd.types import ExperimentID, SnapshotID, Trajectory, TrajectoryID, TrajectoryStatus, new_id
+
+
+class _LeftOff(Exception):  # noqa: N818 - not a failure: nobody waits for the rest
+    """The client is gone, and this child has not begun."""
+
+
+@dataclass(slots=True)
+class _Queue:
+    services: Services
+    source: SnapshotID
+    request: ForkQueueRequest
+    attendance: Attendance
+    labels: list[str]
+    experiment: ExperimentID = field(default_factory=lambda: ExperimentID(new_id()))
+    made: list[TrajectoryID] = field(default_factory=list)
+    taken_back: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def run(self, index: int) -> QueuedFork:
+        """Start one child, and wait for its end. With `keep_going` it carries its error."""
+        label, line = self.labels[index], None
+        try:
+            line = self._start(index)
+            for _ in self.services.runs.events(line.id, follow=True):
+                pass
+            line = self.services.snapshots.trajectory(line.id)
+        except SnapshotdError as exc:
+            if not self.request.keep_going:
+                raise
+            return QueuedFork(index, label, line, exc.message)
+        whole = line.status in (TrajectoryStatus.FINISHED, TrajectoryStatus.FAILED)
+        return QueuedFork(index, label, line, None if whole else f"its program did not end by itself: {line.status}")
+
+    def _start(self, index: int) -> Trajectory:
+        if self.attendance.gone:
+            raise _LeftOff
+        asked = self.request
+        (made,) = self.services.branching.fork(
+            self.source,
+            1,
+            args=asked.args,
+            name=asked.name,
+            resume=asked.resume,
+            variants=asked.variants[index : index + 1],
+            part=ForkPlace(self.experiment, index, len(self.labels)),
+        ).trajectories
+        with self.lock:
+            self.made.append(made.id)
+            late = self.taken_back
+        if late:
+            self._remove(made.id)
+        return made
+
+    def take_back(self) -> None:
+        """Remove what was started, newest first, and what another thread starts meanwhile."""
+        with self.lock:
+            self.taken_back, made = True, self.made[::-1]
+        for trajectory in made:
+            self._remove(trajectory)
+
+    def _remove(self, trajectory: TrajectoryID) -> None:
+        """One that cannot be removed stays in the list of trajectories."""
+        with contextlib.suppress(SnapshotdError):
+            self.services.runs.remove(trajectory, force=True)
+
+
+def fork_queue(
+    services: Services,
+    ref: str,
+    request: ForkQueueRequest,
+    attendance: Attendance,
+    on_child: Callable[[QueuedFork], object],
+) -> ForkQueue:
+    """See `ExperimentService.fork_queue`."""
+    variants = request.variants
+    n = len(variants) or request.n
+    if not 1 <= n <= QUEUE_MAX:
+        raise UsageError(f"{number_of(n, 'fork')} cannot be made: a queue takes 1 to {QUEUE_MAX}; nothing was started")
+    ways = variants or (Variant(""),)
+    if not request.resume and request.args is None and any(one.args is None for one in ways):
+        raise UsageError(
+            "a queue needs programs that end, so that others can begin: give the forks a command, or let the program resume"
+        )
+    source = services.snapshots.get(ref)
+    many = request.parallel or count_fitting(ways, services.snapshots.trajectory(source.trajectory))
+    labels = [one.label for one in variants] or [str(index) for index in range(n)]
+    queue = _Queue(services, source.id, request, attendance, labels)
+    found: dict[int, QueuedFork] = {}
+    try:
+        for index, child in at_once(range(n), many, queue.run, thread="fork"):
+            found[index] = child
+            on_child(child)
+    except SnapshotdError:
+        if not request.keep_going:
+            queue.take_back()
+        raise
+    return ForkQueue(queue.experiment, tuple(found[index] for index in range(n)))
