@@ -8,7 +8,7 @@
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
 #   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
 #   make bench-savers   compare LangGraph's savers (PostgreSQL too, if it is installed)
-#   make docs    write the generated references, and the asynchronous client, again
+#   make docs    write the generated references again
 #   make setup   only install what is missing, and build the images of the tests (as root; else the first `make test` does)
 #   make clean   remove what the above made here (not the state directory)
 
@@ -79,7 +79,6 @@ bench-savers: $(DEVELOPS)
 docs: $(DEVELOPS)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
 	$(BIN)/python -m snapshotd.daemon.http.api > docs/openapi.json
-	$(BIN)/python -P snapshotd/client/aio/generate.py
 
 setup: $(STAMPS)/packages-develop $(STAMPS)/warm
 	$(if $(IS_ROOT),$(BIN)/python -m tests.prepare)

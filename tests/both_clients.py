@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from snapshotd import client
+from snapshotd.client.twofold import Twofold
 
 _END_S = 60.0
 """A task ends that closes an iterator which was left early."""
@@ -97,7 +98,7 @@ def wrapped(loop: Loop, value: Any) -> Any:
         return _iterated(loop, value)
     if isinstance(value, list):
         return [wrapped(loop, item) for item in value]
-    if type(value).__module__.startswith("snapshotd.client.aio.") or inspect.ismethod(value):
+    if isinstance(value, Twofold) or inspect.ismethod(value):
         return Blocking(loop, value)
     return value
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.host import system_packages
-from snapshotd.kernel import abilities
 from snapshotd.kernel.mounts import LayerNaming
+from snapshotd.kernel.probes import needed, useful
 from tests import dockerd
 
 
@@ -44,13 +44,13 @@ def _compose() -> str | None:
 def _fuse() -> str | None:
     if importlib.util.find_spec("pyfuse3") is None:
         return "not installed: pyfuse3"
-    return abilities.fuse()
+    return useful.fuse()
 
 
 @cache
 def layer_naming() -> LayerNaming:
     """How overlayfs takes layers here, for tests that mount an overlay by themselves."""
-    return abilities.probe(Path(tempfile.gettempdir())).layer_naming
+    return needed.probe(Path(tempfile.gettempdir())).layer_naming
 
 
 CAPABILITIES: dict[str, Callable[[], str | None]] = {
@@ -60,7 +60,7 @@ CAPABILITIES: dict[str, Callable[[], str | None]] = {
     "docker": _docker,
     "fuse": _fuse,
     "xfs": lambda: _program("mkfs.xfs"),
-    "quotas": lambda: abilities.project_quotas(Path("/proc")),
+    "quotas": lambda: useful.project_quotas(Path("/proc")),
     "oracles": lambda: _program("rsync", "mtree", "bsdtar"),
     "btrfs": lambda: _program("mkfs.btrfs"),
     "compose": _compose,

@@ -81,7 +81,7 @@ def run(
     pid_file = keeper._path.parent.parent / f"pid-{key}"
     with pipes() as (stdout, stderr):
         argv = [sys.executable, "-I", "-S", "-c", _HELPER, script, str(pid_file), then]
-        return keeper.run(key, argv, pid_file, stdout, stderr, timeout_s)
+        return keeper.run(key, argv, pid_file, (*stdout, *stderr), timeout_s)
 
 
 def read_end(fd: int) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -101,3 +102,33 @@ def loop_disk(kind: str, size_bytes: int, options: tuple[str, ...] = (), *, deta
 def _run(*command: str) -> None:
     result = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
     assert result.returncode == 0, (command, result.stderr)
+
+
+@contextmanager
+def filled(disk: Disk, left_bytes: int) -> Iterator[Callable[[], None]]:
+    """Somebody else's file takes all of the disk but so much; what is yielded does it again, after something was
+    freed."""
+    path = disk.mount_point / "filler"
+
+    def fill() -> None:
+        with path.open("ab") as file:
+            size = file.tell()
+            step = 64 << 20
+            while step >= 4096:
+                if disk.free_bytes() - step < left_bytes:
+                    step //= 2
+                    continue
+                try:
+                    os.posix_fallocate(file.fileno(), size, step)
+                    size += step
+                except OSError as exc:
+                    if exc.errno != errno.ENOSPC:
+                        raise
+                    os.ftruncate(file.fileno(), size)
+                    step //= 2
+
+    fill()
+    try:
+        yield fill
+    finally:
+        path.unlink()

@@ -18,18 +18,17 @@
 from typing import TYPE_CHECKING, Any
 
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.feeding import Terminal
+from snapshotd.client.feeding import AsyncTerminal, Terminal
 from snapshotd.client.following import StillRunning
-from snapshotd.client.mind import RECORDED
-from snapshotd.client.ports import Port
+from snapshotd.client.outcomes import ExecFailed, ExecResult, RunResult
 from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
-from snapshotd.client.sandbox import Command, ExecFailed, ExecResult, RunResult, Sandbox, Snapshot
+from snapshotd.client.sandbox import Command, Sandbox, Snapshot
+from snapshotd.client.verbs.mind import RECORDED
+from snapshotd.client.verbs.ports import AsyncPort, Port
 from snapshotd.errors import SnapshotdError
 
 if TYPE_CHECKING:
-    from snapshotd.client.aio.carrying import AsyncPort
     from snapshotd.client.aio.client import AsyncSnapshotd
-    from snapshotd.client.aio.feeding import AsyncTerminal
     from snapshotd.client.aio.sandbox import AsyncCommand, AsyncSandbox, AsyncSnapshot
 
 __all__ = [
@@ -57,14 +56,7 @@ __all__ = [
     "WriteInfo",
 ]
 
-_ASYNC = {
-    "AsyncCommand": "sandbox",
-    "AsyncPort": "carrying",
-    "AsyncSandbox": "sandbox",
-    "AsyncSnapshot": "sandbox",
-    "AsyncSnapshotd": "client",
-    "AsyncTerminal": "feeding",
-}
+_ASYNC = {"AsyncCommand": "sandbox", "AsyncSandbox": "sandbox", "AsyncSnapshot": "sandbox", "AsyncSnapshotd": "client"}
 """Name to its module in `aio`."""
 
 

@@ -8,11 +8,12 @@ digest proves that these are the same events, and not the ones of another run of
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from snapshotd.client.exchange import DaemonAway, event_of
 from snapshotd.client.transport import Transport
+from snapshotd.client.twofold import closing
 from snapshotd.errors import Conflict
 
 _PAUSE_MIN_S, _PAUSE_MAX_S = 0.02, 0.5
@@ -52,23 +53,24 @@ class Following:
         self._lost_at: float | None = None
         self._pause_s = 0.0
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """All events until `finished`, or until no more come although the trajectory does not run. The request is sent
-        at once."""
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """All events until `finished`, or until no more come although the trajectory does not run. The request has been
+        sent when this returns."""
         try:
-            return self._events(self._lines())
+            return self._events(await self._lines())
         except TimeoutError:
             raise self._still_running() from None
 
-    def _events(self, lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
+    async def _events(self, lines: AsyncIterator[bytes]) -> AsyncIterator[dict[str, Any]]:
         while True:
             try:
-                for line in self._unseen(lines):
-                    event = event_of(line)
-                    yield event
-                    if event["event"] == "finished":
-                        return
-                if not self._count or not self._runs():
+                async with closing(self._unseen(lines)) as unseen:
+                    async for line in unseen:
+                        event = event_of(line)
+                        yield event
+                        if event["event"] == "finished":
+                            return
+                if not self._count or not await self._runs():
                     return
                 lost = DaemonAway(
                     f"the daemon ended the events of {self._what}, which still runs; `snapshotd attach` follows it again"
@@ -77,11 +79,11 @@ class Following:
                 lost = exc
             except TimeoutError:
                 raise self._still_running() from None
-            lines = self._again(lost)
+            lines = await self._again(lost)
 
-    def _lines(self) -> Iterator[bytes]:
+    async def _lines(self) -> AsyncIterator[bytes]:
         self._held_since = None
-        lines = self._transport.raw_lines(
+        lines = await self._transport.raw_lines(
             "GET", f"{self._trajectory}/events", query={"follow": "true"}, deadline=self._deadline
         )
         self._held_since = time.monotonic()
@@ -92,25 +94,26 @@ class Following:
             f"{self._what} has not ended within {self._timeout:g} s, and runs on: wait for it again, or end it"
         )
 
-    def _runs(self) -> bool:
-        return bool(self._transport.request("GET", self._trajectory)["status"] == "running")
+    async def _runs(self) -> bool:
+        return bool((await self._transport.request("GET", self._trajectory))["status"] == "running")
 
-    def _unseen(self, lines: Iterator[bytes]) -> Iterator[bytes]:
+    async def _unseen(self, lines: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The lines behind the ones that were seen before. Conflict when these begin otherwise."""
         again = self._nothing.copy()
         known = self._count
         passed = 0
-        for line in lines:
-            if passed < known:
-                passed += 1
-                again.update(line + b"\n")
-                if passed == known:
-                    self._require(again.digest() == self._digest.digest())
-                continue
-            self._digest.update(line + b"\n")
-            self._count += 1
-            self._lost_at = None
-            yield line
+        async with closing(lines) as answered:
+            async for line in answered:
+                if passed < known:
+                    passed += 1
+                    again.update(line + b"\n")
+                    if passed == known:
+                        self._require(again.digest() == self._digest.digest())
+                    continue
+                self._digest.update(line + b"\n")
+                self._count += 1
+                self._lost_at = None
+                yield line
         self._require(passed == known)
 
     def _require(self, same: bool) -> None:
@@ -120,19 +123,19 @@ class Following:
                 f"lists its snapshots, `snapshotd attach` follows the new one"
             )
 
-    def _again(self, lost: DaemonAway) -> Iterator[bytes]:
+    async def _again(self, lost: DaemonAway) -> AsyncIterator[bytes]:
         """The lines of the next daemon. Raises `lost`, or the newest error of connecting to a daemon, when that takes
         too long."""
         while True:
-            self._wait(lost)
+            await self._wait(lost)
             try:
-                return self._lines()
+                return await self._lines()
             except DaemonAway as exc:
                 lost = exc
             except TimeoutError:
                 raise self._still_running() from None
 
-    def _wait(self, lost: DaemonAway) -> None:
+    async def _wait(self, lost: DaemonAway) -> None:
         """Before the next request: at once after getting somewhere, then with growing pauses (nothing tells when a
         socket is there)."""
         now = time.monotonic()
@@ -145,5 +148,5 @@ class Following:
             raise lost
         if self._deadline is not None and now >= self._deadline:
             raise self._still_running()
-        time.sleep(self._pause_s)
+        await self._transport.links.pause(self._pause_s)
         self._pause_s = min(max(2 * self._pause_s, _PAUSE_MIN_S), _PAUSE_MAX_S)

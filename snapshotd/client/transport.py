@@ -1,19 +1,16 @@
 """HTTP over the daemon's unix socket: requests, answers, streams, and their errors.
 
 Every request has a connection of its own (about 0.05 ms on a unix socket), so a `Transport` may be used from any number
-of threads. `aio/transport.py` is the same for asyncio.
+of threads, or tasks. Its methods are coroutines over `Links`, as verbs are (`twofold.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import socket
-import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from snapshotd.api.operations import Operation
 from snapshotd.api.record import Json, Request, decode
@@ -21,7 +18,6 @@ from snapshotd.api.wire import BYTES, LINES, check_socket_path
 from snapshotd.client.exchange import (
     AGAIN_S,
     DYING_TRIES,
-    READ_BYTES,
     UPLOAD_BYTES,
     Again,
     DaemonAway,
@@ -41,11 +37,14 @@ from snapshotd.client.exchange import (
     too_late,
     unreachable,
 )
+from snapshotd.client.links import ByteLink, Links, ThreadLinks
 from snapshotd.client.local.arguments import check_seconds
+from snapshotd.client.twofold import closing
 from snapshotd.errors import DaemonUnavailable, NotFound
 
 _UPLOAD_END_S = 1.0
 A = TypeVar("A")
+Item = TypeVar("Item")
 
 
 class UploadSource(Protocol):
@@ -60,32 +59,36 @@ class UploadSource(Protocol):
 
 class Transport:
     """The way to one daemon. `start` is called once per failed connection to bring a daemon up; it raises the error
-    that prevents that."""
+    that prevents that.
+
+    A method that returns an iterator has sent its request; iterate over the answer, or close it."""
 
     def __init__(
         self,
         socket_path: Path,
         start: Callable[[], None] | None = None,
         *,
+        links: Links | None = None,
         timeout_s: float | None = None,
         patience_s: float = AGAIN_S,
     ) -> None:
-        """`timeout_s`: of each `request`; None: they take as long as they take. `patience_s`: where an answer was lost and
-        may be asked for again, how long to look for a daemon. UsageError when the path is too long for a socket, or for
-        a timeout that is none."""
+        """`links`: None: they block. `timeout_s`: of each `request`; None: they take as long as they take. `patience_s`:
+        where an answer was lost and may be asked for again, how long to look for a daemon. UsageError when the path is
+        too long for a socket, or for a timeout that is none."""
         check_socket_path(socket_path)
         check_seconds("request_timeout", timeout_s)
         self.socket_path, self.start, self.timeout_s, self.patience_s = socket_path, start, timeout_s, patience_s
+        self.links = ThreadLinks() if links is None else links
 
-    def call(
+    async def call(
         self, operation: Operation[A], *names: str, body: Request | Json | None = None, query: Query | None = None
     ) -> A:
         """One operation whose answer is a value of its type. Errors as `request`."""
         method, path = operation.at(*names)
-        answer = self.request(method, path, body=body, query=query, once=operation.once)
+        answer = await self.request(method, path, body=body, query=query, once=operation.once)
         return cast(A, decode(operation.answer, answer))
 
-    def request(
+    async def request(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None, once: bool = False
     ) -> Any:
         """One request with a JSON answer (None when it is empty). Raises the daemon's error; DaemonUnavailable when it
@@ -96,88 +99,113 @@ class Transport:
         again = Again(key, self.patience_s)
         while True:
             try:
-                with self._answer(method, path, body, query, deadline, key) as reply:
-                    data = reply.read_all()
+                async with await self._answer(method, path, body, query, deadline, key) as reply:
+                    data = await reply.read_all()
                 return json.loads(data) if data else None
             except TimeoutError:
                 raise too_late(self.timeout_s) from None
             except DaemonAway as exc:
-                time.sleep(again.pause_s(exc))
+                await self.links.pause(again.pause_s(exc))
 
-    def recall(
+    async def recall(
         self, path: str, key: str, failed: DaemonAway, *, body: Any = None, query: Query | None = None
     ) -> list[dict[str, Any]]:
         """The whole answer to a POST under a key that was lost, as JSON objects, from what the request has made. Raises
         `failed`, the error that it was lost by, if nothing is recorded or nobody answers; and the request's own error."""
         again, latest = Again(key, self.patience_s), failed
         while True:
-            time.sleep(again.pause_s(latest))
+            await self.links.pause(again.pause_s(latest))
             data = request_bytes("POST", path, query, body, key=key, recall=True)
             try:
-                with self._exchange(data, None) as reply:
-                    return list(_events(reply))
+                async with await self._exchange(data, None) as reply:
+                    return [event async for event in reply.events()]
             except NotFound:
                 raise failed from None
             except DaemonAway as exc:
                 latest = exc
 
-    def lines(
+    async def lines(
         self, method: str, path: str, *, body: Any = None, query: Query | None = None
-    ) -> Iterator[dict[str, Any]]:
-        """One request whose answer is one JSON object per line. The request is sent at once; iterate over the answer,
-        or close it.
+    ) -> AsyncIterator[dict[str, Any]]:
+        """One request whose answer is one JSON object per line. An `error` event is raised as the error it carries."""
+        reply = await self._answer(method, path, body, query)
+        return _to_the_end(reply, reply.events())
 
-        An `error` event is raised as the error it carries.
-        """
-        return _closing(reply := self._answer(method, path, body, query), _events(reply))
-
-    def raw_lines(
+    async def raw_lines(
         self, method: str, path: str, *, query: Query | None = None, deadline: float | None = None
-    ) -> Iterator[bytes]:
+    ) -> AsyncIterator[bytes]:
         """The same with undecoded lines; `event_of` decodes one. TimeoutError at the `deadline` (of time.monotonic)."""
-        return _closing(reply := self._answer(method, path, None, query, deadline), _lines(reply))
+        reply = await self._answer(method, path, None, query, deadline)
+        return _to_the_end(reply, reply.lines())
 
-    def pieces(self, method: str, path: str, *, query: Query | None = None) -> Iterator[bytes]:
+    async def pieces(self, method: str, path: str, *, query: Query | None = None) -> AsyncIterator[bytes]:
         """One request whose answer is raw bytes, in pieces."""
-        return _closing(reply := self._answer(method, path, None, query), iter(reply.read_some, b""))
+        reply = await self._answer(method, path, None, query)
+        return _to_the_end(reply, reply.pieces())
 
-    def frames(self, method: str, path: str, *, query: Query | None = None) -> Iterator[bytes | dict[str, Any]]:
+    async def frames(
+        self, method: str, path: str, *, query: Query | None = None
+    ) -> AsyncIterator[bytes | dict[str, Any]]:
         """One request whose answer is raw bytes with events in between (`wire.FRAMES`). Ends after the `result` event
         and in no other way: an `error` event is raised as the error it carries, and DaemonUnavailable when the answer
         breaks off."""
-        return _closing(reply := self._answer(method, path, None, query), _frames(reply))
+        reply = await self._answer(method, path, None, query)
+        return _to_the_end(reply, reply.frames())
 
-    def upload(
+    async def upload(
         self, path: str, source: UploadSource, *, query: Query | None = None, key: str | None = None
-    ) -> Generator[dict[str, Any], None, None]:
+    ) -> AsyncIterator[dict[str, Any]]:
         """One POST whose body is what `source` gives, of any length. The answer is one JSON object per line and comes
-        while a thread still reads and sends. Errors of reading are raised here, and the daemon takes the request for
-        broken off.
+        while work at the side still reads and sends. Errors of reading are raised by the iteration, and the daemon takes
+        the request for broken off.
 
         An `error` event is raised as the error it carries. Leaving the iteration early breaks the request off.
         """
-        reply = self._begin(path, query, BYTES, key)
-        return _uploading(reply, Sender(reply, source))
+        return self._uploading(await self._begin(path, query, BYTES, key), source)
 
-    def converse(self, path: str, first: Any, *, query: Query | None = None, key: str | None = None) -> Conversation:
+    async def _uploading(self, reply: DaemonReply, source: UploadSource) -> AsyncIterator[dict[str, Any]]:
+        sending = self.links.begin(lambda: self._send_all(reply, source), "upload", reply.break_off)
+        try:
+            await reply.wait_for_head()
+            async for event in reply.events():
+                yield event
+        except DaemonUnavailable:
+            if sending.failure is not None:
+                raise sending.failure from None
+            raise
+        finally:
+            reply.break_off()
+            if await sending.end(_UPLOAD_END_S):  # else it is stuck in `read`, which nothing can end
+                reply.close()
+
+    async def _send_all(self, reply: DaemonReply, source: UploadSource) -> None:
+        data = b"-"
+        while data:
+            data = source.read(UPLOAD_BYTES) if source.in_memory else await self.links.apart(source.read, UPLOAD_BYTES)
+            if not await reply.send(chunk_bytes(data)):
+                return
+
+    async def converse(
+        self, path: str, first: Any, *, query: Query | None = None, key: str | None = None
+    ) -> Conversation:
         """One POST that goes on while it is answered: JSON objects, one per line, to both sides. `first` is sent at
         once."""
         data = line_bytes(first)
-        conversation = Conversation(self._begin(path, query, LINES, key))
-        conversation.say(data)
+        conversation = Conversation(await self._begin(path, query, LINES, key))
+        await conversation.say(data)
         return conversation
 
-    def carry(self, path: str) -> Conversation:
+    async def carry(self, path: str) -> Conversation:
         """One POST that goes on while it is answered: raw bytes to the daemon, and `wire.FRAMES` back."""
-        return Conversation(self._begin(path, None, BYTES))
+        return Conversation(await self._begin(path, None, BYTES))
 
-    def _begin(self, path: str, query: Query | None, content_type: str, key: str | None = None) -> DaemonReply:
+    async def _begin(self, path: str, query: Query | None, content_type: str, key: str | None = None) -> DaemonReply:
         """Send the head of a POST whose body comes in chunks."""
-        reply = self._connect()
-        reply.send(begin_bytes(path, query, content_type, key))
+        reply = await self._connect()
+        await reply.send(begin_bytes(path, query, content_type, key))
         return reply
 
-    def _answer(
+    async def _answer(
         self,
         method: str,
         path: str,
@@ -192,111 +220,119 @@ class Transport:
             # Nothing was asked to change: a daemon that was dying when it took the connection took the request with it.
             # Ask its successor.
             try:
-                return self._exchange(data, deadline)
+                return await self._exchange(data, deadline)
             except DaemonAway:
                 continue
-        return self._exchange(data, deadline)
+        return await self._exchange(data, deadline)
 
-    def _exchange(self, data: bytes, deadline: float | None) -> DaemonReply:
-        reply = self._connect()
-        reply.deadline = deadline
+    async def _exchange(self, data: bytes, deadline: float | None) -> DaemonReply:
+        reply = await self._connect()
+        reply.connection.deadline = deadline
         try:
-            reply.send(data)
-            return reply.accepted()
+            await reply.send(data)
+            return await reply.wait_for_head()
         except BaseException:
             reply.close()
             raise
 
-    def _connect(self) -> DaemonReply:
+    async def _connect(self) -> DaemonReply:
         try:
-            return DaemonReply(self._open())
+            return DaemonReply(await self.links.connect(str(self.socket_path)))
         except OSError as exc:
             error = unreachable(exc, self.socket_path)
             if self.start is None or not isinstance(error, DaemonUnavailable):
                 raise error from exc
-        self.start()
+        await self.links.apart(self.start)
         try:
-            return DaemonReply(self._open())
+            return DaemonReply(await self.links.connect(str(self.socket_path)))
         except OSError as exc:
             raise unreachable(exc, self.socket_path) from exc
-
-    def _open(self) -> socket.socket:
-        """A new connection."""
-        opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            opened.connect(str(self.socket_path))
-        except BaseException:
-            opened.close()
-            raise
-        return opened
 
 
 class DaemonReply:
     """A connection with one request and its answer. Used as a context manager, or closed."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: ByteLink) -> None:
+        self.connection = connection
         self._answer = HttpAnswer()
         self._body = b""
         """Bytes of the body that came with the head."""
-        self.deadline: float | None = None
-        """Sending and receiving raise TimeoutError from then on."""
 
-    def send(self, data: bytes) -> bool:
+    async def send(self, data: bytes) -> bool:
         """Send a part of the request. False when the daemon does not listen any more: its answer says why."""
         try:
-            self._wait_until_deadline()
-            self._connection.sendall(data)
+            await self.connection.send(data)
         except TimeoutError:
             raise
         except OSError:
             return False
         return True
 
-    def accepted(self) -> DaemonReply:
+    async def wait_for_head(self) -> Self:
         """Wait for the answer's head, and return this. The answer's error is raised, if it is one or from a daemon of
         another version."""
         while not self._answer.status:
-            self._body = self._receive()
+            self._body = await self._receive()
         if self._answer.status >= 400:
-            raise failure(self._answer.status, self.read_all())
+            raise failure(self._answer.status, await self.read_all())
         check_answer(self._answer)
         return self
 
-    def read_some(self) -> bytes:
+    async def read_some(self) -> bytes:
         """The next bytes of the body; nothing at its end."""
         data, self._body = self._body, b""
         while not data and not self._answer.ended:
-            data = self._receive()
+            data = await self._receive()
         return data
 
-    def read_all(self) -> bytes:
-        return b"".join(iter(self.read_some, b""))
+    async def read_all(self) -> bytes:
+        return b"".join([piece async for piece in self.pieces()])
 
-    def _receive(self) -> bytes:
-        self._wait_until_deadline()
+    async def pieces(self) -> AsyncIterator[bytes]:
+        while data := await self.read_some():
+            yield data
+
+    async def lines(self) -> AsyncIterator[bytes]:
+        lines = LineSplitter()
+        while data := await self.read_some():
+            for line in lines.feed(data):
+                yield line
+        if lines.rest:
+            raise lost()
+
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer, line by line. An `error` event is raised as the error it carries."""
+        async with closing(self.lines()) as lines:
+            async for line in lines:
+                yield event_of(line)
+
+    async def frames(self) -> AsyncIterator[bytes | dict[str, Any]]:
+        frames = FrameSplitter()
+        while not frames.ended:
+            data = await self.read_some()
+            if not data:
+                raise lost()
+            for frame in frames.feed(data):
+                yield frame
+
+    async def _receive(self) -> bytes:
         try:
-            data = self._connection.recv(READ_BYTES)
+            data = await self.connection.receive()
         except ConnectionError as exc:
             raise lost() from exc
         return self._answer.feed(data)
 
-    def _wait_until_deadline(self) -> None:
-        if self.deadline is not None:
-            self._connection.settimeout(max(self.deadline - time.monotonic(), 1e-3))
-
     def break_off(self) -> None:
         """End the connection for both sides; from any thread."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self.connection.break_off()
 
     def close(self) -> None:
-        self._connection.close()
+        self.connection.close()
 
-    def __enter__(self) -> DaemonReply:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -304,108 +340,42 @@ class DaemonReply:
 
 
 class Conversation:
-    """One request that goes on while it is answered. Used as a context manager; `say` and `send` from any thread."""
+    """One request that goes on while it is answered. Used as a context manager; `say` and `send` from any thread, or
+    task."""
 
     def __init__(self, reply: DaemonReply) -> None:
         self._reply = reply
-        self._saying = threading.Lock()
 
-    def say(self, line: bytes) -> None:
+    async def say(self, line: bytes) -> None:
         """Send one line. Not an error when the daemon does not listen any more: its answer says why."""
-        self.send(line + b"\n")
+        await self.send(line + b"\n")
 
-    def send(self, data: bytes) -> None:
+    async def send(self, data: bytes) -> None:
         """Send some bytes, or none: the end. Not an error, as `say`."""
-        with self._saying:
-            self._reply.send(chunk_bytes(data))
+        await self._reply.send(chunk_bytes(data))
 
-    def events(self) -> Iterator[dict[str, Any]]:
-        """The answer, line by line. An `error` event is raised as the error it carries."""
-        return _events(self._reply.accepted())
+    async def events(self) -> AsyncIterator[dict[str, Any]]:
+        """The answer, line by line, when it begins. An `error` event is raised as the error it carries."""
+        return (await self._reply.wait_for_head()).events()
 
-    def frames(self) -> Iterator[bytes | dict[str, Any]]:
-        """The answer, as `Transport.frames`. Returns when it begins; its error, if it is one, is raised here."""
-        return _frames(self._reply.accepted())
+    async def frames(self) -> AsyncIterator[bytes | dict[str, Any]]:
+        """The answer, as `Transport.frames`, when it begins."""
+        return (await self._reply.wait_for_head()).frames()
 
     def break_off(self) -> None:
-        """End the connection for both sides; called from another thread than the reading one."""
+        """End the connection for both sides; also while it is read."""
         self._reply.break_off()
 
-    def __enter__(self) -> Conversation:
+    async def __aenter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.break_off()
-        with self._saying:
-            self._reply.close()
+        await self._reply.connection.finish()
 
 
-class Sender:
-    """Sends a request's body in chunks from a thread of its own. `failure` is the error of reading the body."""
-
-    def __init__(self, reply: DaemonReply, source: UploadSource) -> None:
-        self._reply, self._source = reply, source
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="upload", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        data = b"-"
-        while data:
-            try:
-                data = self._source.read(UPLOAD_BYTES)
-            except BaseException as exc:  # noqa: BLE001 - raised again by whoever waits for the answer
-                self.failure = exc
-                self._reply.break_off()
-                return
-            if not self._reply.send(chunk_bytes(data)):
-                return
-
-    def close(self) -> None:
-        """Send no more, and end the thread unless it is stuck in `read`, which nothing can end. Where the body has not
-        ended, the daemon takes the request for broken off."""
-        self._reply.break_off()
-        self._thread.join(_UPLOAD_END_S)
-        if not self._thread.is_alive():
-            self._reply.close()
-
-
-def _uploading(reply: DaemonReply, sender: Sender) -> Generator[dict[str, Any], None, None]:
-    try:
-        yield from _events(reply.accepted())
-    except DaemonUnavailable:
-        if sender.failure is not None:
-            raise sender.failure from None
-        raise
-    finally:
-        sender.close()
-
-
-Item = TypeVar("Item")
-
-
-def _closing(reply: DaemonReply, items: Iterator[Item]) -> Iterator[Item]:
-    with reply:
-        yield from items
-
-
-def _events(reply: DaemonReply) -> Iterator[dict[str, Any]]:
-    for line in _lines(reply):
-        yield event_of(line)
-
-
-def _lines(reply: DaemonReply) -> Iterator[bytes]:
-    lines = LineSplitter()
-    while data := reply.read_some():
-        yield from lines.feed(data)
-    if lines.rest:
-        raise lost()
-
-
-def _frames(reply: DaemonReply) -> Iterator[bytes | dict[str, Any]]:
-    frames = FrameSplitter()
-    while not frames.ended:
-        data = reply.read_some()
-        if not data:
-            raise lost()
-        yield from frames.feed(data)
+async def _to_the_end(reply: DaemonReply, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
+    """The items of an answer, whose connection is closed behind them."""
+    async with reply, closing(items) as answered:
+        async for item in answered:
+            yield item

@@ -146,7 +146,7 @@ class HookServer:
                 agent, payload = words[1] if len(words) > 1 else "", _payload(connection, rest, ends)
                 late = self._late.answered(connection, LimitExceeded.exit_code, _late(fds[0]))
                 with late, self._turns.turn(user.uid):
-                    self._engine.folders.hook(user, fds[0], agent, payload, peer(connection)[0])
+                    self._engine.folders.calls.record(user, fds[0], agent, payload, peer(connection)[0])
                 return 0, ""
             with self._turns.turn(user.uid):
                 return 0, self._verb(user, fds[0], words, peer(connection)[0])
@@ -183,7 +183,9 @@ class HookServer:
                 if not refs:
                     return self._listed(trajectory, user)
                 target = self._engine.folders.snapshot(user, folder, refs[0])
-                session = next(iter(sessions), None) or self._engine.folders.session_of(user, folder, hook, target.id)
+                session = next(iter(sessions), None) or self._engine.folders.rewinds.session_of(
+                    user, folder, hook, target.id
+                )
                 mode: RewindMode = next(iter(modes), "both")
                 return self._rewind(trajectory, target, mode, session, opener, dry=_DRY_RUN in options)
         raise UsageError(f"{' '.join(words)[:200]!r} is no request; see `snapshotd hooks --help`")

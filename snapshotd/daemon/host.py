@@ -6,8 +6,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import stat
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -119,47 +118,55 @@ def become_able(footing: Footing, state_dir: Path) -> Footing:
     _make_own(places.sockets)
     if footing.wanted is Mode.FOLDER:
         return replace(footing, places=places.without_namespace())
-    reason = _tried(lambda: _enter(places, state_dir))
-    if reason is None:
-        _enter(places, state_dir)
-        return footing
+    with _tried(places, state_dir) as (namespace, reason):
+        if namespace is not None:
+            _enter(places, namespace, _earlier(state_dir)[1])
+            return footing
     return footing.without_isolation(
         f"an ordinary user cannot run sandboxes on this machine: {reason}.{rootless.restriction()} "
         "`snapshotd doctor` says more; as root (sudo) they can be run"
     )
 
 
-def _enter(places: UserPlaces, state_dir: Path) -> None:
-    """OSError."""
+def _enter(places: UserPlaces, earlier: int | None, ids: int) -> None:
+    """As `rootless.enter`, and make the places. OSError."""
     assert places.run_source is not None
-    rootless.enter(*_earlier(state_dir))
+    rootless.enter(earlier, ids)
     surroundings.enter_own_mounts()
     _make_own(places.run_source)
     _cover(places)
 
 
-def _tried(action: Callable[[], None]) -> str | None:
-    """The reason why a child process cannot do something, or None. The kernel lets no process leave a user namespace that
-    is of no use."""
-    told, tell = os.pipe()
+@contextlib.contextmanager
+def _tried(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, str]]:
+    """Enter in a child process, which stays there meanwhile: the inode of its namespace, or None and the reason why it cannot.
+    The kernel lets no process leave a user namespace that is of no use."""
+    (told, tell), (ends, end) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
-        reason = "it was killed"
+        said = "it was killed"
         try:
+            os.close(end)
             with open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), 2)
-            action()
-            reason = ""
+            _enter(places, *_earlier(state_dir))
+            said = f"{rootless.own_inode()}"
         except (OSError, NotPermitted) as exc:
-            reason = exc.message if isinstance(exc, NotPermitted) else exc.strerror or str(exc)
+            said = exc.message if isinstance(exc, NotPermitted) else exc.strerror or str(exc)
         finally:
-            os.write(tell, b"." + os.fsencode(reason))
+            os.write(tell, os.fsencode(said))
+            os.close(tell)
+            os.read(ends, 1)
             os._exit(0)
-    os.close(tell)
-    with open(told, "rb") as f:
-        said = f.read()
-    os.waitpid(child, 0)
-    return os.fsdecode(said[1:] or b"it was killed") if said != b"." else None
+    for fd in (tell, ends):
+        os.close(fd)
+    try:
+        with open(told, "rb") as f:
+            said = os.fsdecode(f.read())
+        yield (int(said), "") if said.isdigit() else (None, said or "it was killed")
+    finally:
+        os.close(end)
+        os.waitpid(child, 0)
 
 
 def note_namespace(footing: Footing, state_dir: Path) -> None:
@@ -188,15 +195,11 @@ def _earlier(state_dir: Path) -> tuple[int | None, int]:
 
 
 def _make_own(directory: Path) -> None:
-    """Make a directory that only this user can enter. NotPermitted when another user's is in its place."""
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700, parents=True)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise NotPermitted(
-            f"{directory} is not a directory of this user's own (owner {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}): "
-            "remove it, or name another place in XDG_RUNTIME_DIR"
-        )
+    """Make a directory that only this user can enter. NotPermitted when it cannot be, or another user's is in its
+    place."""
+    problem = rootless.not_own(directory, make=True)
+    if problem is not None:
+        raise NotPermitted(problem)
 
 
 def _cover(places: UserPlaces) -> None:

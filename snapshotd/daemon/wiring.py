@@ -67,11 +67,11 @@ from snapshotd.fuse.lazy import LazyMount
 from snapshotd.gateway.base import Budget, Gateway, GatewayHandler, RecordedReply, Upstream
 from snapshotd.images.shared import SharedBuilds
 from snapshotd.images.store import ImageStore
-from snapshotd.kernel import abilities
-from snapshotd.kernel.abilities import BY_USER, Abilities, Mode
+from snapshotd.kernel.abilities import BY_USER, Abilities, Mode, container_ids
 from snapshotd.kernel.files import sync_dir
 from snapshotd.kernel.holding.members import BY_CGROUP, BY_NAMESPACE
 from snapshotd.kernel.namespaces import CONTAINER_IDS
+from snapshotd.kernel.probes import useful
 from snapshotd.layers import filesystem
 from snapshotd.layers.store import LayerStore
 from snapshotd.repo.format.index import Index
@@ -229,7 +229,9 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     services = Services(
         runs=RunService(context, sessions, resumes, background, archive, disposal),
         snapshots=SnapshotService(context, cold, archive),
-        branching=BranchingService(context, sessions, cold, gate, folders, forks, resumes, steps, disposal.forget),
+        branching=BranchingService(
+            context, sessions, cold, gate, folders.rewinds, forks, resumes, steps, disposal.forget
+        ),
         mind=MindService(context),
         watch=context.events.watch.follow,
     )
@@ -409,7 +411,7 @@ def _check_way(catalog: Catalog, state_dir: Path, way: str) -> None:
 
 def _container_ids(mode: Mode, host: Abilities) -> IdMap | None:
     if mode is Mode.ROOTLESS:
-        return abilities.container_ids(host.ids)
+        return container_ids(host.ids)
     return CONTAINER_IDS if mode is Mode.PIVOT else None
 
 
@@ -421,7 +423,7 @@ def _lazy_refusal(mode: Mode, host: Abilities) -> Unsupported | None:
         return Unsupported(
             "a live upper begins with a copy of all files, so a layer that is not there yet is of no use"
         )
-    missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else abilities.fuse()
+    missing = "pyfuse3 is not installed" if importlib.util.find_spec("pyfuse3") is None else useful.fuse()
     return None if missing is None else Unsupported(missing)
 
 

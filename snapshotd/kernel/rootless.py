@@ -23,10 +23,12 @@ import fcntl
 import os
 import pwd
 import shutil
+import stat
 import struct
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.processes import runs, start_time
@@ -58,6 +60,11 @@ def ids_here() -> int:
 def is_root() -> bool:
     """True for root, that of a user namespace included."""
     return os.geteuid() == 0
+
+
+def is_host_root() -> bool:
+    """True for root outside of user namespaces, whom the machine lets mount disks and set quotas."""
+    return is_root() and not in_own_namespace()
 
 
 def in_own_namespace() -> bool:
@@ -100,6 +107,31 @@ def enter(earlier: int | None = None, ids: int = 0) -> None:
         if held is not None:
             os.close(held)
     _keep_capabilities()
+
+
+def not_own(directory: Path, *, make: bool) -> str | None:
+    """None if this user has a directory that only they can enter, which is made where it is missing; else one sentence with
+    the reason and the fix. Without `make` nothing is changed."""
+    fix = "see that /run can be written to" if is_root() else "set XDG_RUNTIME_DIR to a directory of this user's own"
+    try:
+        if make:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.lstat()
+    except FileNotFoundError:
+        above = next(path for path in directory.parents if path.exists())
+        reason = "" if os.access(above, os.W_OK | os.X_OK) else f"{above} is not writable for this user"
+    except FileExistsError:
+        return f"{directory}, the place of the sockets, is not a directory: remove it, or {fix}"
+    except OSError as exc:
+        reason = f"{exc.strerror} ({exc.filename})"
+    else:
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022:
+            return None
+        return (
+            f"{directory}, the place of the sockets, is not a directory of this user's own (owner {found.st_uid}, mode "
+            f"{stat.S_IMODE(found.st_mode):04o}): remove it, or {fix}"
+        )
+    return f"{directory}, the place of the sockets, cannot be made, since {reason}: {fix}" if reason else None
 
 
 def own_inode() -> int:

@@ -8,8 +8,9 @@ import subprocess
 from pathlib import Path
 
 from snapshotd.errors import Unsupported
-from snapshotd.kernel import abilities, loop
+from snapshotd.kernel import loop
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.probes import needed, useful
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.witness import Witness
 
@@ -38,15 +39,15 @@ def prepare(state_dir: Path) -> LayerStore:
     witness = Witness(state_dir)
 
     def opened(kind: str, *, image: Path | None = None, missing: str = "") -> LayerStore:
-        host = abilities.find(directory, state_dir / abilities.FILE_NAME)
+        host = needed.find(directory, state_dir / needed.FILE_NAME)
         return LayerStore(directory, kind, host, image=image, witness=witness, missing=missing)
 
     try:
         is_new = not image.exists()
         if is_new:
-            if abilities.shares_extents(directory):
+            if useful.shares_extents(directory):
                 return opened("reflink")
-            if not _is_unused(directory) or abilities.loop_devices() is not None or not _make_image(image):
+            if not _is_unused(directory) or useful.loop_devices() is not None or not _make_image(image):
                 return opened("plain")
         try:
             _mount_image(image, directory)

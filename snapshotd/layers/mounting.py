@@ -11,9 +11,10 @@ import os
 import threading
 from pathlib import Path
 
-from snapshotd.kernel import abilities, mounts, namespaces
+from snapshotd.kernel import mounts, namespaces
 from snapshotd.kernel.abilities import Abilities, Marks
 from snapshotd.kernel.files import closing_fd
+from snapshotd.kernel.probes import needed
 from snapshotd.types import IdMap
 
 PATH_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -46,7 +47,7 @@ class LayerMounts:
         """The abilities with which layers are mounted here."""
         with self._lock:
             if self._host is None:
-                self._host = abilities.probe(self.root)
+                self._host = needed.probe(self.root)
             return self._host
 
     def base(self, id_map: IdMap | None) -> int:

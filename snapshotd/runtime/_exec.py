@@ -141,10 +141,14 @@ class ContainerCommands:
                 log, "exec", "--ignore-paused", "--detach", "--process", str(request), "--pid-file", str(pid_file)
             )
             with CHILDREN.starting():
-                if order.keep is None:
-                    code, process = _run(argv, pid_file, order)
-                else:
+                if order.keep is not None:
                     code, process = self._run_kept(argv, pid_file, order, order.keep)
+                else:  # as a child of the daemon
+                    with open(os.devnull, "rb") as empty:
+                        stdin, stdout, stderr = order.pipes.standard(empty.fileno())
+                        argv += [*order.pipes.for_runc(), order.known_as.name]
+                        code = run_bounded(argv, _START_DEADLINE_S, stdin=stdin, stdout=stdout, stderr=stderr)
+                    process = order.pipes.process(int(pid_file.read_text())) if code == 0 else None
                 if process is not None:
                     CHILDREN.add(order.container.id, process)
             if process is None:
@@ -158,17 +162,18 @@ class ContainerCommands:
     def _run_kept(
         self, argv: Sequence[str], pid_file: Path, order: _Order, key: str
     ) -> tuple[int | None, StartedCommand | None]:
-        """As `_run`, as a child of the keeper."""
+        """Have runc start the command as a child of the keeper: runc's exit code, and the command if that is 0."""
         pipes = order.pipes
         assert isinstance(pipes, _Pipes)
         process = None
         try:
             if pipes.stdin_w is not None:
                 self._keeper.hold(key + STDIN, pipes.stdin_w)
-            ends = (pipes.stdout_r, pipes.stdout_w), (pipes.stderr_r, pipes.stderr_w)
+            ends = pipes.stdout_r, pipes.stdout_w, pipes.stderr_r, pipes.stderr_w
+            stdin = () if pipes.stdin_r is None else (pipes.stdin_r,)
             argv = [*argv, order.known_as.name]
-            code = self._keeper.run(key, argv, pid_file, *ends, _START_DEADLINE_S, stdin=pipes.stdin_r)
-            process = self._keeper.command(key) if code == 0 else None
+            code = self._keeper.run(key, argv, pid_file, (*ends, *stdin), _START_DEADLINE_S)
+            process = self._keeper.process(key) if code == 0 else None
             if code == 0 and process is None:
                 raise SandboxFailed("the keeper was killed while it started a command; try again")
             return code, process
@@ -192,15 +197,6 @@ class ContainerCommands:
     def _drop(self, key: str) -> None:
         for kept in (key, key + STDIN):
             self._keeper.drop(kept)
-
-
-def _run(argv: Sequence[str], pid_file: Path, order: _Order) -> tuple[int | None, StartedCommand | None]:
-    """Have runc start the command as a child of the daemon: runc's exit code, and the command if that is 0."""
-    with open(os.devnull, "rb") as empty:
-        stdin, stdout, stderr = order.pipes.standard(empty.fileno())
-        argv = [*argv, *order.pipes.for_runc(), order.known_as.name]
-        code = run_bounded(argv, timeout_s=_START_DEADLINE_S, stdin=stdin, stdout=stdout, stderr=stderr)
-    return code, order.pipes.process(int(pid_file.read_text())) if code == 0 else None
 
 
 def _refusal(order: _Order, log: Path, code: int | None) -> SnapshotdError:
@@ -252,8 +248,7 @@ class _Pipes:
         """The command's standard input, output and error. `empty`: an input without anything."""
         return empty if self.stdin_r is None else self.stdin_r, self.stdout_w, self.stderr_w
 
-    def for_starter(self, empty: int) -> tuple[int, ...]:
-        return self.standard(empty)
+    for_starter = standard
 
     def for_runc(self) -> tuple[str, ...]:
         """Further options of `runc exec`."""
@@ -261,7 +256,7 @@ class _Pipes:
 
     def process(self, pid: int) -> ChildProcess:
         """The command that was started, which takes over the daemon's ends."""
-        process = ChildProcess(pid, self.stdout_r, self.stderr_r, self.stdin_w)
+        process = ChildProcess(pid, os.pidfd_open(pid), self.stdout_r, self.stderr_r, self.stdin_w)
         self._open -= {self.stdout_r, self.stderr_r, self.stdin_w}
         return process
 
@@ -308,7 +303,7 @@ class _Terminal:
         os.set_blocking(master, True)
         keyboard = os.dup(master)
         self._open |= {master, keyboard}
-        process = ChildProcess(pid, master, self._errors_r, keyboard, terminal=True)
+        process = ChildProcess(pid, os.pidfd_open(pid), master, self._errors_r, keyboard, terminal=True)
         self._open -= {master, keyboard, self._errors_r}
         return process
 

@@ -27,9 +27,9 @@ from snapshotd.runtime.base import (
 from snapshotd.types import IdMap, Limits, Network
 
 STUB_DIRS = ("proc", "sys", "dev", "run/snapshotd", "tmp", "etc")
+"""Content of the stub root: mount points, and the files that an OCI runtime expects."""
 RESOLV_CONF = "resolv.conf"
 """Name of the file in a container's run directory that becomes /etc/resolv.conf where there is a network."""
-"""Content of the stub root: mount points, and the files that an OCI runtime expects."""
 INIT_ARGV = (f"{SHARE_DIR}/init", "-P")
 """`-P`: no child of its own, only reap (catatonit's pause mode)."""
 

@@ -13,23 +13,20 @@ import select
 import signal
 import subprocess
 import threading
-import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO
 
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.processes import descendants, never_executed, start_time, stat_fields, wait_status
 from snapshotd.runtime.base import Process
 from snapshotd.types import ContainerID
 
 _REAP_DEADLINE_S = 10.0
 _TOLD_DEADLINE_S = 5.0
-
-Stream = int | IO[bytes]
 
 
 def become_subreaper() -> None:
@@ -47,11 +44,11 @@ def poll_fd(fd: int, timeout_s: float | None) -> bool:
 
 def run_bounded(
     argv: Sequence[str],
-    *,
     timeout_s: float,
-    stdin: Stream = subprocess.DEVNULL,
-    stdout: Stream = subprocess.DEVNULL,
-    stderr: Stream = subprocess.DEVNULL,
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int = subprocess.DEVNULL,
+    stderr: int = subprocess.DEVNULL,
 ) -> int | None:
     """Run a helper and return its exit code, or None if it was killed after `timeout_s`.
 
@@ -96,19 +93,16 @@ def wait_for_execve(pid: int, timeout_s: float) -> bool:
     runc reports success before the last step: a failing execve(2) looks like a command that ended with code 1, but for
     the kernel's mark. No event exists for it; it takes well under 1 ms.
     """
-    deadline = time.monotonic() + timeout_s
-    delay = 0.0001
-    while True:
+    for _ in attempts(timeout_s):
         try:
             fields = stat_fields(pid)
         except (FileNotFoundError, ProcessLookupError):
             return True  # another process has reaped it: its exit code cannot be learnt here
         if not never_executed(fields):
             return True
-        if fields[0] in (b"Z", b"X") or time.monotonic() > deadline:
-            return False
-        time.sleep(delay)
-        delay = min(delay * 2, 0.01)
+        if fields[0] in (b"Z", b"X"):
+            break
+    return False
 
 
 def reap(pidfd: int, timeout_s: float) -> int | None:
@@ -130,13 +124,11 @@ def exit_code(pid: int, pidfd: int) -> int | None:
     code = reap(pidfd, 0)
     if code is not None:
         return code
-    deadline = time.monotonic() + _TOLD_DEADLINE_S
-    while (status := wait_status(pid, pidfd)) is None:
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.01)  # the kernel tells for a moment nothing while its parent reaps it; no event exists for that
-    code = os.waitstatus_to_exitcode(status)
-    return code if code >= 0 else 128 - code
+    for _ in attempts(_TOLD_DEADLINE_S):  # the kernel tells for a moment nothing while its parent reaps it
+        if (status := wait_status(pid, pidfd)) is not None:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+    return None
 
 
 class StartedCommand(Process):
@@ -203,13 +195,6 @@ class ChildProcess(StartedCommand):
 
     parent = "something else reaped it"
 
-    def __init__(
-        self, pid: int, stdout_fd: int, stderr_fd: int, stdin_fd: int | None = None, *, terminal: bool = False
-    ) -> None:
-        """Takes over the descriptors. Raises ProcessLookupError when there is no such process: then it was not a
-        child."""
-        super().__init__(pid, os.pidfd_open(pid), stdout_fd, stderr_fd, stdin_fd, terminal=terminal)
-
     def ask_exit_code(self) -> int | None:
         assert self._end is not None
         return exit_code(self.pid, self._end)
@@ -273,7 +258,8 @@ class Children:
                 key = (pid, started)
                 suspected = self._suspects.get(key, frozenset(self._starting))
                 if not is_command or (pid not in known and not suspected & self._starting):
-                    _reap_zombie(pid)
+                    with contextlib.suppress(ChildProcessError):  # another thread was faster
+                        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
                 elif pid not in known:
                     seen[key] = suspected
             self._suspects = seen
@@ -305,13 +291,6 @@ def _entered_sandbox(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_bytes()
     numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith(b"NSpid:")), [])
     return len(numbers) > 1 and numbers[-1] != b"1"
-
-
-def _reap_zombie(pid: int) -> None:
-    try:
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
-    except ChildProcessError:
-        pass  # another thread was faster
 
 
 def _ended(process: StartedCommand) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from snapshotd.errors import SandboxFailed
+from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.holding.cgroup import Cgroup
 from snapshotd.runtime._process import CHILDREN, poll_fd
 from snapshotd.types import ContainerID, short
@@ -30,8 +31,7 @@ def end_all(container_id: ContainerID, groups: Collection[Cgroup], init_pidfd: i
     process is stuck in the kernel.
     """
     begin = time.monotonic()
-    delay = 0.0005
-    while True:
+    for _ in attempts(_END_DEADLINE_S, 0.0005):  # no single event tells that the last of several processes has ended
         left = set[int]()
         if not groups and init_pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -44,13 +44,9 @@ def end_all(container_id: ContainerID, groups: Collection[Cgroup], init_pidfd: i
             return
         if time.monotonic() > begin + _SWEEP_AFTER_S:
             CHILDREN.sweep()
-        if time.monotonic() > begin + _END_DEADLINE_S:
-            raise SandboxFailed(
-                f"processes {sorted(left)} of container {short(container_id)} do not end (stuck in the kernel); try again"
-            )
-        if init_pidfd is None or poll_fd(init_pidfd, delay):
-            time.sleep(delay)  # no single event tells that the last of several processes has ended
-        delay = min(delay * 2, 0.01)
+    raise SandboxFailed(
+        f"processes {sorted(left)} of container {short(container_id)} do not end (stuck in the kernel); try again"
+    )
 
 
 def remove_files(directory: Path) -> None:

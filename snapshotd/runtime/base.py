@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from snapshotd.errors import Unsupported
 from snapshotd.kernel.holding.members import BY_CGROUP, Grouping, Members
@@ -119,7 +120,7 @@ class Process(ABC):
     """
 
     pid: int
-    """In the daemon's pid namespace. 0 when the driver cannot tell."""
+    """In the daemon's pid namespace."""
     stdout_fd: int
     stderr_fd: int
     terminal: bool = False
@@ -128,8 +129,6 @@ class Process(ABC):
     stdin_fd: int | None = None
     """The end of the pipe to write to, blocking, which the caller owns and must close; None without
     `ExecSpec.stdin`."""
-    linger_s: float = 0.0
-    """Time after the command's end for which its last output may still be on its way through the driver."""
 
     @abstractmethod
     def end_fd(self) -> int | None:
@@ -152,7 +151,7 @@ STDIN = ".stdin"
 """A kept command's key with this behind it is that of the end of its input to write to."""
 
 
-class Keeper(ABC):
+class Keeper(Protocol):
     """Keeps descriptors and commands beyond a daemon's life: commands started with `Runtime.exec(..., keep=key)`, their
     pipes, and single descriptors, each under its own key.
 
@@ -161,30 +160,24 @@ class Keeper(ABC):
     started or was killed meanwhile; looking for a missing key is no error. Thread-safe.
     """
 
-    @abstractmethod
     def process(self, key: str) -> Process | None:
         """A kept command, with duplicates of the read ends of its pipes for the caller to close. Any daemon can wait
         for its end until its key is dropped. None when there is none."""
 
-    @abstractmethod
     def hold(self, key: str, fd: int) -> None:
         """Hold a duplicate of a descriptor, in place of an earlier one under the key."""
 
-    @abstractmethod
     def held(self, key: str) -> int | None:
         """A duplicate of the descriptor held under a key, close-on-exec, for the caller to close. None when there is
         none."""
 
-    @abstractmethod
     def keys(self) -> set[str]:
         """Everything that is held, commands that have ended included."""
 
-    @abstractmethod
     def drop(self, key: str) -> None:
         """Close the descriptors under a key. Ends no command; a process already in hand can be waited for and killed as
         before."""
 
-    @abstractmethod
     def close(self) -> None:
         """This daemon needs it no more. Returns when the keeper has ended, or at once if it holds something."""
 

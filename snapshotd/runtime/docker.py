@@ -20,7 +20,6 @@ import socket
 import stat
 import tarfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,7 @@ import requests.exceptions
 
 from snapshotd.errors import SandboxFailed, Unsupported
 from snapshotd.kernel.holding import cgroup
+from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.namespaces import set_hostname
 from snapshotd.runtime import failure
 from snapshotd.runtime._checks import check_share_dir, found_container, id_map_of
@@ -278,19 +278,15 @@ class DockerRuntime(Runtime):
             return
         if pid:
             _end_init(container_id, docker_id, pid)
-        deadline = time.monotonic() + _REMOVE_DEADLINE_S
-        while True:
+        for _ in attempts(_REMOVE_DEADLINE_S, 0.02, 0.02):
             try:
                 api.remove_container(docker_id, force=True, v=True)
             except docker.errors.NotFound:
                 return
             except docker.errors.APIError as exc:
-                if (
-                    not failure.removal_may_work_again(exc.status_code, exc.explanation or str(exc))
-                    or time.monotonic() > deadline
-                ):
+                if not failure.removal_may_work_again(exc.status_code, exc.explanation or str(exc)):
                     raise
-                time.sleep(0.02)
+        raise SandboxFailed(f"container {short(container_id)} could not be removed: the engine keeps it; try again")
 
 
 def _replace_word(path: Path, old: str, new: str) -> None:

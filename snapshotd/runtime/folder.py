@@ -30,23 +30,16 @@ from pathlib import Path
 from typing import Any
 
 from snapshotd.errors import SandboxFailed, Unsupported
-from snapshotd.kernel import files
+from snapshotd.kernel import passing
+from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.holding.process_tree import ProcessTree
 from snapshotd.kernel.processes import SANDBOX, descendants, runs, start_time, variable_of
 from snapshotd.runtime import failure, folder_main
 from snapshotd.runtime._checks import check_exec
 from snapshotd.runtime._process import StartedCommand, kill_and_reap, poll_fd
-from snapshotd.runtime.base import (
-    RUN_DIR,
-    SHARE_DIR,
-    STDIN,
-    Container,
-    ContainerSpec,
-    ExecSpec,
-    Keeper,
-    Process,
-    Runtime,
-)
+from snapshotd.runtime._teardown import remove_files
+from snapshotd.runtime.base import RUN_DIR, SHARE_DIR, STDIN, Container, ContainerSpec, ExecSpec, Process, Runtime
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.types import NO_ISOLATION, ContainerID, short
 
 ROOT_VARIABLE = "SNAPSHOTD_ROOT"
@@ -59,7 +52,7 @@ class FolderRuntime(Runtime):
 
     name = NO_ISOLATION
 
-    def __init__(self, run_dir: Path, keeper: Keeper) -> None:
+    def __init__(self, run_dir: Path, keeper: KeeperClient) -> None:
         """`keeper`: holds the inputs of kept commands."""
         self._run_dir, self._keeper = run_dir, keeper
         self._first: dict[ContainerID, _First] = {}
@@ -109,13 +102,10 @@ class FolderRuntime(Runtime):
             _end(pid, started)
         if first is not None:
             first.process.wait()
-        _end_marked(container_id)
-        if directory.exists():
-            fd = os.open(self._run_dir, files.DIR_FLAGS)
-            try:
-                files.remove_tree(fd, container_id)
-            finally:
-                os.close(fd)
+        for name in filter(str.isdigit, os.listdir("/proc")):  # left, where the first process was killed from inside
+            if variable_of(int(name), SANDBOX) == container_id:
+                kill_and_reap(int(name))
+        remove_files(directory)
 
     def list(self) -> list[ContainerID]:
         return [ContainerID(name) for name in sorted(os.listdir(self._run_dir))] if self._run_dir.is_dir() else []
@@ -124,7 +114,7 @@ class FolderRuntime(Runtime):
         return ProcessTree(container.pid)
 
     def admission(self, container: Container) -> Callable[[int], bool]:
-        return ProcessTree(container.pid).admits
+        return ProcessTree(container.pid).has
 
 
 class _First:
@@ -193,16 +183,12 @@ class _First:
                 raise
 
     def _ask(self, request: dict[str, Any], ends: list[int]) -> dict[str, Any]:
-        memory = os.memfd_create("snapshotd-command", os.MFD_CLOEXEC)
         try:
-            files.write_all(memory, json.dumps(request).encode())
-            with self._lock:
+            with passing.in_memory(request) as memory, self._lock:
                 socket.send_fds(self._connection, [b"x"], [memory, *ends])
                 data = self._connection.recv(folder_main.ANSWER_MAX_BYTES)
         except OSError as exc:
             raise SandboxFailed(f"container {short(self._spec.id)} is gone: {exc.strerror or exc}") from exc
-        finally:
-            os.close(memory)
         if not data:
             raise SandboxFailed(f"container {short(self._spec.id)} is gone: its first process was killed")
         answer: dict[str, Any] = json.loads(data)
@@ -217,11 +203,7 @@ class _Ends:
     """The pipes or the terminal of a command: `of_command` go to it, the other ends stay."""
 
     def __init__(self, spec: ExecSpec, theirs: contextlib.ExitStack) -> None:
-        self._ours: list[int] = []
-
-        def pipe() -> tuple[int, int]:
-            read_end, write_end = os.pipe2(os.O_CLOEXEC)
-            return read_end, write_end
+        pipe = partial(os.pipe2, os.O_CLOEXEC)
 
         def given(fd: int) -> int:
             theirs.callback(os.close, fd)
@@ -289,20 +271,14 @@ def _reason(answer: dict[str, Any], program: str | None) -> str:
 def _end(pid: int, started: int) -> None:
     """Wait until a first process has ended everything and itself, which it does by itself; after a limit, do it here: it
     may have been stopped from inside. SandboxFailed."""
-    deadline, below = time.monotonic() + _END_DEADLINE_S, list[int]()
-    while runs((pid, started)):
-        if time.monotonic() > deadline - _END_DEADLINE_S / 2:
+    late = time.monotonic() + _END_DEADLINE_S / 2
+    below = list[int]()
+    for _ in attempts(_END_DEADLINE_S):  # no event tells of the end of another daemon's child
+        if not runs((pid, started)):
+            return
+        if time.monotonic() > late:
             below = descendants(pid) or below
             for each in (*below, pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            raise SandboxFailed(f"process {pid} of a sandbox does not end (stuck in the kernel)")
-        time.sleep(0.002)  # no event tells of the end of another daemon's child
-
-
-def _end_marked(container_id: ContainerID) -> None:
-    """End the processes that are left of a container because its first process was killed from inside."""
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        if variable_of(int(name), SANDBOX) == container_id:
-            kill_and_reap(int(name))
+    raise SandboxFailed(f"process {pid} of a sandbox does not end (stuck in the kernel)")

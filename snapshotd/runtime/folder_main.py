@@ -72,7 +72,7 @@ class FirstProcess:
             if not data:
                 return False
             request, stdin, stdout, stderr, end = fds
-            answer = self._start(json.loads(_content(request)), (stdin, stdout, stderr), end)
+            answer = self._start(passing.read_document(request), (stdin, stdout, stderr), end)
             if "pid" in answer:
                 fds.remove(end)
             self._daemon.send(json.dumps(answer).encode())
@@ -109,10 +109,6 @@ class FirstProcess:
                     with contextlib.suppress(BrokenPipeError):  # the daemon does not wait for it any more
                         os.write(end, str(code if code >= 0 else 128 - code).encode())
                     os.close(end)
-
-
-def _content(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
 
 
 def main(descriptor: str, folder: str) -> None:

@@ -15,16 +15,15 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
-from snapshotd.runtime import base, failure, keeper_main
+from snapshotd.runtime import failure, keeper_main
 from snapshotd.runtime._process import StartedCommand, exit_code, poll_fd, reap, wait_for_execve
-from snapshotd.runtime.base import Process
+from snapshotd.runtime.base import DEFAULT_PATH
 
 _ANSWER_DEADLINE_S = 30.0
 _END_DEADLINE_S = 10.0
@@ -33,7 +32,7 @@ _BACKLOG = 1024
 Answer = tuple[dict[str, Any], list[int]]
 
 
-class KeeperClient(base.Keeper):
+class KeeperClient:
     """See `base.Keeper`. Nothing is started before the first `run` or `hold`."""
 
     def __init__(self, socket_path: Path, mounts_fd: int | None = None) -> None:
@@ -50,38 +49,21 @@ class KeeperClient(base.Keeper):
         self._child_fd: int | None = None
         """A pidfd of the keeper, if it is a child of this process."""
 
-    # -- the contract --------------------------------------------------------------------------------------------------
-
-    def run(
-        self,
-        key: str,
-        argv: Sequence[str],
-        pid_file: Path,
-        stdout: tuple[int, int],
-        stderr: tuple[int, int],
-        timeout_s: float,
-        *,
-        stdin: int | None = None,
-    ) -> int | None:
+    def run(self, key: str, argv: Sequence[str], pid_file: Path, ends: Sequence[int], timeout_s: float) -> int | None:
         """Run a helper that leaves a command behind (`runc exec --detach --pid-file`); the command is kept when the
         helper ends with 0.
 
-        `stdout` and `stderr` are pipes, (read end, write end); the helper gets the write ends, the read ends are kept.
-        `stdin` is the helper's standard input; None: an empty one. All stay the caller's. Returns the helper's exit
-        code, or None if it was killed after `timeout_s`; then nothing is kept. SandboxFailed when the keeper refuses (a
-        command runs under that key) or ends meanwhile.
+        `ends`: of two pipes for its output and its errors, each as read end and write end; the helper gets the write ends,
+        the read ends are kept; then perhaps its standard input, which is empty otherwise. All stay the caller's. Returns the
+        helper's exit code, or None if it was killed after `timeout_s`; then nothing is kept. SandboxFailed when the keeper
+        refuses (a command runs under that key) or ends meanwhile.
         """
         request = {"do": "run", "key": key, "argv": list(argv), "pid_file": str(pid_file), "timeout_s": timeout_s}
-        fds = (*stdout, *stderr, *([] if stdin is None else [stdin]))
-        answer, _ = self._must(request, fds, timeout_s + _ANSWER_DEADLINE_S)
+        answer, _ = self._must(request, ends, timeout_s + _ANSWER_DEADLINE_S)
         code: int | None = answer["code"]
         return code
 
-    def process(self, key: str) -> Process | None:
-        return self.command(key)
-
-    def command(self, key: str) -> KeptCommand | None:
-        """`process`, as the drivers need it."""
+    def process(self, key: str) -> KeptCommand | None:
         found = self._look({"do": "process", "key": key})
         return None if found is None else KeptCommand(self, key, *found)
 
@@ -165,10 +147,8 @@ class KeeperClient(base.Keeper):
         return answer, received
 
     def _last_words(self) -> str:
-        try:
-            text = (self._path.parent / "keeper.log").read_text("utf-8", "replace")
-        except OSError:
-            text = ""
+        log = self._path.parent / "keeper.log"
+        text = log.read_text("utf-8", "replace") if log.exists() else ""
         return failure.shorten(text.rstrip().rpartition("\n")[2]) or "it was killed"
 
     # -- connecting and starting ---------------------------------------------------------------------------------------
@@ -248,7 +228,7 @@ class KeeperClient(base.Keeper):
                     cwd="/",
                     pass_fds=descriptors,
                     start_new_session=True,
-                    env={"PATH": base.DEFAULT_PATH, **passed_on(["PATH"])},
+                    env={"PATH": DEFAULT_PATH, **passed_on(["PATH"])},
                 )
         self._child_fd = os.pidfd_open(child.pid)
         child.returncode = 0  # the object has no further use: `_forget_lifeline` waits by descriptor
@@ -256,24 +236,13 @@ class KeeperClient(base.Keeper):
     def _forget_lifeline(self) -> None:
         """Close it; if the keeper has ended or is about to, and is a child of this process, reap it."""
         assert self._lifeline is not None
-        hung_up = _hung_up(self._lifeline)
+        hung_up = poll_fd(self._lifeline.fileno(), 0)
         self._lifeline.close()
         self._lifeline = None
         if self._child_fd is not None:
             reap(self._child_fd, _END_DEADLINE_S if hung_up else 0)
             os.close(self._child_fd)
             self._child_fd = None
-
-
-def _hung_up(connection: socket.socket) -> bool:
-    """True if the other side has closed. The connection does not block any more."""
-    connection.setblocking(False)
-    try:
-        return connection.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
 
 
 class KeptCommand(StartedCommand):
@@ -297,9 +266,8 @@ class KeptCommand(StartedCommand):
         return None if self._end is None else exit_code(self.pid, self._end)
 
     def executes(self, timeout_s: float) -> bool:
-        deadline = time.monotonic() + timeout_s
         if self._exit_code is None and not wait_for_execve(self.pid, timeout_s):
             return False
         if self._end is None or poll_fd(self._end, 0):
-            self.wait(max(0.0, deadline - time.monotonic()))  # reaped as soon as it ended, but the keeper has looked
+            self.wait(timeout_s)  # reaped as soon as it ended, but the keeper has looked
         return bool(self._executed)

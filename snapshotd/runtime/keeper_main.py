@@ -104,20 +104,12 @@ class KeeperProcess:
         self._kept: dict[str, _Kept] = {}
         self._commands: dict[int, _Kept] = {}
         """Commands that have not ended, by process id."""
-        self._parting: socket.socket | None = None
         self._runs: dict[int, _Run] = {}
         self._ended: dict[int, tuple[int, bool]] = {}
-        self._methods: dict[str, Callable[[dict[str, Any], list[int]], Answer]] = {
-            "process": self._process,
-            "status": self._status,
-            "hold": self._hold,
-            "held": self._held,
-            "keys": self._keys,
-            "drop": self._drop,
-        }
+        methods = self._process, self._status, self._hold, self._held, self._keys, self._drop
+        self._methods: dict[str, Callable[[dict[str, Any], list[int]], Answer]] = {m.__name__[1:]: m for m in methods}
         self._selector = selectors.DefaultSelector()
         self._wake_on_child()
-        self._listening = False
         self._listen()
 
     def run(self) -> None:
@@ -127,8 +119,6 @@ class KeeperProcess:
                 key.data()
             self._reap()
             self._kill_late()
-            if not self._idle():
-                self._stay()
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -147,19 +137,11 @@ class KeeperProcess:
         self._accept()
         if self._clients:
             fcntl.flock(self._directory_fd, fcntl.LOCK_UN)
-            self._stay()
             return False
         with contextlib.suppress(FileNotFoundError):  # the whole directory may have been removed
             if os.stat(self._name, dir_fd=self._directory_fd).st_ino == self._inode:
                 os.unlink(self._name, dir_fd=self._directory_fd)
         return True  # the lock ends with the process
-
-    def _stay(self) -> None:
-        """A daemon has connected after another said bye: tell the other that the keeper stays."""
-        if self._parting is not None:
-            parting, self._parting = self._parting, None
-            self._adopt(parting)
-            self._send(parting, ({}, []))
 
     def _until_deadline(self) -> float | None:
         deadlines = [run.deadline for run in self._runs.values() if not run.killed]
@@ -168,12 +150,12 @@ class KeeperProcess:
     # -- connections ---------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        if len(self._clients) < _CONNECTIONS_MAX and not self._listening:
+        """Accept connections as long as there is room for more."""
+        wanted = len(self._clients) < _CONNECTIONS_MAX
+        if wanted and self._listener not in self._selector.get_map():
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-            self._listening = True
-        elif len(self._clients) >= _CONNECTIONS_MAX and self._listening:
+        elif not wanted and self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
-            self._listening = False
 
     def _accept(self) -> None:
         try:
@@ -243,9 +225,7 @@ class KeeperProcess:
         """Not counted any more. The answer is that this process stays; its end, which closes the connection, is one
         too."""
         self._clients.discard(client)
-        if self._idle():
-            self._selector.unregister(client)
-            self._parting = client  # open until the process is gone, and so told
+        if self._idle() and self._leave():
             return None
         self._clients.add(client)
         return {}, []
@@ -253,12 +233,7 @@ class KeeperProcess:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _start(self, client: socket.socket, request: dict[str, Any], fds: list[int]) -> None:
-        key, argv, pid_file, timeout_s = (
-            self._new_key(request),
-            request["argv"],
-            str(request["pid_file"]),
-            float(request["timeout_s"]),
-        )
+        key, argv, deadline = self._new_key(request), request["argv"], time.monotonic() + float(request["timeout_s"])
         if len(fds) not in (4, 5):
             raise ValueError("a command comes with two pipes, and perhaps an input")
         under_way = any(run.key == key for run in self._runs.values())
@@ -274,7 +249,7 @@ class KeeperProcess:
         ]
         restored = [signal.SIGPIPE, signal.SIGXFSZ]  # Python ignores them
         pid = os.posix_spawnp(argv[0], argv, os.environ, file_actions=actions, setsigdef=restored)
-        self._runs[pid] = _Run(client, key, pid_file, [stdout_r, stderr_r], time.monotonic() + timeout_s)
+        self._runs[pid] = _Run(client, key, str(request["pid_file"]), [stdout_r, stderr_r], deadline)
         fds[:] = [stdout_w, stderr_w, *stdin]
 
     def _kill_late(self) -> None:
@@ -418,17 +393,10 @@ def _close(fds: list[int]) -> None:
     fds.clear()
 
 
-def _close_all_but(wanted: set[int]) -> None:
-    for fd in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if fd not in wanted:
-            with contextlib.suppress(OSError):  # the listing's own
-                os.close(fd)
-
-
 def main(path: str, *descriptors: str) -> None:
     """Become the keeper, until it is not needed any more. See the module's text."""
     inherited = [int(word) for word in descriptors]
-    _close_all_but({0, 1, 2, *inherited})
+    passing.close_all_but(*inherited)
     for fd in inherited:
         os.set_inheritable(fd, False)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])

@@ -94,13 +94,7 @@ class RuncRuntime(Runtime):
     # -- the contract --------------------------------------------------------------------------------------------------
 
     def unavailable(self) -> str | None:
-        if shutil.which("runc") is None:
-            return "runc is not installed: `snapshotd setup` installs it"
-        if self.grouping.limits and not cgroup.hierarchies():
-            return "no cgroup hierarchy is mounted: `mount -t cgroup2 none /sys/fs/cgroup`"
-        if self._id_map is not None and not _user_namespaces_allowed():
-            return "user namespaces are switched off: `sysctl user.max_user_namespaces=10000`"
-        return None
+        return None if shutil.which("runc") else "runc is not installed: `snapshotd setup` installs it"
 
     def create(self, spec: ContainerSpec) -> Container:
         kind = replace(spec, id=ContainerID(""), run_dir=spec.run_dir.parent, image_name="")
@@ -157,7 +151,11 @@ class RuncRuntime(Runtime):
             with self._lock:
                 init = self._init_fds.get(container_id)
             end_all(container_id, [group] if self.grouping.limits else [], init)
-            self._reap_init(container_id)
+            with self._lock:
+                init = self._init_fds.pop(container_id, None)
+            if init is not None:
+                reap(init, 0)
+                os.close(init)
             _slirp.stop(bundle, self._init(container_id)[0])
             group.remove()
             # `runc delete` would do no more, in 10 ms: a container without processes and cgroups is a directory of state.
@@ -235,7 +233,7 @@ class RuncRuntime(Runtime):
             group = self._group(spec.id).path if self.grouping.limits else None
             placement = _oci.Placement(root, group, cgroup.swap_is_counted(), user_namespace)
             (bundle / "config.json").write_text(json.dumps(_oci.bundle(spec, self._id_map, placement)))
-            code = run_bounded(argv, timeout_s=_START_DEADLINE_S)
+            code = run_bounded(argv, _START_DEADLINE_S)
             if code == 0:
                 pid, _ = self._init(spec.id)
                 pidfd = self._note_init(spec.id, pid)
@@ -246,7 +244,10 @@ class RuncRuntime(Runtime):
                 f"container {short(spec.id)} did not start within {_START_DEADLINE_S:.0f} s; is the machine overloaded?"
             )
         if code != 0:
-            reason = failure.log_reason(_read(log)) or f"runc ended with code {code} and no reason"
+            reason = (
+                failure.log_reason(log.read_bytes() if log.exists() else b"")
+                or f"runc ended with code {code} and no reason"
+            )
             raise SandboxFailed(f"container {short(spec.id)} could not be started: {reason}")
         if not wait_for_execve(pid, _START_DEADLINE_S) or poll_fd(pidfd, 0):
             raise SandboxFailed(
@@ -331,24 +332,3 @@ class RuncRuntime(Runtime):
         resolv_conf = root / "etc" / _oci.RESOLV_CONF
         resolv_conf.touch()
         resolv_conf.chmod(0o644)
-
-    def _reap_init(self, container_id: ContainerID) -> None:
-        with self._lock:
-            pidfd = self._init_fds.pop(container_id, None)
-        if pidfd is not None:
-            reap(pidfd, 0)
-            os.close(pidfd)
-
-
-def _user_namespaces_allowed() -> bool:
-    try:
-        return int(Path("/proc/sys/user/max_user_namespaces").read_text()) > 0
-    except OSError:
-        return False
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""

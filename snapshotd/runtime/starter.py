@@ -23,7 +23,7 @@ from typing import Any
 
 from snapshotd.config import passed_on
 from snapshotd.errors import SandboxFailed
-from snapshotd.kernel import mounts
+from snapshotd.kernel import mounts, passing
 from snapshotd.kernel import syscalls as sc
 from snapshotd.kernel.holding.cgroup import Cgroup, GroupSettings, all_of_process
 from snapshotd.kernel.namespaces import mapped, refused, write_map
@@ -110,7 +110,7 @@ class Starter:
                 answer = _ask(container.id, resident.send, request, standard)
                 break
             except ConnectionError:  # it was killed, or has just been let go of
-                self._let_go(container.id, resident)
+                self.forget(container.id, resident)
         else:
             raise SandboxFailed(
                 f"the process that starts commands in container {short(container.id)} is killed again and again"
@@ -164,7 +164,7 @@ class Starter:
                 request = {**request, "cgroups": entry.doors}
                 answer = _ask(container, self._send, request, [theirs.fileno(), *entry.fds], told)
             if "ready" in answer and "error" not in answer:
-                CHILDREN.add(container, ChildProcess(answer["pid"], -1, -1))
+                CHILDREN.add(container, ChildProcess(answer["pid"], os.pidfd_open(answer["pid"]), -1, -1))
                 found = _Resident(ours, answer.get("filters", []))
             else:
                 _end(answer)
@@ -228,12 +228,14 @@ class Starter:
             finally:
                 _end(answer)
 
-    def forget(self, container_id: ContainerID) -> None:
-        """The container is destroyed. Idempotent."""
+    def forget(self, container_id: ContainerID, resident: _Resident | None = None) -> None:
+        """The container is destroyed, or this resident of it is of no use. Idempotent."""
         with self._lock:
-            resident = self._residents.pop(container_id, None)
-        if resident is not None:
-            resident.let_go()
+            known = self._residents.get(container_id)
+            if resident in (None, known):
+                self._residents.pop(container_id, None)
+        if found := resident or known:
+            found.let_go()
 
     def close(self) -> None:
         """End its processes, once they have started the commands that were sent. Idempotent; a later command begins
@@ -245,12 +247,6 @@ class Starter:
                 self._connection = None
         for container_id in residents:
             self.forget(container_id)
-
-    def _let_go(self, container_id: ContainerID, resident: _Resident) -> None:
-        with self._lock:
-            if self._residents.get(container_id) is resident:
-                del self._residents[container_id]
-        resident.let_go()
 
     def _send(self, fds: Sequence[int]) -> None:
         with self._lock:
@@ -275,15 +271,14 @@ def _ask(
 ) -> dict[str, Any]:
     """Have a process started; all that was answered. `told` gets each line of it as it comes. ConnectionError: nobody has
     taken the request. SandboxFailed: the sandbox is gone, or nothing came of it in time."""
-    request_fd = os.memfd_create("request")
     answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
     answer: dict[str, Any] = {}
     rest = b""
     deadline = time.monotonic() + _ANSWER_DEADLINE_S
     try:
-        os.write(request_fd, json.dumps(request).encode())
         try:
-            send([request_fd, answer_w, *more])
+            with passing.in_memory(request) as request_fd:
+                send([request_fd, answer_w, *more])
         finally:
             os.close(answer_w)
         complete = False
@@ -298,7 +293,6 @@ def _ask(
         _end(answer)
         raise
     finally:
-        os.close(request_fd)
         os.close(answer_r)
     if not complete:
         _end(answer)

@@ -19,7 +19,8 @@ from pathlib import Path
 from snapshotd.errors import SnapshotdError
 from snapshotd.kernel import files, mounts, namespaces
 from snapshotd.kernel import syscalls as sc
-from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec, Keeper, Process, Runtime
+from snapshotd.runtime.base import DEFAULT_PATH, Container, ContainerSpec, ExecSpec, Process, Runtime
+from snapshotd.runtime.keeper import KeeperClient
 from snapshotd.runtime.starter import Starter
 from snapshotd.types import ContainerID, Limits, Network, new_id
 from tests import capabilities
@@ -51,7 +52,7 @@ class Rig:
         init: Path,
         places: Sequence[Path] = (),
         *,
-        keeper: Keeper,
+        keeper: KeeperClient,
         starter: Starter,
         with_user_namespaces: bool = False,
     ) -> None:

@@ -20,6 +20,7 @@ import pytest
 from snapshotd.client import Sandbox, Snapshotd
 from snapshotd.client.exchange import new_key, request_bytes
 from snapshotd.client.transport import Transport
+from snapshotd.client.twofold import run
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound
 from tests import long
 from tests.e2e.support import Snap, wait_until
@@ -254,9 +255,13 @@ def ask(snap: Snap, body: dict[str, Any], key: str, *, recall: bool = False) -> 
     """Create a sandbox under this key."""
     transport = Transport(snap.state_dir / "snapshotd.sock")
     data = request_bytes("POST", "/sandboxes", None, body, key=key, recall=recall)
-    with transport._exchange(data, None) as reply:
-        answer: dict[str, Any] = json.loads(reply.read_all())
-    return answer
+
+    async def answer() -> bytes:
+        async with await transport._exchange(data, None) as reply:
+            return await reply.read_all()
+
+    answered: dict[str, Any] = json.loads(run(answer()))
+    return answered
 
 
 def test_two_requests_with_one_key_at_the_same_time(snap: Snap, box: Sandbox) -> None:

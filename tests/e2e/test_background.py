@@ -16,6 +16,7 @@ import pytest
 
 from snapshotd import failpoints
 from snapshotd.client import Command, Sandbox, Snapshotd
+from snapshotd.client.twofold import run
 from snapshotd.engine.runs.command_records import ENDED_MAX
 from snapshotd.engine.sandbox.sandbox import BACKGROUND_MAX
 from snapshotd.errors import CommandNotFound, Conflict, LimitExceeded, NotFound, UsageError
@@ -260,7 +261,7 @@ def test_what_cannot_run_leaves_nothing_and_too_many_are_refused(snap: Snap) -> 
     client = Snapshotd(snap.state_dir)
     path = f"/trajectories/{sandbox.id}/commands/{deaf.id}/stdin"
     body = {"data_b64": base64.b64encode(bytes(256 << 10)).decode(), "end": True}
-    taken = client._transport.request("POST", path, body=body)["bytes"]
+    taken = run(client._transport.request("POST", path, body=body))["bytes"]
     assert 0 < taken < 256 << 10, "a command that does not read holds nobody up for long"
     sandbox.exec("true")
     deaf.kill()

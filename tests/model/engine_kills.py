@@ -16,7 +16,7 @@ from unittest import mock
 
 from snapshotd.catalog.database import open_database
 from snapshotd.client.autostart import start_daemon
-from snapshotd.client.verbs import Wait
+from snapshotd.client.verbs.base import Wait
 from snapshotd.daemon.lock import lock_holder
 from snapshotd.errors import Conflict, DaemonUnavailable, InternalError, SnapshotdError
 from snapshotd.failpoints import NAMES

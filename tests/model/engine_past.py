@@ -11,8 +11,8 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from snapshotd.client.mind import Mode
 from snapshotd.client.results import TrajectoryInfo
+from snapshotd.client.verbs.mind import Mode
 from snapshotd.errors import Conflict, DataLoss, NotFound
 from tests.model.engine_oracle import Line, Mind, Script, Taken, Tree, changes
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.kernel import abilities, files, mounts
+from snapshotd.kernel import files, mounts
 from snapshotd.kernel.abilities import BY_USER
+from snapshotd.kernel.probes import needed
 from snapshotd.layers import delta
 from snapshotd.layers.capture import Seen
 from snapshotd.layers.merge import merge
@@ -40,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[LayerStore]:
     (image / "b").write_text("file of the image")
     (image / "d" / "a").mkdir(parents=True)
     (image / "d" / "b").symlink_to("a")
-    host = replace(abilities.probe(tmp_path), redirects=False, marks=BY_USER.prefix.decode())
+    host = replace(needed.probe(tmp_path), redirects=False, marks=BY_USER.prefix.decode())
     store = LayerStore(root, "plain", host)
     yield store
     store.close()

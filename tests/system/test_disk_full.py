@@ -25,7 +25,7 @@ from snapshotd.kernel import mounts, syscalls
 from tests import long
 from tests.capabilities import layer_naming, require
 from tests.leftovers import nothing_left
-from tests.loop_disk import Disk, loop_disk
+from tests.loop_disk import Disk, filled, loop_disk
 from tests.storage_rig import Daemon, Line, World, clean, in_own_mount_namespace, wait_until
 
 pytestmark = pytest.mark.runc
@@ -111,36 +111,6 @@ def _fails(action: Callable[[], object]) -> bool:
     except OutOfSpace:
         return True
     return False
-
-
-@contextlib.contextmanager
-def filled(disk: Disk, left_bytes: int) -> Iterator[Callable[[], None]]:
-    """Somebody else's file takes all of the disk but so much; what is yielded does it again, after something was
-    freed."""
-    path = disk.mount_point / "filler"
-
-    def fill() -> None:
-        with path.open("ab") as file:
-            size = file.tell()
-            step = 64 << 20
-            while step >= 4096:
-                if disk.free_bytes() - step < left_bytes:
-                    step //= 2
-                    continue
-                try:
-                    os.posix_fallocate(file.fileno(), size, step)
-                    size += step
-                except OSError as exc:
-                    if exc.errno != errno.ENOSPC:
-                        raise
-                    os.ftruncate(file.fileno(), size)
-                    step //= 2
-
-    fill()
-    try:
-        yield fill
-    finally:
-        path.unlink()
 
 
 def _everything(rig: Rig) -> dict[str, bool]:

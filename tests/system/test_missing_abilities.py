@@ -14,6 +14,7 @@ from snapshotd.daemon.host import Footing, choose_mode
 from snapshotd.errors import Unsupported
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Abilities
+from snapshotd.kernel.probes import needed
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root to take something away")
 
@@ -22,9 +23,9 @@ def probe(place: Path, *without: str) -> Abilities:
     """The abilities of a root that has not these capabilities."""
     dropped = ",".join(f"-{name}" for name in without)
     command = ["setpriv", f"--bounding-set={dropped}", f"--inh-caps={dropped}"] if without else []
-    command += [sys.executable, "-m", abilities.__name__, str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(abilities.__file__).parents[2])
-    return abilities._of(json.loads(done.stdout))
+    command += [sys.executable, "-m", needed.__name__, str(place)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(needed.__file__).parents[3])
+    return needed._of(json.loads(done.stdout))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ command line, the end of a daemon at any time, isolation as seen from inside, an
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -615,3 +616,26 @@ def test_a_home_without_extended_attributes() -> None:
         done = user.run("sh", "-c", _AT_HOME + "sd ls", env={"PYTHON": interpreter()}, code=None)
         assert done.returncode != 0
         assert "keeps no extended attributes of users" in done.stderr, done.stderr
+
+
+def test_without_a_place_for_the_sockets() -> None:
+    """No XDG_RUNTIME_DIR, and a /tmp that only root writes to: doctor, and each command, say which setting helps."""
+    with ordinary_users(ids=[True], host="mount -t tmpfs -o mode=755 none /tmp") as (found,):
+        del found.env["XDG_RUNTIME_DIR"]
+        place = f"/tmp/snapshotd-{found.id}"
+        for command in (["daemon"], ["create"], ["create", "--isolation", "none"]):
+            said = found.refused(*command)
+            assert f"{place}, the place of the sockets, cannot be made" in said, said
+            assert "Permission denied" in said, said
+            assert "set XDG_RUNTIME_DIR to a directory of this user's own" in said, said
+        (check,) = (one for one in json.loads(found("doctor", "--json", code=7)) if one["name"] == "sockets")
+        assert (check["ok"], "/tmp is not writable" in check["detail"]) == (False, True)
+        assert "XDG_RUNTIME_DIR" in check["fix"]
+        other = found.home / "elsewhere"
+        other.mkdir()
+        os.chown(other, found.id, found.id)
+        found.env["XDG_RUNTIME_DIR"] = str(other)
+        checks = json.loads(found("doctor", "--json", code=None))
+        assert [(one["ok"], one["detail"]) for one in checks if one["name"] == "sockets"] == [
+            (True, f"{other}/snapshotd")
+        ]

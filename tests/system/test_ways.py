@@ -19,6 +19,7 @@ mount --bind /mnt/fuse /dev/fuse; mount --bind /mnt/tun /dev/net/tun
 """
 """Distributions open these to all users."""
 FILES = (
+    "crash/test_storage_kill.py",
     "e2e/test_approvals.py",
     "e2e/test_background.py",
     "e2e/test_branches.py",

@@ -1,4 +1,4 @@
-"""What a machine can do is asked in one place (kernel/abilities.py), by doing it: nothing else asks for a kernel's version,
+"""What a machine can do is asked in one place (kernel/probes), by doing it: nothing else asks for a kernel's version,
 for root, or names overlayfs's marks."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2] / "snapshotd"
-ABILITIES = {"kernel/abilities.py", "kernel/rootless.py"}
+ABILITIES = {"kernel/abilities.py", "kernel/probes/needed.py", "kernel/rootless.py"}
 QUESTIONS: dict[str, set[str]] = {
     r"trusted\.overlay": set(),
     r"os\.uname|platform\.(release|version)\(": set(),

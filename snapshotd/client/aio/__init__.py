@@ -1,2 +1,1 @@
-"""The asynchronous client. Most of it is made of the one for threads: `generate.py` tells how. `snapshotd.client` has its
-names."""
+"""The asynchronous client: its connections, and its classes. `snapshotd.client` has their names."""

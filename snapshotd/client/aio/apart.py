@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.exchange import lost
+from snapshotd.client.links import ByteLink, ThreadLinks
 from snapshotd.client.transport import Transport
-
-if TYPE_CHECKING:
-    from snapshotd.client.aio.transport import AsyncTransport
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -50,28 +46,28 @@ async def apart(work: Callable[Params, Result], *args: Params.args, **kwargs: Pa
     return await future
 
 
-async def whole_verb(
-    way: AsyncTransport, verb: Callable[Concatenate[Any, Params], Result], *args: Params.args, **kwargs: Params.kwargs
+async def in_thread(
+    way: Transport, work: Callable[Concatenate[Snapshotd, Params], Result], *args: Params.args, **kwargs: Params.kwargs
 ) -> Result:
-    """A verb of the client for threads, in a thread. When the caller is cancelled, its requests are broken off, and the
-    verb ends as it does when the daemon goes away."""
-    transport = _Breakable(way.socket_path, way.start, timeout_s=way.timeout_s)
+    """Work with a client for threads, in a thread. When the caller is cancelled, its requests are broken off, and it ends
+    as it does when the daemon goes away."""
+    links = _BreakableThreads()
+    transport = Transport(way.socket_path, way.start, links=links, timeout_s=way.timeout_s, patience_s=way.patience_s)
     try:
-        return await apart(verb, Snapshotd._over(transport), *args, **kwargs)
+        return await apart(work, Snapshotd._over(transport), *args, **kwargs)
     except asyncio.CancelledError:
-        transport.break_off()
+        links.break_off()
         raise
 
 
-class _Breakable(Transport):
-    def __init__(self, socket_path: Path, start: Callable[[], None] | None, *, timeout_s: float | None) -> None:
-        super().__init__(socket_path, start, timeout_s=timeout_s)
+class _BreakableThreads(ThreadLinks):
+    def __init__(self) -> None:
         self._broken = False
-        self._connections = weakref.WeakSet[socket.socket]()
+        self._connections = weakref.WeakSet[ByteLink]()
         self._lock = threading.Lock()
 
-    def _open(self) -> socket.socket:
-        opened = super()._open()
+    async def connect(self, path: str) -> ByteLink:
+        opened = await super().connect(path)
         with self._lock:
             self._connections.add(opened)
             broken = self._broken
@@ -86,7 +82,4 @@ class _Breakable(Transport):
             self._broken = True
             connections = list(self._connections)
         for connection in connections:
-            try:
-                connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # it is closed
+            connection.break_off()

@@ -71,7 +71,7 @@ class Experiment:
     def request(self) -> dict[str, Any]:
         """As the API takes it. Reads the files and the variables of this machine that it names. UsageError,
         LimitExceeded."""
-        from snapshotd.client.client import sandbox_fields
+        from snapshotd.client.verbs.runs import sandbox_fields
 
         rule, source = self.score, self.source
         if not isinstance(source, str):

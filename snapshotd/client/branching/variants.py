@@ -9,7 +9,7 @@ from snapshotd.api.wire import FORK_MAX
 from snapshotd.client.branching.toml_places import nearest
 from snapshotd.client.local.arguments import wrong
 from snapshotd.client.local.sizes import limit_fields
-from snapshotd.client.mind import edit_fields
+from snapshotd.client.verbs.mind import edit_fields
 from snapshotd.errors import UsageError
 from snapshotd.terms import number_of
 

@@ -7,14 +7,15 @@ there may have replaced any program.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from snapshotd.engine.base import SandboxRequest, Variant
 from snapshotd.engine.caller import Caller
-from snapshotd.scores import ScoredRun, Scores
+from snapshotd.scores import ExperimentBranch, ScoredRun, Scores
+from snapshotd.terms import number_of
 from snapshotd.trees.base import Change
 from snapshotd.types import ExperimentID, Snapshot, Trajectory
 
@@ -290,3 +291,13 @@ class ExperimentRequest:
     def branches(self) -> list[tuple[str, int]]:
         """Label and run of each branch, in the order in which they begin: each variant once, then each again."""
         return [(one.label, run) for run in range(self.repeat) for one in self.variants]
+
+    def why_ended(self, branches: Sequence[ExperimentBranch], seconds: float) -> str | None:
+        """The stop rule that holds with these branches, after so many seconds."""
+        if self.first_pass and (passed := next((one for one in branches if one.passed), None)) is not None:
+            return f"{passed.called} passed"
+        if self.best_of is not None and sum(one.state == "scored" for one in branches) >= self.best_of:
+            return f"{number_of(self.best_of, 'branch')} scored"
+        calls, tokens = sum(one.calls for one in branches), sum(sum(one.tokens) for one in branches)
+        limit = self.stop.exceeded(seconds, calls, tokens, sum(one.cost for one in branches))
+        return None if limit is None else f"more than {limit} were used"

@@ -21,12 +21,11 @@ from snapshotd.catalog.base import ExperimentTable
 from snapshotd.engine.base import Event, ForkPlace, Variant
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest
 from snapshotd.engine.experiments.measuring import measured, used
-from snapshotd.engine.experiments.parts import Services, count_fitting
+from snapshotd.engine.experiments.parts import Services, count_fitting, full_disk_named
 from snapshotd.engine.experiments.scoring import Scoring
 from snapshotd.errors import Conflict, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.failpoints import hit
 from snapshotd.scores import FINAL, STOPPED, ExperimentBranch, ExperimentInfo, ScoredRun
-from snapshotd.terms import number_of
 from snapshotd.types import Experiment, Trajectory, TrajectoryStatus
 
 ALIVE_S = 5.0
@@ -189,7 +188,8 @@ class Driver:
         daemon or the experiment ends before."""
         while True:
             try:
-                work()
+                with full_disk_named():
+                    work()
                 return
             except OutOfSpace as exc:
                 with self._changed:
@@ -313,17 +313,7 @@ class Driver:
             return
         with self._changed:
             found = list(self._known.values())
-        request = self._request
-        why: str | None = None
-        if request.first_pass and (passed := next((one for one in found if one.passed), None)) is not None:
-            why = f"{passed.called} passed"
-        elif request.best_of is not None and sum(one.state == "scored" for one in found) >= request.best_of:
-            why = f"{number_of(request.best_of, 'branch')} scored"
-        elif request.stop.limited:
-            seconds = (time.time_ns() - self._record.began_at_ns) / 1e9
-            calls, tokens = sum(one.calls for one in found), sum(sum(one.tokens) for one in found)
-            limit = request.stop.exceeded(seconds, calls, tokens, sum(one.cost for one in found))
-            why = None if limit is None else f"more than {limit} were used"
+        why = self._request.why_ended(found, (time.time_ns() - self._record.began_at_ns) / 1e9)
         if why is not None:
             self._end(why)
 

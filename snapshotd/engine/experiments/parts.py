@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from snapshotd.at_once import fitting
@@ -11,6 +12,7 @@ from snapshotd.engine.services.branching import BranchingService
 from snapshotd.engine.services.mind import MindService
 from snapshotd.engine.services.runs import RunService
 from snapshotd.engine.services.snapshots import SnapshotService
+from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel.memory import available_bytes
 from snapshotd.types import Trajectory
 
@@ -24,6 +26,17 @@ class Services:
     branching: BranchingService
     mind: MindService
     watch: Callable[[], Iterator[Event]]
+
+
+@contextmanager
+def full_disk_named() -> Iterator[None]:
+    """An error of the kernel inside the block that says that the disk is full becomes OutOfSpace."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in NO_ROOM:
+            raise OutOfSpace(f"the disk is full ({exc.strerror}); free some space and try again") from exc
+        raise
 
 
 def count_fitting(variants: Iterable[Variant], source: Trajectory) -> int:

@@ -11,7 +11,7 @@ from snapshotd.api.wire import QUEUE_MAX
 from snapshotd.at_once import at_once
 from snapshotd.engine.base import ForkPlace, Variant
 from snapshotd.engine.experiments.base import Attendance, ForkQueue, ForkQueueRequest, QueuedFork
-from snapshotd.engine.experiments.parts import Services, count_fitting
+from snapshotd.engine.experiments.parts import Services, count_fitting, full_disk_named
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.terms import number_of
 from snapshotd.types import ExperimentID, SnapshotID, Trajectory, TrajectoryID, TrajectoryStatus, new_id
@@ -37,7 +37,8 @@ class _Queue:
         """Start one child, and wait for its end. With `keep_going` it carries its error."""
         label, line = self.labels[index], None
         try:
-            line = self._start(index)
+            with full_disk_named():
+                line = self._start(index)
             for _ in self.services.runs.events(line.id, follow=True):
                 pass
             line = self.services.snapshots.trajectory(line.id)

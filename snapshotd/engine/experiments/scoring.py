@@ -18,7 +18,7 @@ from snapshotd.api.commands import CommandFields
 from snapshotd.at_once import at_once
 from snapshotd.engine.caller import Caller, Stream
 from snapshotd.engine.experiments.base import Attendance, Scorer, ScoreRequest, SnapshotScores
-from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.experiments.parts import Services, full_disk_named
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
 from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
 from snapshotd.scores import REPEAT_MAX, SCORER_PATH, ScoredRun, ranked
@@ -62,7 +62,8 @@ class Scoring:
     def run(self, snapshot: str) -> ScoredRun:
         """Never raises an error of ours; the run carries it."""
         try:
-            return self.attempt(snapshot)
+            with full_disk_named():
+                return self.attempt(snapshot)
         except SnapshotdError as exc:
             return ScoredRun(None, None, 0.0, error=exc.message)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.names import name_of
-from snapshotd.engine.folders.plan import PERSON, FolderChanges
+from snapshotd.engine.folders.rewinding.plan import PERSON, FolderChanges
 from snapshotd.engine.folders.scan import FolderScan
 from snapshotd.engine.folders.writers import UNKNOWN, Process, Touches
 from snapshotd.kernel.processes import runs

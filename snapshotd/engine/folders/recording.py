@@ -23,12 +23,12 @@ from snapshotd.engine.folders import databases, transcripts
 from snapshotd.engine.folders.calls import OpenCall, Part, parts_of
 from snapshotd.engine.folders.capture import Capture, Refusal
 from snapshotd.engine.folders.comparing import compare, listing
-from snapshotd.engine.folders.cut_off import CutOff
 from snapshotd.engine.folders.events import HookEvent
 from snapshotd.engine.folders.names import name_of
-from snapshotd.engine.folders.plan import KEY, FolderChanges, told
-from snapshotd.engine.folders.putting_back import PuttingBack
 from snapshotd.engine.folders.quiet import FolderWatch, Watches
+from snapshotd.engine.folders.rewinding.cut_off import CutOff
+from snapshotd.engine.folders.rewinding.plan import KEY, FolderChanges, told
+from snapshotd.engine.folders.rewinding.putting_back import PuttingBack
 from snapshotd.engine.folders.scan import FolderIndex, FolderScan
 from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import Process, Touches, Writers

@@ -3,6 +3,7 @@ installed."""
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import platform
@@ -17,12 +18,13 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from snapshotd.config import read
+from snapshotd.config import places, read
 from snapshotd.engine.host import system_packages
 from snapshotd.engine.mind.approval import policy
 from snapshotd.errors import UsageError
-from snapshotd.kernel import abilities, landlock, rootless
-from snapshotd.kernel.abilities import Abilities, Mode
+from snapshotd.kernel import landlock, rootless
+from snapshotd.kernel.abilities import ABILITIES, Abilities, Ability, Mode
+from snapshotd.kernel.probes import needed, useful
 from snapshotd.terms import number_of
 
 _FREE_BYTES_WANTED = 5 << 30
@@ -50,7 +52,7 @@ def diagnose(state_dir: Path) -> list[Check]:
     Real probes (the system call is made), under a second together; nothing is left behind and nothing is changed.
     """
     place = _existing(state_dir)
-    machine = [_privileges(), *_host(place)]
+    machine = [_privileges(), _sockets(), *_host(place)]
     storage = [_reflink(place), _disk_limits(place), _free_space(place)]
     return [
         *machine,
@@ -98,6 +100,16 @@ def _privileges() -> Check:
     return Check("privileges", None, f"an ordinary user, with one user id ({reason}): {lost}", fix)
 
 
+def _sockets() -> Check:
+    """The directory of the daemon's sockets, which the daemon makes."""
+    directory = places().sockets
+    problem = rootless.not_own(directory, make=False)
+    if problem is None:
+        return Check("sockets", True, str(directory))
+    reason, _, fix = problem.rpartition(": ")
+    return Check("sockets", False, reason, fix)
+
+
 def _version(text: str) -> tuple[int, int]:
     match = re.search(r"(\d+)\.(\d+)", text)
     return (int(match[1]), int(match[2])) if match else (0, 0)
@@ -106,7 +118,7 @@ def _version(text: str) -> tuple[int, int]:
 def _host(place: Path) -> list[Check]:
     """The mode in which sandboxes would run, then every ability."""
     try:
-        host = abilities.probe(place)
+        host = needed.probe(place)
     except OSError as exc:  # the place itself: not writable, full
         return [
             Check("mode", False, f"{place}: {exc.strerror}", f"make {place} writable, or name another state directory")
@@ -116,7 +128,7 @@ def _host(place: Path) -> list[Check]:
     best = Mode.FOLDER if wanted == Mode.FOLDER else best
     return [
         _mode(best, wanted),
-        *(_ability(host, each, best) for each in abilities.ABILITIES if each.field in (host.needed() | _ALWAYS_SHOWN)),
+        *(_ability(host, each, best) for each in ABILITIES if each.field in (host.needed() | _ALWAYS_SHOWN)),
     ]
 
 
@@ -145,7 +157,7 @@ def _landlock() -> Check:
     return Check("Landlock", None, detail, "boot a kernel from 5.19 on with Landlock among its security modules (lsm=)")
 
 
-def _ability(host: Abilities, one: abilities.Ability, best: Mode | None) -> Check:
+def _ability(host: Abilities, one: Ability, best: Mode | None) -> Check:
     reason = host.reasons.get(one.field)
     if reason is None and getattr(host, one.field):
         more = f" (version {host.cgroup_version}, at {host.cgroup_root})" if one.field == "cgroup_version" else ""
@@ -185,10 +197,8 @@ def _runc() -> Check:
 
 
 def _docker() -> Check:
-    name, fix = (
-        "Docker engine",
-        "only for `--runtime docker`: `apt-get install docker.io`, then start it; the runc driver needs none",
-    )
+    name, purpose = "Docker engine", "only for `--runtime docker` of root's daemon; the runc driver needs none"
+    fix = f"{purpose}: {system_packages.advice('docker.io')}, then start it"
     address = read(only=("docker_host",)).docker_host
     if not address.startswith("unix://"):
         return Check(
@@ -197,6 +207,10 @@ def _docker() -> Check:
     try:
         version = _docker_version(address.removeprefix("unix://"))
     except (OSError, ValueError, HTTPException) as exc:
+        if isinstance(exc, PermissionError):
+            fix = f"{purpose}: run it as root"
+        elif isinstance(exc, OSError) and not isinstance(exc, FileNotFoundError):
+            fix = f"{purpose}: `sudo systemctl restart docker`"
         return Check(name, None, f"{address} does not answer: {getattr(exc, 'strerror', None) or exc}", fix)
     if _version(version) < _DOCKER_NEEDED:
         return Check(name, None, f"version {version} is older than 20.10", fix)
@@ -228,8 +242,8 @@ def _docker_version(path: str) -> str:
 
 
 def _fuse() -> Check:
-    reason = abilities.fuse()
-    if reason is None and importlib.util.find_spec("pyfuse3") is None:
+    refused = useful.refusal(useful.FUSE)
+    if refused is None and importlib.util.find_spec("pyfuse3") is None:
         detail = "pyfuse3 is not installed; it is for browsing snapshots, and for starting from cold ones at once"
         return Check(
             "FUSE",
@@ -238,37 +252,56 @@ def _fuse() -> Check:
             f"{', '.join(map(system_packages.advice, ('gcc', 'libfuse3-dev', 'pkg-config', 'python3-dev')))}; "
             "pip install 'snapshotd[fuse]'",
         )
-    if reason is None:
-        return Check("FUSE", True, "/dev/fuse")
-    detail = f"/dev/fuse: {reason}; it is for browsing snapshots as files, and for starting from cold ones at once"
-    return Check("FUSE", None, detail, "`modprobe fuse`; in a container, --device /dev/fuse")
+    if refused is None:
+        return Check("FUSE", True, useful.FUSE)
+    purpose = "it is for browsing snapshots as files, and for starting from cold ones at once"
+    return Check(
+        "FUSE", None, f"{useful.FUSE}: {refused.strerror}; {purpose}", _device_fix(useful.FUSE, "fuse", refused)
+    )
+
+
+def _device_fix(device: str, module: str, refused: OSError) -> str:
+    """The way to a device that could not be opened."""
+    if isinstance(refused, PermissionError):
+        filtered = f"give the container --device {device}"
+        return f"`sudo chmod 666 {device}`" if refused.errno == errno.EACCES else filtered
+    return f"`sudo modprobe {module}`; in a container, --device {device}"
 
 
 def _reflink(place: Path) -> Check:
-    reason = abilities.reflink(place)
+    reason = useful.reflink(place)
     if reason is None:
         return Check("reflink", True, f"{place} shares extents")
-    no_programs = any(p.name == "xfsprogs" and p.missing() for p in system_packages.PACKAGES)
-    if not no_programs and abilities.loop_devices() is None:
-        return Check(
-            "reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers"
-        )
-    fix = f"{system_packages.advice('xfsprogs')} and make loop devices available, or put the state directory on XFS or btrfs"
+    steps = []  # to an XFS image, which only root of the host can mount
+    if rootless.is_host_root():
+        if any(p.name == "xfsprogs" and p.missing() for p in system_packages.PACKAGES):
+            steps.append(system_packages.advice("xfsprogs"))
+        if (refused := useful.refusal(useful.LOOP)) is not None:
+            steps.append(_device_fix(useful.LOOP, "loop", refused))
+        if not steps:
+            return Check(
+                "reflink", True, f"{place} cannot ({reason}); an XFS image in the state directory will hold the layers"
+            )
+    other = "put the state directory on XFS or Btrfs"
+    fix = f"{', and '.join(steps)}; or {other}" if steps else other
     return Check("reflink", None, f"{place}: {reason}, so the first write into a big file copies it whole", fix)
 
 
 def _disk_limits(place: Path) -> Check:
-    reason = abilities.project_quotas(place)
+    reason = useful.project_quotas(place)
+    watched = "the daemon looks once a second and ends what takes too much"
+    if not rootless.is_host_root():
+        return Check("disk limits", None, f"an ordinary user can set no quotas: {watched}", "run it as root")
     if reason is None:
         return Check("disk limits", True, "kept by the file system of the layers")
     fix = "boot a kernel with CONFIG_XFS_QUOTA, or mount the state directory's XFS with prjquota"
-    return Check("disk limits", None, f"{reason}: the daemon looks once a second and ends what takes too much", fix)
+    return Check("disk limits", None, f"{reason}: {watched}", fix)
 
 
 def _whose_change() -> Check:
     """For agents in a user's own folder (`snapshotd hooks`), asked of the working directory."""
     folder = Path.cwd()
-    reason = abilities.writers_told(folder)
+    reason = useful.writers_told(folder)
     if reason is None:
         return Check("folders", True, f"the kernel tells which process changes a file in {folder}")
     return Check(

@@ -10,7 +10,6 @@ import selectors
 import struct
 import termios
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -265,10 +264,9 @@ def _wait(process: Process) -> int | None:
 
 
 def _read(process: Process, streams: list[_Stream], attended: _Attended) -> None:
-    """Read until the command has ended and its output is here: at end of file, or when nothing has come for `linger_s`
-    after the end."""
+    """Read until the command has ended and its output is here: at end of file, or when nothing is left after the end."""
     end_fd = process.end_fd()
-    ended_at = None if end_fd is not None else time.monotonic()
+    ended = end_fd is None
     late_bytes = 0
     with selectors.DefaultSelector() as selector:
         for stream in streams:
@@ -276,14 +274,13 @@ def _read(process: Process, streams: list[_Stream], attended: _Attended) -> None
         if end_fd is not None:
             selector.register(end_fd, selectors.EVENT_READ)
         attended.register(selector)
-        while ended_at is None or any(stream.pipe.reading for stream in streams):
-            wait = None if ended_at is None else max(0.0, ended_at + process.linger_s - time.monotonic())
-            ready = [key for key, _ in selector.select(wait)]
-            if wait is not None and (not ready or (wait == 0 and late_bytes > _LATE_BYTES)):
+        while not ended or any(stream.pipe.reading for stream in streams):
+            ready = [key for key, _ in selector.select(0 if ended else None)]
+            if ended and (not ready or late_bytes > _LATE_BYTES):
                 return
             for key in ready:
                 if key.fd == end_fd:
-                    ended_at = time.monotonic()
+                    ended = True
                     selector.unregister(end_fd)
                 elif key.data is None:
                     unread = attended.take(key.fd, selector)
@@ -295,4 +292,4 @@ def _read(process: Process, streams: list[_Stream], attended: _Attended) -> None
                     size = key.data.take()
                     if not size:
                         selector.unregister(key.data.pipe)
-                    late_bytes += size if ended_at is not None else 0
+                    late_bytes += size if ended else 0

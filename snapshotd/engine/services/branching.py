@@ -18,7 +18,7 @@ from snapshotd.engine.base import (
     Variant,
 )
 from snapshotd.engine.context import Context
-from snapshotd.engine.folders.folders import Folders
+from snapshotd.engine.folders.rewinding.rewinds import FolderRewinds
 from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.past.editing import Editing
 from snapshotd.engine.past.effects import Effects
@@ -47,7 +47,7 @@ class BranchingService:
         sessions: Sessions,
         cold: Cold,
         gate: Gate,
-        folders: Folders,
+        folder_rewinds: FolderRewinds,
         forks: Forks,
         resumes: Resumes,
         listener: StepListener,
@@ -55,7 +55,7 @@ class BranchingService:
     ) -> None:
         """`listener` is told of every step; `forget`: as in `Editing`."""
         self._context, self._catalog = context, context.catalog
-        self._folders, self._forks, self._resumes = folders, forks, resumes
+        self._folder_rewinds, self._forks, self._resumes = folder_rewinds, forks, resumes
         self._effects = Effects(context, sessions, gate, listener)
         self._rewinding = Rewinding(context, sessions, cold, self._effects, listener)
         self._retry = Retry(context, sessions, self._rewinding, self._effects)
@@ -128,7 +128,7 @@ class BranchingService:
         is_folder = _is_folder(trajectory, session)
         with self._context.pins.pinned(self._snapshot(to).id) as target:
             if is_folder:
-                return self._folders.rewind(trajectory, target, opener, mode, session)
+                return self._folder_rewinds.rewind(trajectory, target, opener, mode, session)
             return self._rewinding.rewind(trajectory, target, mode, compensate=compensate)
 
     def preview_rewind(
@@ -146,7 +146,7 @@ class BranchingService:
         is_folder = _is_folder(trajectory, session)
         with self._context.pins.pinned(self._snapshot(to).id) as target:
             if is_folder:
-                return self._folders.preview(trajectory, target, opener, mode, max_files, session)
+                return self._folder_rewinds.preview(trajectory, target, opener, mode, max_files, session)
             return self._rewinding.preview(trajectory, target, mode, max_files)
 
     def undo(self, ref: str, *, opener: Opener = ITSELF) -> Snapshot:
@@ -154,7 +154,7 @@ class BranchingService:
         Conflict: its head is no rewind (steps were taken since), or as `rewind`."""
         trajectory = self._trajectory(ref)
         if _is_folder(trajectory):
-            return self._folders.undo(trajectory, opener)
+            return self._folder_rewinds.undo(trajectory, opener)
         return self._rewinding.undo(trajectory)
 
     def promote(

@@ -21,21 +21,19 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import IO
 
-from snapshotd.catalog.base import SnapshotRow
+from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.engine.base import Imported, ProgressSink
 from snapshotd.engine.context import Context
 from snapshotd.engine.secrecy import TENANT
 from snapshotd.engine.storing import records
-from snapshotd.engine.transfer.bundle import BundleReader, LayerStream
+from snapshotd.engine.transfer.bundle_reading import BundleReader
 from snapshotd.engine.transfer.import_checks import checked_agent, checked_env, checked_text, decoded
+from snapshotd.engine.transfer.import_layers import BundleLimits, BundleLine, ImportedLayers
 from snapshotd.errors import NO_ROOM, Conflict, DataLoss, LimitExceeded, NotFound, OutOfSpace, UsageError
 from snapshotd.failpoints import hit
-from snapshotd.formats.ingest import TarLimits, ingest_tar
-from snapshotd.formats.tar_reader import BLOCK
-from snapshotd.layers.merge import merge
 from snapshotd.repo.base import Reader
 from snapshotd.trees.base import Warnings
 from snapshotd.types import (
@@ -44,7 +42,6 @@ from snapshotd.types import (
     BlobID,
     Image,
     ImageID,
-    LayerID,
     SandboxSpec,
     Snapshot,
     SnapshotID,
@@ -62,22 +59,11 @@ BaseImage = Callable[[tuple[tuple[str, str], ...], str], Image]
 """Gives the image with nothing in it that has these defaults (environment, working directory); made once for each pair.
 The defaults are the bundle's, checked."""
 
-FAN_IN = 16
-"""Number of neighbours that become one layer: a stack of 10,000 snapshots stays below 50."""
 MAX_TRAJECTORIES = 1000
 _READ_BYTES = 1 << 20
 _WARNINGS_LIMIT = 200
-_PADDING_BYTES = 64 << 10
 _SEQ_LIMIT = 1 << 53
 _NOT_TAKEN = "could be taken for an id, or is in a user's own space"
-
-
-@dataclass(frozen=True, slots=True)
-class BundleLimits:
-    """Bounds of one bundle, unpacked: its bytes, and the entries of all its layers together."""
-
-    bytes: int = 256 << 30
-    entries: int = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +80,6 @@ class _Taken:
     state: SnapshotState
     base: SnapshotID | None
     own_layers: int
-
-
-@dataclass(slots=True)
-class _Line:
-    """State of the line of snapshots: the last one, the last one with files, and the layers of that."""
-
-    stack: Stack
-    parent: SnapshotID | None = None
-    base: SnapshotID | None = None
-    messages: int = 0
-    seq: int = -1
-    whole: bool = True
-    """Nothing lies below: the next layer is a whole tree."""
-    levels: list[int] = field(default_factory=list)
-    """Number of merges of each of our layers on top of the stack, newest first; the whole tree is not among them."""
 
 
 def import_bundle(
@@ -157,13 +128,10 @@ class _Importer:
     def __init__(
         self, context: Context, policy: SandboxSpec, base_image: BaseImage, kept: IO[bytes], limits: BundleLimits
     ) -> None:
-        self._context, self._store = context, context.store
+        self._context = context
         self._policy, self._base_image = policy, base_image
-        self._left = limits
-        """The part of the limits that is left."""
         self._kept = kept
         self._image_defaults: tuple[tuple[tuple[str, str], ...], str] = ((), "/workspace")
-        self._made: list[LayerID] = []
         self._outputs: dict[BlobID, BlobID] = {}
         self._taken: list[_Taken] = []
         self._trajectories: dict[TrajectoryID, Trajectory] = {}
@@ -172,21 +140,22 @@ class _Importer:
         """Lengths of the conversations that the next snapshot may continue: the bundle's, and the ones on the way to
         it."""
         self._warnings = Warnings(_WARNINGS_LIMIT)
+        self._layers = ImportedLayers(context.store, limits, self._warnings)
         self._unpin: Callable[[], None] = lambda: None
         self._committed = False
 
     def run(self, read: Reader, name: str | None, progress: ProgressSink) -> Imported:
-        reader = BundleReader(read, self._left.bytes)
+        reader = BundleReader(read, self._layers.left.bytes)
         if name is not None and not _may_be_taken(name):
             raise UsageError(
                 f"{name[:80]!r} cannot be a name; use letters, digits, '.', '_' and '-', beginning with a letter or digit, "
                 "and not what could be taken for an id"
             )
-        known = self._known(reader.snapshots)
+        known = _find_known(self._context.catalog, reader.snapshots)
         if len(known) == len(reader.snapshots):
             with _one_that_is_whole():
                 return self._again(reader, known, name, progress)
-        self._check_free(known, name)
+        _check_free(self._context.catalog, known, name)
         line = self._begin(reader.since)
         with _one_that_is_whole():
             for number, snapshot_id in enumerate(reader.snapshots):
@@ -207,33 +176,9 @@ class _Importer:
         start removes them."""
         self._unpin()
         needed = {layer for taken in self._taken for layer in taken.stack.layers} if self._committed else set()
-        for layer in self._made:
-            if layer in needed:
-                self._store.unpin([layer])
-            else:
-                self._store.remove(layer)
+        self._layers.settle(needed)
 
     # -- before anything is taken --------------------------------------------------------------------------------------
-
-    def _known(self, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
-        """The bundle's snapshots that this daemon already has."""
-        known = []
-        for snapshot_id in snapshots:
-            with contextlib.suppress(NotFound):
-                known.append(self._context.catalog.get_snapshot(snapshot_id))
-        return known
-
-    def _check_free(self, known: list[Snapshot], name: str | None) -> None:
-        for one in known:
-            raise Conflict(
-                f"snapshot {short(one.id)} of the bundle is here already and others are not; import one that was exported since it"
-            )
-        if name is not None and any(trajectory.name == name for trajectory in self._context.catalog.trajectories()):
-            raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
-        if name is not None and name in self._context.catalog.tags():
-            raise Conflict(
-                f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`"
-            )
 
     def _again(self, reader: BundleReader, known: list[Snapshot], name: str | None, progress: ProgressSink) -> Imported:
         """A bundle whose snapshots are all here. It is read to its end all the same: before that its content is not
@@ -292,9 +237,9 @@ class _Importer:
             else:
                 yield name, snapshot_id
 
-    def _begin(self, since: SnapshotID | None) -> _Line:
+    def _begin(self, since: SnapshotID | None) -> BundleLine:
         if since is None:
-            return _Line(Stack(ImageID("")))
+            return BundleLine(Stack(ImageID("")))
         try:
             base, self._unpin = self._context.pins.pin(since)
         except NotFound as exc:
@@ -309,11 +254,11 @@ class _Importer:
         while at is not None:
             self._before[at.id] = at.messages
             at = None if at.parent is None else self._context.catalog.get_snapshot(at.parent)
-        return _Line(base.stack, since, since, base.messages, base.seq, whole=False)
+        return BundleLine(base.stack, since, since, base.messages, base.seq, whole=False)
 
     # -- one snapshot --------------------------------------------------------------------------------------------------
 
-    def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: _Line) -> None:
+    def _snapshot(self, reader: BundleReader, number: int, snapshot_id: SnapshotID, line: BundleLine) -> None:
         data = reader.record(number)
         record = decoded(data)
         snapshot = record.snapshot
@@ -336,7 +281,7 @@ class _Importer:
             self._image_defaults = (checked_env(record.image.env), checked_text(record.image.workdir))
         has_files = snapshot.state is SnapshotState.STORED
         self._take_outputs(reader, snapshot)
-        own_layers = self._layer(reader, number, line, has_files=has_files)
+        own_layers = self._layers.take(reader, number, line, has_files=has_files)
         state = SnapshotState.CAPTURED if has_files else snapshot.state
         self._taken.append(
             _Taken(
@@ -361,7 +306,7 @@ class _Importer:
         self._kept.write(data)
         return offset, len(data)
 
-    def _trajectory(self, record: records.Record, line: _Line) -> Trajectory:
+    def _trajectory(self, record: records.Record, line: BundleLine) -> Trajectory:
         """The trajectory the snapshot is in: the last one, or one that begins here."""
         theirs, seq = record.trajectory, record.snapshot.seq
         last = next(reversed(self._trajectories), None)
@@ -405,65 +350,6 @@ class _Importer:
                 self._outputs[blob] = writer.save()
         if not wanted <= self._outputs.keys():
             raise DataLoss(f"the bundle is malformed: an output of snapshot {short(snapshot.id)} is missing in it")
-
-    # -- layers --------------------------------------------------------------------------------------------------------
-
-    def _layer(self, reader: BundleReader, number: int, line: _Line, *, has_files: bool) -> int:
-        """Take the snapshot's layer, if it has one, on top of the line's stack. Returns how many it has of its own."""
-        stream = reader.layer(number)
-        if stream is None:
-            if has_files and line.whole:
-                raise DataLoss("the bundle is malformed: it lacks the files of its first snapshot")
-            return 0
-        if not has_files:
-            raise DataLoss("the bundle is malformed: it holds files of a snapshot that has none")
-        self._compact(line)
-        layer = self._create()
-        fd = self._store.read_upper(layer)
-        try:
-            limits = TarLimits(self._left.entries, self._left.bytes)
-            report = ingest_tar(
-                stream, fd, oci_whiteouts=False, overlay_marks=not line.whole, marks=self._store.marks, limits=limits
-            )
-        finally:
-            os.close(fd)
-        _to_the_end(stream)
-        self._store.drop_work(layer)
-        entries = self._left.entries - report.files - report.directories
-        self._left = BundleLimits(self._left.bytes - report.bytes, entries)
-        for warning in report.warnings:
-            self._warnings.add(f"snapshot {number + 1}: {warning}")
-        line.stack = line.stack.push(layer)
-        if not line.whole:
-            line.levels.insert(0, 0)
-        line.whole = False
-        return 1
-
-    def _compact(self, line: _Line) -> None:
-        """Merge runs of neighbours on top of the stack, as often as there is one: the kernel takes 500 layers, and
-        every snapshot's row lists its own."""
-        layers = line.stack.layers
-        while (end := _run(line.levels)) is not None:
-            start = end - FAN_IN
-            merged = self._create()
-            fds: list[int] = []
-            try:
-                fds.extend(self._store.read_upper(layer) for layer in layers[start:end])
-                target = self._store.read_upper(merged)
-                fds.append(target)
-                merge(fds[:-1], target)
-            finally:
-                for fd in fds:
-                    os.close(fd)
-            self._store.drop_work(merged)
-            layers = (*layers[:start], merged, *layers[end:])
-            line.levels[start:end] = [line.levels[start] + 1]
-        line.stack = Stack(line.stack.image, layers)
-
-    def _create(self) -> LayerID:
-        layer = self._store.create()
-        self._made.append(layer)
-        return layer
 
     # -- the rows ------------------------------------------------------------------------------------------------------
 
@@ -533,29 +419,27 @@ class _Importer:
         return replace(call, output=output, stdout=stdout, stderr=stderr)
 
 
-def _run(levels: list[int]) -> int | None:
-    """The end of the oldest run of `FAN_IN` neighbours that were merged equally often."""
-    end = len(levels)
-    while end >= FAN_IN:
-        start = end
-        while start > 0 and levels[start - 1] == levels[end - 1]:
-            start -= 1
-        if end - start >= FAN_IN:
-            return end
-        end = start
-    return None
+def _find_known(catalog: Catalog, snapshots: tuple[SnapshotID, ...]) -> list[Snapshot]:
+    """The bundle's snapshots that this daemon already has."""
+    known = []
+    for snapshot_id in snapshots:
+        with contextlib.suppress(NotFound):
+            known.append(catalog.get_snapshot(snapshot_id))
+    return known
+
+
+def _check_free(catalog: Catalog, known: list[Snapshot], name: str | None) -> None:
+    for one in known:
+        raise Conflict(
+            f"snapshot {short(one.id)} of the bundle is here already and others are not; import one that was exported since it"
+        )
+    if name is not None and any(trajectory.name == name for trajectory in catalog.trajectories()):
+        raise Conflict(f"the name {name} belongs to another trajectory; choose another name")
+    if name is not None and name in catalog.tags():
+        raise Conflict(
+            f"the name {name} is a tag; choose another name, or take the tag away with `snapshotd tag --delete {name}`"
+        )
 
 
 def _may_be_taken(name: str) -> bool:
     return bool(NAME_PATTERN.fullmatch(name)) and not ID_FORM.fullmatch(name)
-
-
-def _to_the_end(stream: LayerStream) -> None:
-    """Skip the second half of the end marker, and the zeros that tars are padded with."""
-    for _ in range(_PADDING_BYTES // BLOCK):
-        rest = stream.read(BLOCK)
-        if not rest:
-            return
-        if rest.strip(b"\0"):
-            break
-    raise DataLoss("the bundle is malformed: something follows the end of a layer")

@@ -85,9 +85,7 @@ class SnapshotdSaver(Asynchronous):
         self._removal = Removal(self._all)
         self._reader = CheckpointReader(self._all, self._seen)
         self._templates, self._dumper = Templates(), Dumper()
-        self._latest: OrderedDict[tuple[str, str, str], _Latest] = OrderedDict()
-        self._latest_bytes = 0
-        self._guard = threading.Lock()
+        self._remembered = _Remembered(self._all)
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -317,7 +315,7 @@ class SnapshotdSaver(Asynchronous):
         versions, stored = checkpoint["channel_versions"], None
         made: dict[str, CutValue] = {}
         while stored is None:
-            before, seen, grown = self._before(thread, ns, parent)
+            before, seen, grown = self._remembered.before(thread, ns, parent, self.serde)
             old = before.body.values if before is not None else {}
             values: dict[str, CutValue | Packed] = {}
             for channel, value in checkpoint["channel_values"].items():
@@ -339,32 +337,8 @@ class SnapshotdSaver(Asynchronous):
             )
             if stored is None:
                 made = {channel: value._replace(shared=0) for channel, value in made.items()}
-        self._remember(_Latest(stored, dict(versions), grown))
+        self._remembered.keep(_Latest(stored, dict(versions), grown))
         return _config(thread, ns, stored.id)
-
-    def _before(
-        self, thread: str, ns: str, parent: str | None
-    ) -> tuple[FoundCheckpoint | None, ChannelVersions, dict[str, CutValue]]:
-        """The parent, its channels' versions, and values as they were serialised; remembered or read."""
-        if parent is None:
-            return None, {}, {}
-        with self._guard:
-            kept = self._latest.pop((thread, ns, parent), None)
-            if kept is not None:
-                self._latest_bytes -= kept.size()
-                return kept
-        found = self._all.find(thread, ns, parent)
-        if found is None:
-            return None, {}, {}
-        return found, cast(Checkpoint, self.serde.loads_typed(found.body.state)).get("channel_versions", {}), {}
-
-    def _remember(self, latest: _Latest) -> None:
-        found = latest.found
-        with self._guard:
-            self._latest[found.place.thread, found.place.ns, found.id] = latest
-            self._latest_bytes += latest.size()
-            while len(self._latest) > _REMEMBERED or self._latest_bytes > _REMEMBERED_BYTES:
-                self._latest_bytes -= self._latest.popitem(last=False)[1].size()
 
 
 class _Latest(NamedTuple):
@@ -376,6 +350,40 @@ class _Latest(NamedTuple):
 
     def size(self) -> int:
         return sum(len(value.data) for value in self.values.values())
+
+
+class _Remembered:
+    """The last checkpoints that were put, from which the next ones are made. Thread-safe."""
+
+    def __init__(self, stored: Checkpoints) -> None:
+        self._stored = stored
+        self._latest: OrderedDict[tuple[str, str, str], _Latest] = OrderedDict()
+        self._bytes = 0
+        self._guard = threading.Lock()
+
+    def before(
+        self, thread: str, ns: str, parent: str | None, serde: SerializerProtocol
+    ) -> tuple[FoundCheckpoint | None, ChannelVersions, dict[str, CutValue]]:
+        """The parent of a checkpoint, its channels' versions, and values as they were serialised: taken out, or read."""
+        if parent is None:
+            return None, {}, {}
+        with self._guard:
+            kept = self._latest.pop((thread, ns, parent), None)
+            if kept is not None:
+                self._bytes -= kept.size()
+                return kept
+        found = self._stored.find(thread, ns, parent)
+        if found is None:
+            return None, {}, {}
+        return found, cast(Checkpoint, serde.loads_typed(found.body.state)).get("channel_versions", {}), {}
+
+    def keep(self, latest: _Latest) -> None:
+        found = latest.found
+        with self._guard:
+            self._latest[found.place.thread, found.place.ns, found.id] = latest
+            self._bytes += latest.size()
+            while len(self._latest) > _REMEMBERED or self._bytes > _REMEMBERED_BYTES:
+                self._bytes -= self._latest.popitem(last=False)[1].size()
 
 
 def _path_for(sandbox: Sandbox | None) -> Path:

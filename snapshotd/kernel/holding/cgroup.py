@@ -7,7 +7,6 @@ import contextlib
 import errno
 import os
 import signal
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from functools import cache
 from snapshotd.errors import SandboxFailed
 from snapshotd.kernel import mounts
 from snapshotd.kernel.holding import bpf
+from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.processes import in_own_namespace
 
 _FREEZE_DEADLINE_S = 10.0
@@ -81,19 +81,16 @@ class Cgroup(ABC):
     def freeze(self) -> None:
         """Stop every task and return when all have stopped. SandboxFailed after 10 s (thawed again)."""
         self._write(self.freezer, self._stop)
-        deadline = time.monotonic() + _FREEZE_DEADLINE_S
-        delay = 0.00005
-        while not self._is_frozen():
-            if time.monotonic() > deadline:
-                self.thaw()
-                raise SandboxFailed(
-                    f"a process in {self.directory} cannot be frozen (stuck in the kernel); nothing was captured"
-                )
-            # Version 1 has no event for it, and that of version 2 comes up to 10 ms late (CGROUP_FILE_NOTIFY_MIN_INTV).
-            time.sleep(delay)
-            delay = min(delay * 2, 0.002)
+        # Version 1 has no event for it, and that of version 2 comes up to 10 ms late (CGROUP_FILE_NOTIFY_MIN_INTV).
+        for _ in attempts(_FREEZE_DEADLINE_S, 0.00005, 0.002):
+            if self._is_frozen():
+                return
             if self.version == 1:
                 self._write(self.freezer, self._stop)  # version 1 retries only when asked again
+        self.thaw()
+        raise SandboxFailed(
+            f"a process in {self.directory} cannot be frozen (stuck in the kernel); nothing was captured"
+        )
 
     def thaw(self) -> None:
         """Let every task go on. Not an error when nothing was frozen or it is gone."""
@@ -110,17 +107,15 @@ class Cgroup(ABC):
     def remove(self) -> None:
         """Kill the remaining processes, and remove its directories. SandboxFailed when some are still there after 10 s
         (stuck in the kernel)."""
-        deadline = time.monotonic() + _EMPTY_DEADLINE_S
-        delay = 0.0005
-        while left := [place for place in self._places() if not _remove_directory(place)]:
-            if time.monotonic() > deadline:
-                pids = sorted({pid for place in left for pid in _processes(place)})
-                raise SandboxFailed(
-                    f"the cgroup {left[0]} cannot be removed: processes {pids} do not end (stuck in the kernel); try again"
-                )
+        for _ in attempts(_EMPTY_DEADLINE_S, 0.0005, 0.02):  # there is no event for "empty" that both versions have
+            left = [place for place in self._places() if not _remove_directory(place)]
+            if not left:
+                return
             self.kill()
-            time.sleep(delay)  # there is no event for "empty" that both versions have
-            delay = min(delay * 2, 0.02)
+        pids = sorted({pid for place in left for pid in _processes(place)})
+        raise SandboxFailed(
+            f"the cgroup {left[0]} cannot be removed: processes {pids} do not end (stuck in the kernel); try again"
+        )
 
     def remove_if_empty(self) -> None:
         """Remove its own directories where nothing is in them."""

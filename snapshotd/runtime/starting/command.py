@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from snapshotd.kernel import passing
 from snapshotd.kernel import syscalls as sc
 
 ANSWER_FD = 100
@@ -33,20 +34,10 @@ Filters = list[tuple[bytes, int]]
 """The programs of system call filters, oldest first, with the flags of each."""
 
 
-def read_request(fd: int) -> dict[str, Any]:
-    request: dict[str, Any] = json.loads(os.pread(fd, os.fstat(fd).st_size, 0))
-    return request
-
-
 def answer(fd: int, **answer: object) -> None:
     """One of the lines that a request is answered with."""
     with contextlib.suppress(BrokenPipeError):  # the daemon does not wait for it any more
         os.write(fd, json.dumps(answer).encode() + b"\n")
-
-
-def close_all_but(*kept: int) -> None:
-    for low, high in zip((2, *sorted(kept)), (*sorted(kept), 1 << 20), strict=True):
-        os.closerange(low + 1, high)
 
 
 def write(path: str, text: str) -> None:
@@ -86,15 +77,14 @@ def become(fds: list[int]) -> NoReturn:
     os.dup2(answer_fd, ANSWER_FD, inheritable=False)
 
     def prepared() -> tuple[dict[str, Any], float]:
-        request = read_request(request_fd)
+        request = passing.read_document(request_fd)
         process: dict[str, Any] = request["process"]
         if process["terminal"]:
             os.dup2(standard[0], _MASTER_SOCKET, inheritable=False)
         else:
             for number, fd in enumerate(standard):
                 os.dup2(fd, number)
-        os.closerange(3, ANSWER_FD)
-        os.closerange(_MASTER_SOCKET + 1 if process["terminal"] else ANSWER_FD + 1, 1 << 20)
+        passing.close_all_but(ANSWER_FD, *([_MASTER_SOCKET] if process["terminal"] else []))
         return process, request["deadline"]
 
     execute(prepared)

@@ -37,13 +37,13 @@ from __future__ import annotations
 import base64
 import ctypes
 import gc
+import math
 import os
 import select
 import signal
 import socket
 import struct
 import sys
-import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -52,6 +52,7 @@ if __name__ == "__main__":  # -I and -S leave nothing but the standard library t
 
 from snapshotd.kernel import passing
 from snapshotd.kernel import syscalls as sc
+from snapshotd.kernel.holding.attempts import attempts
 from snapshotd.kernel.processes import is_ending, stat_fields
 from snapshotd.runtime.starting import sandbox
 from snapshotd.runtime.starting.command import (
@@ -63,10 +64,8 @@ from snapshotd.runtime.starting.command import (
     answer,
     become,
     clone,
-    close_all_but,
     drop_rights,
     load_filters,
-    read_request,
 )
 
 _DESCRIPTORS_MAX = 5
@@ -83,8 +82,7 @@ def main(socket_fd: int) -> None:
         signal.signal(number, signal.SIG_DFL)  # the daemon may ignore some; every command inherits these
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.setsid()  # a Ctrl-C in the daemon's terminal is for the daemon
-    os.closerange(3, socket_fd)
-    os.closerange(socket_fd + 1, 1 << 20)
+    passing.close_all_but(socket_fd)
     os.chdir("/")
     gc.disable()  # no collection writes to the pages that clones share
     _serve(socket.socket(fileno=socket_fd), None, _begin)
@@ -123,7 +121,7 @@ def _serve(connection: socket.socket, init: int | None, action: Callable[[list[i
 def _begin(fds: list[int]) -> NoReturn:
     """In a new process of the starter's: be what the request says."""
     request_fd, answer_fd, socket_fd = fds[:_BIRTHPLACE]
-    request = read_request(request_fd)
+    request = passing.read_document(request_fd)
     if request.keys() == {"owner"}:
         _own_user_namespace(request["owner"], answer_fd, socket_fd)
     else:
@@ -133,7 +131,7 @@ def _begin(fds: list[int]) -> NoReturn:
 
 def _own_user_namespace(owner: int, answer_fd: int, socket_fd: int) -> None:
     """Make a user namespace that belongs to a user of the host, and hold it until the socket closes."""
-    close_all_but(answer_fd, socket_fd)
+    passing.close_all_but(answer_fd, socket_fd)
     try:
         sandbox.own_user_namespace(owner)
     except OSError as exc:
@@ -172,7 +170,7 @@ def _enter_sandbox(request: dict[str, Any], answer_fd: int, socket_fd: int) -> t
     """Take on all that the sandbox's commands have in common. With the host's rights first: a user namespace has none
     of them. Returns a pidfd of the sandbox's init, and its filters."""
     init = os.pidfd_open(request["init"])
-    close_all_but(answer_fd, socket_fd, init)
+    passing.close_all_but(answer_fd, socket_fd, init)
     _check(request["init"], init, request["name"])
     filters = _filters(request["init"])
     process = request["process"]
@@ -253,12 +251,11 @@ def _wait_for_stop(pid: int) -> None:
     An init that ends tells its tracer only when all processes of its sandbox are reaped. The daemon may wait for this
     process before it reaps the last of them.
     """
-    delay = 0.0001
-    while os.waitpid(pid, _WALL | os.WNOHANG)[0] == 0:
+    for _ in attempts(math.inf):
+        if os.waitpid(pid, _WALL | os.WNOHANG)[0]:
+            return
         if is_ending(stat_fields(pid)):
             raise ProcessLookupError(f"process {pid} is ending")
-        time.sleep(delay)
-        delay = min(delay * 2, 0.01)
 
 
 if __name__ == "__main__":

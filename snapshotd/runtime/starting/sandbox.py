@@ -24,6 +24,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from snapshotd.kernel import passing
 from snapshotd.kernel import syscalls as sc
 from snapshotd.runtime.starting.command import (
     ANSWER_FD,
@@ -33,7 +34,6 @@ from snapshotd.runtime.starting.command import (
     Filters,
     answer,
     clone,
-    close_all_but,
     drop_rights,
     execute,
     load_filters,
@@ -69,7 +69,7 @@ def make(order: dict[str, Any], answer_fd: int, socket_fd: int, filters: Filters
     """In a new process: make the sandbox, and be in its namespaces but that of processes. Returns a pidfd of its init.
     OSError, KeyError: it cannot be made; the daemon removes what is there of it."""
     process = order["config"]["process"]
-    close_all_but(answer_fd, socket_fd)
+    passing.close_all_but(answer_fd, socket_fd)
     enter_limits(process, order["cgroups"])
     own_user_namespace(order["owner"])
     answer(answer_fd, unmapped=os.getpid())
@@ -114,7 +114,7 @@ def _be_init(order: dict[str, Any], answer_fd: int, filters: Filters) -> NoRetur
 
     def prepared() -> tuple[dict[str, Any], float]:
         os.dup2(answer_fd, ANSWER_FD, inheritable=False)
-        close_all_but(ANSWER_FD)
+        passing.close_all_but(ANSWER_FD)
         before = os.umask(0)
         _mount_all(config)
         os.umask(before)

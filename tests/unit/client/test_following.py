@@ -14,6 +14,7 @@ from snapshotd.client import Sandbox, following
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.following import Following
 from snapshotd.client.transport import Transport
+from snapshotd.client.twofold import iterate, run
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, Unsupported, UsageError
 from tests.unit.client.events_server import TRAJECTORY, Answer, EventsServer, serving
 from tests.unit.daemon.process import Daemon
@@ -98,7 +99,7 @@ def test_a_daemon_is_started_where_none_runs(short_dir: Path) -> None:
         server.start()
 
     try:
-        events = _following(Transport(server.path, start), on_lost=server.stop).events()
+        events = _events(Transport(server.path, start), on_lost=server.stop)
         assert list(events) == EVENTS
         assert (started, server.asked) == ([0, 1], 2)
     finally:
@@ -113,7 +114,7 @@ def test_what_keeps_a_daemon_from_starting_is_raised_at_once(server: EventsServe
         tries.append(1)
         raise Unsupported("no runtime")
 
-    followed = _following(Transport(server.path, start), on_lost=server.stop).events()
+    followed = _events(Transport(server.path, start), on_lost=server.stop)
     assert [next(followed), next(followed)] == EVENTS[:2]
     with pytest.raises(Unsupported, match="no runtime"):
         next(followed)
@@ -241,5 +242,6 @@ def test_watching_begins_with_the_call(daemon: Daemon) -> None:
     ending.join(60)
 
 
-def _following(transport: Transport, *, on_lost: Any) -> Following:
-    return Following(transport, PATH.removesuffix("/events"), what="box", patience_s=60, on_lost=on_lost)
+def _events(transport: Transport, *, on_lost: Any) -> Iterator[dict[str, Any]]:
+    following = Following(transport, PATH.removesuffix("/events"), what="box", patience_s=60, on_lost=on_lost)
+    return iterate(run(following.events()))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from snapshotd.api.wire import FILES_MAX_BYTES
+from snapshotd.client.twofold import iterate, run
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from tests.unit.daemon.process import Daemon
 
@@ -35,11 +36,11 @@ def experiment(source: str, **more: Any) -> dict[str, Any]:
 
 
 def ask(daemon: Daemon, method: str, path: str, body: Any = None) -> Any:
-    return daemon.client._transport.request(method, path, body=body)
+    return run(daemon.client._transport.request(method, path, body=body))
 
 
 def lines(daemon: Daemon, method: str, path: str, body: Any = None) -> list[dict[str, Any]]:
-    return list(daemon.client._transport.lines(method, path, body=body))
+    return list(iterate(run(daemon.client._transport.lines(method, path, body=body))))
 
 
 def b64(size: int) -> str:

@@ -438,12 +438,13 @@ import os, sys
 from pathlib import Path
 from snapshotd.client.results import FileStatus
 from snapshotd.client.transport import Transport
+from snapshotd.client.twofold import run
 from snapshotd.errors import SnapshotdError
 if os.geteuid() == 0:
     os.setgid(65534)
     os.setuid(65534)
 try:
-    Transport(Path(sys.argv[1])).request('GET', '/version')
+    run(Transport(Path(sys.argv[1])).request('GET', '/version'))
 except SnapshotdError as e:
     print(e.code, e.message)
 """

@@ -7,6 +7,8 @@ import base64
 import pytest
 
 from snapshotd.client import ExecFailed, Sandbox
+from snapshotd.client.transport import Transport
+from snapshotd.client.twofold import run
 from snapshotd.errors import CommandNotFound, Conflict, NotFound, UsageError
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import eventually
@@ -99,7 +101,7 @@ def test_bad_requests_change_nothing(box: Sandbox, shared_daemon: Daemon, path: 
     command = box.exec(["cat"], background=True, stdin=True)
     target = f"/trajectories/{box.id}/commands" + path.format(id=command.id)
     with pytest.raises(UsageError):
-        shared_daemon.client._transport.request("POST", target, body=body)
+        run(Transport(shared_daemon.socket_path).request("POST", target, body=body))
     assert [one.info.status for one in box.commands()] == ["running"]
     command.kill()
 

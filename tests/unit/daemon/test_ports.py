@@ -17,8 +17,7 @@ from typing import NoReturn
 import pytest
 
 from snapshotd.client import Port, Sandbox
-from snapshotd.client import ports as client_ports
-from snapshotd.client.aio import carrying
+from snapshotd.client.verbs import ports as client_ports
 from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, UsageError
 from snapshotd.types import new_id
@@ -222,7 +221,6 @@ def test_closing_a_port_cuts_its_connections(box: Sandbox, server: socket.socket
 
 def test_there_is_a_limit(box: Sandbox, server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_ports, "PORT_CONNECTIONS_MAX", 1)
-    monkeypatch.setattr(carrying, "PORT_CONNECTIONS_MAX", 1)
     failures = queue.SimpleQueue[SnapshotdError]()
     with box.port(number_of(server), on_failure=failures.put) as port, connected(port, server) as (first, _):
         with socket.create_connection(("127.0.0.1", port.number), TIMEOUT_S) as second:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from snapshotd.api.wire import check_ref, check_socket_path
+from snapshotd.client.twofold import run
 from snapshotd.daemon.host import Footing, choose_mode
 from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
@@ -65,7 +66,7 @@ def test_a_signal_ends_it_cleanly(daemon: Daemon, number: signal.Signals) -> Non
 
 
 def test_shutdown_over_the_api(daemon: Daemon) -> None:
-    daemon.client._transport.request("POST", "/shutdown")
+    run(daemon.client._transport.request("POST", "/shutdown"))
     assert daemon.process.wait(60) == 0
 
 

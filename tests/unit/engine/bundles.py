@@ -19,7 +19,8 @@ from snapshotd.engine.base import Imported
 from snapshotd.engine.context import Context
 from snapshotd.engine.pins import Pins
 from snapshotd.engine.transfer.bundle import StoredSource, _Writer, export_bundle
-from snapshotd.engine.transfer.imports import BundleLimits, import_bundle
+from snapshotd.engine.transfer.import_layers import BundleLimits
+from snapshotd.engine.transfer.imports import import_bundle
 from snapshotd.formats.tar_reader import TarReader
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from snapshotd.engine.secrecy import TENANT
-from snapshotd.engine.transfer import bundle, imports
+from snapshotd.engine.transfer import bundle, import_layers, imports
 from snapshotd.engine.transfer.bundle import StoredSource, export_bundle, line_of
-from snapshotd.engine.transfer.imports import BundleLimits
+from snapshotd.engine.transfer.import_layers import BundleLimits
 from snapshotd.errors import Conflict, DataLoss, LimitExceeded, NotFound, SnapshotdError, UsageError, VersionMismatch
 from snapshotd.types import Snapshot, SnapshotState, TrajectoryStatus
 from tests import long
@@ -175,7 +175,7 @@ def test_snapshots_without_files_come_without(worlds: tuple[World, World], line:
 def test_a_long_line_stays_shallow(
     worlds: tuple[World, World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(imports, "FAN_IN", 3)
+    monkeypatch.setattr(import_layers, "FAN_IN", 3)
     here, there = worlds
 
     def change(root: Path, number: int) -> None:

@@ -3,6 +3,7 @@ dependency."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -56,7 +57,7 @@ def test_it_is_quick_and_leaves_nothing(tmp_path: Path) -> None:
     assert Path("/proc/self/mountinfo").read_text().count("probe") == mounts
     assert not [
         name
-        for root, _, _ in abilities._CGROUP_ROOTS
+        for root, _, _ in abilities.CGROUP_ROOTS
         if os.path.isdir(root)
         for name in os.listdir(root)
         if "probe" in name
@@ -78,7 +79,7 @@ def _lacking(**changed: object) -> Abilities:
 
 def test_a_missing_ability_is_named_with_what_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     host = _lacking(mapped_layers=False, reasons={"mapped_layers": "Invalid argument"})
-    monkeypatch.setattr(doctor.abilities, "probe", lambda _: host)
+    monkeypatch.setattr(doctor.needed, "probe", lambda _: host)
     monkeypatch.delenv("SNAPSHOTD_MODE", raising=False)
     found = {check.name: check for check in doctor._host(Path("/"))}
     assert found["mode"].ok is False
@@ -92,10 +93,26 @@ def test_a_missing_ability_is_named_with_what_is_lost(monkeypatch: pytest.Monkey
 
 def test_a_host_without_overlays_has_no_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     host = _lacking(overlays=False, reasons={"overlays": "No such device"})
-    monkeypatch.setattr(doctor.abilities, "probe", lambda _: host)
+    monkeypatch.setattr(doctor.needed, "probe", lambda _: host)
     found = {check.name: check for check in doctor._host(Path("/"))}
     assert (found["mode"].ok, found["overlay"].ok) == (False, False)
     assert "modprobe overlay" in found["overlay"].fix
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOENT, "modprobe fuse"),
+        (errno.ENODEV, "modprobe fuse"),
+        (errno.EACCES, "chmod 666 /dev/fuse"),
+        (errno.EPERM, "--device /dev/fuse"),
+    ],
+)
+def test_the_advice_for_a_device_follows_from_the_error(number: int, advice: str) -> None:
+    """A device that is there, and that this user may not open, does not come by loading its module."""
+    fix = doctor._device_fix("/dev/fuse", "fuse", OSError(number, os.strerror(number)))
+    assert advice in fix
+    assert ("modprobe" in fix) == (advice == "modprobe fuse")
 
 
 def test_missing_programs_are_warnings_or_failures_by_need(monkeypatch: pytest.MonkeyPatch) -> None:

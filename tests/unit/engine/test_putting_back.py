@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.engine.folders import putting_back
 from snapshotd.engine.folders.capture import TOP
 from snapshotd.engine.folders.names import name_of, path_of
-from snapshotd.engine.folders.putting_back import PuttingBack, new_place
+from snapshotd.engine.folders.rewinding import putting_back
+from snapshotd.engine.folders.rewinding.out_place import facts_of, new_place
+from snapshotd.engine.folders.rewinding.putting_back import PuttingBack
 from snapshotd.kernel import files
 from snapshotd.kernel.identity import HostUser
 from snapshotd.trees import diff
@@ -119,7 +120,7 @@ def test_all_names_of_a_file_go_back_and_stay_one(folder: Folder) -> None:
     assert len({(folder.path / name).stat().st_ino for name in ("a", "b", "d/c")}) == 1
     st = (folder.path / "a").stat()
     assert st.st_nlink == 3
-    assert set(done.done.values()) == {putting_back.facts_of(st)}
+    assert set(done.done.values()) == {facts_of(st)}
 
 
 def test_all_names_of_a_file_go(folder: Folder) -> None:
@@ -184,7 +185,7 @@ def test_an_edit_of_the_new_file_is_no_change_of_the_rewinds(folder: Folder, mon
     monkeypatch.setattr(putting_back, "hit", hit)
     done = folder.rewind()
     assert folder.files() == {"a": "a person's", "b": "a person's", "d/c": "a person's", "d/x": "x"}
-    there = putting_back.facts_of((folder.path / "a").stat())
+    there = facts_of((folder.path / "a").stat())
     assert there not in done.done.values()
 
 

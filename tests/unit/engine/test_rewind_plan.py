@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from snapshotd.engine.folders.capture import TOP
-from snapshotd.engine.folders.plan import PERSON, FolderChanges, History, RewindPlan, plan
-from snapshotd.engine.folders.putting_back import relative
+from snapshotd.engine.folders.rewinding.plan import PERSON, FolderChanges, History, RewindPlan, plan
+from snapshotd.engine.folders.rewinding.putting_back import relative
 from snapshotd.trees.stack_view import StackView
 from tests.capabilities import require
 

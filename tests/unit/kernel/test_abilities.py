@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from snapshotd.kernel import abilities
+from snapshotd.kernel.probes import needed
 from tests.capabilities import require
 
 
@@ -16,7 +16,7 @@ def _mounts() -> tuple[str, str]:
 def test_a_probe_leaves_the_process_where_it_was(tmp_path: Path) -> None:
     require("root")
     before = _mounts()
-    found = abilities.probe(tmp_path)
+    found = needed.probe(tmp_path)
     assert found.overlays, found.reasons
     assert _mounts() == before
     assert os.listdir(tmp_path) == []

@@ -43,8 +43,8 @@ def tree() -> Iterator[tuple[ProcessTree, int]]:
 def test_a_daemon_stays_below_and_stands_still(tree: tuple[ProcessTree, int]) -> None:
     found, daemon = tree
     assert daemon in found.members()
-    assert found.admits(daemon)
-    assert not found.admits(os.getpid())
+    assert found.has(daemon)
+    assert not found.has(os.getpid())
     found.freeze()
     before = stat_fields(daemon)
     assert before[0] == b"T"

@@ -18,7 +18,7 @@ import pytest
 from snapshotd.api.snapshots import TaggedInfo
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.daemon.http.streams import Channel, listed
-from snapshotd.engine.storing.look import _pieces
+from snapshotd.engine.storing.look import pieces
 from snapshotd.formats.ingest import ingest_folder, ingest_tar
 from snapshotd.formats.tar_writer import write_tree
 from snapshotd.kernel import turns
@@ -196,7 +196,7 @@ def large_file(path: Path) -> Path:
 
 def read_a_large_file(tmp_path: Path) -> None:
     with opened(large_file(tmp_path / "a")) as fd, StackView([fd]) as view:
-        assert sum(map(len, _pieces(view.open(b"f")))) == COUNT << 20
+        assert sum(map(len, pieces(view.open(b"f")))) == COUNT << 20
 
 
 def pack_a_large_file(tmp_path: Path) -> None:

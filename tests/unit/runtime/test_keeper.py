@@ -114,7 +114,7 @@ def test_helpers_that_fail(keeper: KeeperClient) -> None:
     with pytest.raises(SandboxFailed, match="cannot be kept"):
         run(keeper, "key", "exit 0", then="echo nonsense > $1")
     with pipes() as (stdout, stderr), pytest.raises(SandboxFailed, match="No such file"):
-        keeper.run("key", ["/no/such/program"], Path("/no/such/file"), stdout, stderr, DEADLINE_S)
+        keeper.run("key", ["/no/such/program"], Path("/no/such/file"), (*stdout, *stderr), DEADLINE_S)
     assert keeper.keys() == set()
 
 

@@ -11,7 +11,7 @@ from snapshotd.cli.commands.past.approval import decided
 from snapshotd.cli.documents import json_file
 from snapshotd.cli.text import print_json
 from snapshotd.cli.values import complete_approval
-from snapshotd.client.mind import RECORDED
+from snapshotd.client.verbs.mind import RECORDED
 from snapshotd.terms import short
 
 

@@ -16,7 +16,7 @@ from snapshotd.cli.values import Count, Name, Pair, Variable, complete_snapshot
 from snapshotd.cli.waiting import Wait, settled, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.local.arguments import sandbox_path
-from snapshotd.client.mind import RECORDED
+from snapshotd.client.verbs.mind import RECORDED
 from snapshotd.errors import NotFound, UsageError
 
 _EXAMPLES = [

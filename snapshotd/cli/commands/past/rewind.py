@@ -16,8 +16,8 @@ from snapshotd.cli.taken import report_taken
 from snapshotd.cli.text import print_json, printable
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.cli.waiting import Wait, wait_option
-from snapshotd.client.mind import Mode
 from snapshotd.client.results import EffectInfo, RewindPreview
+from snapshotd.client.verbs.mind import Mode
 from snapshotd.terms import short
 
 _EXAMPLES = [

@@ -105,7 +105,9 @@ def ls(ctx: click.Context, as_json: bool) -> int:
 def status(ctx: click.Context, name: str, branches: bool, follow: bool, as_json: bool) -> int:
     """Show how an experiment stands.
 
-    With --json: {"name","snapshot","started_at","ended_because","best","variants":[...],"branches":[...]}.
+    Time, calls and the numbers behind them are means of the runs that have ended; with --branches they are those of each
+    run, and `experiment compare` shows the best run of each variant. With --json: {"name","snapshot","started_at",
+    "ended_because","best","variants":[...],"branches":[...]}.
     """
     client = connect(ctx)
     if not follow:

@@ -20,7 +20,7 @@ from snapshotd.cli.values import Name
 from snapshotd.cli.waiting import Wait, state_of, wait_option
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ImportInfo
-from snapshotd.client.sharing import CacheImportInfo
+from snapshotd.client.verbs.sharing import CacheImportInfo
 from snapshotd.errors import UsageError
 
 

@@ -1,0 +1,217 @@
+"""The verbs that start, follow and end sandboxes and the programs in them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict, Unpack
+
+from snapshotd.api import operations
+from snapshotd.api.snapshots import SnapshotInfo, SnapshotRequest
+from snapshotd.api.trajectories import CreateRequest, LimitsRequest, Provider, RunAgentRequest, TrajectoryInfo
+from snapshotd.client.following import Following
+from snapshotd.client.local.arguments import absolute, check_seconds, flag_of, instances_of, texts_of, words_of
+from snapshotd.client.local.sizes import limit_fields
+from snapshotd.client.twofold import stream, verb
+from snapshotd.client.verbs.base import VerbPart, Wait, check_wait
+from snapshotd.client.verbs.commands import OutputSink, ShownOutput
+from snapshotd.errors import UsageError
+from snapshotd.terms import DEFAULT_TENANT
+
+
+class SandboxOptions(TypedDict, total=False):
+    """The keywords of a new sandbox. `memory` and `disk` in bytes, or as text such as "512m"; None
+    means the daemon's default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
+    the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for token ids and
+    log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents read and
+    write. `requirements` is a file of Python packages that its programs find, and `program` a folder of this machine
+    that it has at /opt/agent-program."""
+
+    image: str
+    runtime: str
+    workspace: str | Path | None
+    env: Mapping[str, str] | None
+    network: str | None
+    memory: int | str | None
+    cpus: float | None
+    pids: int | None
+    disk: int | str | None
+    name: str | None
+    secrets: Mapping[str, str] | None
+    providers: Sequence[Provider]
+    capture_tokens: bool
+    tenant: str
+    requirements: str | Path | None
+    program: str | Path | None
+
+
+class RunVerbs(VerbPart):
+    """Part of `Snapshotd`."""
+
+    _isolation: str | None
+
+    def _note_isolation(self, sandbox: Mapping[str, Any]) -> None:
+        if sandbox.get("runtime") == "none":
+            self._isolation = "none"
+
+    @verb
+    async def create(
+        self, *, wait: Wait = "captured", idle_timeout: float = 0, **sandbox: Unpack[SandboxOptions]
+    ) -> tuple[TrajectoryInfo, SnapshotInfo]:
+        """A sandbox without an agent, running, and its first snapshot. It ends with a last one after `idle_timeout`
+        seconds without a command (0: never). More keywords are those of `SandboxOptions`."""
+        check_wait(wait)
+        check_seconds("idle_timeout", idle_timeout, zero=True)
+        self._note_isolation(sandbox)
+        body = CreateRequest(**sandbox_fields(**sandbox), idle_timeout_s=idle_timeout)
+        made = await self._transport.call(operations.CREATE, body=body)
+        return made.trajectory, await self._settled(made.snapshot, wait)
+
+    @verb
+    async def run(
+        self,
+        *,
+        agent: str | Path | None = None,
+        args: Sequence[str] = (),
+        command: Sequence[str] = (),
+        user: str | None = None,
+        detach: bool = False,
+        reuse: bool = False,
+        reuse_replies: bool = False,
+        wait: Wait = "captured",
+        **sandbox: Unpack[SandboxOptions],
+    ) -> TrajectoryInfo:
+        """Start an agent file with `args`, or a `command`; `events` follows it. `user`: who runs it in
+        the sandbox, as `USER[:GROUP]`; else root. `reuse`: its tool calls are answered from earlier runs that began in the
+        same way, as long as it does the same; the event `finished` counts them, under "reused". `reuse_replies`: its model
+        requests are, too. Further keywords: see `SandboxOptions`.
+
+        If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
+        snapshots so far, the first at least; for the others, call `flush` when the run has finished.
+        """
+        check_wait(wait)
+        self._note_isolation(sandbox)
+        body = RunAgentRequest(
+            **sandbox_fields(**sandbox),
+            agent=absolute(agent, "agent"),
+            args=tuple(words_of("args", args)),
+            command=tuple(words_of("command", command)),
+            user=user,
+            detach=detach,
+            reuse=reuse,
+            reuse_replies=reuse_replies,
+        )
+        started = await self._transport.call(operations.RUN_AGENT, body=body)
+        if wait == "stored":
+            await self.flush(started.id)
+        return started
+
+    @stream
+    async def events(
+        self, ref: str, *, follow: bool = True, on_lost: Callable[[], object] | None = None
+    ) -> AsyncIterator[dict[str, Any]]:
+        """The events of a run from its beginning; with `follow`, until `finished`.
+
+        A follower outlives the daemon: when the daemon goes away, `on_lost` is called, and the next daemon (the first
+        request starts it, where a daemon may be started) goes on behind the last event. DaemonUnavailable when for
+        SNAPSHOTD_RECONNECT_S seconds (600 if not set; with 0 at once) no daemon could be followed, or the error that
+        keeps one from starting; Conflict when another run of the trajectory has begun in the meantime. An agent that
+        did not outlive its daemon has a `finished` whose status is `interrupted`.
+        """
+        if not follow:
+            return await self._transport.lines(*operations.EVENTS.at(ref), query={"follow": False})
+        return await self._follow(ref, ref, on_lost, None)
+
+    async def _follow(
+        self, ref: str, what: str, on_lost: Callable[[], object] | None, timeout: float | None
+    ) -> AsyncIterator[dict[str, Any]]:
+        return await Following(
+            self._transport,
+            operations.TRAJECTORY.to(ref),
+            what=what,
+            patience_s=self._reconnect_s,
+            on_lost=on_lost,
+            timeout=timeout,
+        ).events()
+
+    @verb
+    async def wait(
+        self, ref: str, *, on_output: OutputSink | None = None, timeout: float | None = None
+    ) -> TrajectoryInfo:
+        """Wait until the run of a trajectory, or of a fork's program, has ended, as `events` follows it; the trajectory
+        then has its `status` and `exit_code`. All output from the beginning goes to `on_output`. UsageError: no program
+        ever ran in it. StillRunning (a TimeoutError): it has not ended after `timeout` seconds, and runs on."""
+        check_seconds("timeout", timeout)
+        identity, ended = (await self.trajectory(ref)).id, False
+        shown = ShownOutput(on_output)
+        async for event in await self._follow(identity, ref, None, timeout):
+            if event["event"] == "output":
+                shown.show(event)
+            ended = event["event"] == "finished"
+        if not ended:
+            raise UsageError(f"no program ever ran in {ref}, so there is no run to wait for")
+        return await self.trajectory(identity)
+
+    @verb
+    async def take_snapshot(
+        self, ref: str, name: str | None = None, *, if_changed: bool = False, wait: Wait = "captured"
+    ) -> SnapshotInfo:
+        """Take a snapshot of a running sandbox as it is now, with `name` as its tag. Processes in it run on. With
+        `if_changed`, the answer is the head if no file was written since; where processes were alive at the head, a
+        snapshot may be taken all the same. Conflict: the trajectory does not run, its program is being replayed, or the
+        name is taken."""
+        return await self._step(operations.TAKE_SNAPSHOT, ref, SnapshotRequest(name, if_changed), wait)
+
+    @verb
+    async def stop(self, ref: str, *, discard: bool = False, wait: Wait = "captured") -> TrajectoryInfo:
+        """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running. With
+        `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
+        snapshot; the sandbox goes on."""
+        check_wait(wait)
+        stopped = await self._transport.call(operations.STOP, ref, query={"discard": flag_of("discard", discard)})
+        if wait == "stored":
+            await self.flush(stopped.id)
+        return stopped
+
+    @verb
+    async def remove(self, ref: str, *, force: bool = False) -> None:
+        """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
+        UsageError: `ref` is a tag or a snapshot."""
+        await self._transport.call(operations.REMOVE, ref, query={"force": flag_of("force", force)})
+
+
+def sandbox_fields(
+    *,
+    image: str = "default",
+    runtime: str = "auto",
+    workspace: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    network: str | None = None,
+    memory: int | str | None = None,
+    cpus: float | None = None,
+    pids: int | None = None,
+    disk: int | str | None = None,
+    name: str | None = None,
+    secrets: Mapping[str, str] | None = None,
+    providers: Sequence[Provider] = (),
+    capture_tokens: bool = False,
+    tenant: str = DEFAULT_TENANT,
+    requirements: str | Path | None = None,
+    program: str | Path | None = None,
+) -> dict[str, Any]:
+    """The fields of a new sandbox, by their names in `SandboxFields`. UsageError for text that is no amount."""
+    return {
+        "image": image,
+        "runtime": runtime,
+        "workspace": absolute(workspace, "workspace"),
+        "env": texts_of("env", env),
+        "network": network,
+        "name": name,
+        "secrets": texts_of("secrets", secrets),
+        "providers": tuple(instances_of("providers", providers, Provider)),
+        "capture_tokens": capture_tokens,
+        "tenant": tenant,
+        "requirements": absolute(requirements, "requirements"),
+        "program": absolute(program, "program"),
+        "limits": LimitsRequest(**limit_fields(memory, cpus, pids, disk)),
+    }

@@ -1,0 +1,157 @@
+"""The verbs of durable storage, of images, and of the daemon itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapshotd.api import operations
+from snapshotd.api.operations import Operation
+from snapshotd.api.record import Request
+from snapshotd.api.service import VersionInfo
+from snapshotd.api.storage import (
+    CheckInfo,
+    CheckRequest,
+    EnsureImageRequest,
+    ImageInfo,
+    ImageRequest,
+    MountRequest,
+    Policy,
+    PruneInfo,
+    PruneRequest,
+    RepairInfo,
+    UsageInfo,
+)
+from snapshotd.api.wire import check_ref
+from snapshotd.client.local.arguments import local_path
+from snapshotd.client.twofold import verb
+from snapshotd.client.verbs.base import Progress, VerbPart, result_of
+from snapshotd.terms import PRUNE_GRACE_S
+
+if TYPE_CHECKING:
+    pass
+
+
+class StorageVerbs(VerbPart):
+    """Part of `Snapshotd`."""
+
+    @verb
+    async def usage(self) -> UsageInfo:
+        """Disk use."""
+        return await self._transport.call(operations.USAGE)
+
+    @verb
+    async def policy(self, trajectory: str | None = None) -> Policy:
+        """The global retention policy, or the one that holds for a trajectory."""
+        return await self._transport.call(operations.POLICY, query=_line(trajectory))
+
+    @verb
+    async def set_policy(self, policy: Policy | None, trajectory: str | None = None) -> Policy:
+        """Set the global policy, or a trajectory's own; None removes it. No files go before the next prune, which a
+        user's folder has every hour. Returns the
+        policy that holds now. UsageError for a number out of range."""
+        if policy is not None:
+            return await self._transport.call(operations.SET_POLICY, query=_line(trajectory), body=policy)
+        await self._transport.call(operations.CLEAR_POLICY, query=_line(trajectory))
+        return await self.policy(trajectory)
+
+    @verb
+    async def prune(
+        self,
+        policy: Policy | None = None,
+        *,
+        dry_run: bool = False,
+        grace_s: float = PRUNE_GRACE_S,
+        progress: Progress | None = None,
+    ) -> PruneInfo:
+        """Give up the files of snapshots that no rule keeps, and collect objects that nothing refers to. `policy`
+        replaces the stored policies. Packs younger than `grace_s` stay as they are, until a later prune. Goes on when
+        this process goes away."""
+        body = PruneRequest(policy, dry_run, grace_s)
+        done = await self._work(operations.PRUNE, body, progress, "the prune", "`snapshotd df` shows what there is")
+        return PruneInfo.of(done["report"])
+
+    @verb
+    async def check(self, *, read_data: bool = False, progress: Progress | None = None) -> CheckInfo:
+        """Verify the repository; with `read_data` also every object against its id. Damage is in the answer and not
+        raised."""
+        body = CheckRequest(read_data)
+        done = await self._work(operations.CHECK, body, progress, "the check", "it changes nothing: repeat it")
+        return CheckInfo.of(done["report"])
+
+    @verb
+    async def repair(self, *, progress: Progress | None = None) -> RepairInfo:
+        """Rebuild damaged parts from intact ones. Does nothing to a healthy repository. Goes on when this process goes
+        away."""
+        done = await self._work(
+            operations.REPAIR, None, progress, "the repair", "`snapshotd check` shows how it stands"
+        )
+        return RepairInfo.of(done["report"])
+
+    @verb
+    async def mount(self, directory: str | Path) -> None:
+        """Show every stored snapshot below a local directory, read-only, as `trajectories/`, `snapshots/` and `tags/`.
+        UsageError, Unsupported."""
+        await self._transport.call(operations.MOUNT, body=MountRequest(str(local_path(directory))))
+
+    @verb
+    async def unmount(self, directory: str | Path) -> None:
+        """End it. NotFound when nothing of the daemon's is mounted there."""
+        await self._transport.call(operations.UNMOUNT, body=MountRequest(str(local_path(directory))))
+
+    @verb
+    async def images(self) -> list[ImageInfo]:
+        return await self._transport.call(operations.IMAGES)
+
+    @verb
+    async def ensure_image(self, name: str, *, progress: Progress | None = None) -> ImageInfo:
+        """The image that a sandbox of this name would start from. One that is not there is built or imported, as it
+        would be by `create` and `run`, which say nothing meanwhile."""
+        return await self._make_image(operations.ENSURE_IMAGE, EnsureImageRequest(name), progress, f"the image {name}")
+
+    @verb
+    async def build_image(self, recipe: str, *, name: str | None = None, progress: Progress | None = None) -> ImageInfo:
+        """From a recipe folder, or the name of one that comes with snapshotd (`default`, `minimal`)."""
+        body = ImageRequest(_local_or_name(recipe), name)
+        return await self._make_image(operations.BUILD_IMAGE, body, progress, f"the build of {body.source}")
+
+    @verb
+    async def import_image(
+        self, source: str, *, name: str | None = None, progress: Progress | None = None
+    ) -> ImageInfo:
+        """From a folder, a tar of a root file system, a `docker save` or OCI archive, or a Docker image name."""
+        body = ImageRequest(_local_or_name(source), name)
+        return await self._make_image(operations.IMPORT_IMAGE, body, progress, f"the import of {body.source}")
+
+    @verb
+    async def remove_image(self, ref: str) -> None:
+        await self._transport.call(operations.REMOVE_IMAGE, ref)
+
+    @verb
+    async def version(self) -> VersionInfo:
+        return await self._transport.call(operations.VERSION)
+
+    @verb
+    async def status(self) -> dict[str, Any]:
+        return await self._transport.call(operations.STATUS)
+
+    async def _work(
+        self, operation: Operation[Any], body: Request | None, progress: Progress | None, what: str, then: str
+    ) -> dict[str, Any]:
+        return await result_of(await self._transport.lines(*operation.at(), body=body), progress, what, then)
+
+    async def _make_image(
+        self, operation: Operation[Any], body: Request, progress: Progress | None, what: str
+    ) -> ImageInfo:
+        done = await self._work(operation, body, progress, what, "`snapshotd image ls` shows what is there")
+        return ImageInfo.of(done["image"])
+
+
+def _line(trajectory: str | None) -> dict[str, str | None]:
+    return {"trajectory": None if trajectory is None else check_ref(trajectory, "trajectory")}
+
+
+def _local_or_name(source: str) -> str:
+    """A path as an absolute one, since the daemon's working directory is another; a name as it is."""
+    return os.path.abspath(source) if os.path.exists(source) else source

@@ -1,0 +1,1 @@
+"""The abilities of this host, found out by doing what the daemon does."""
