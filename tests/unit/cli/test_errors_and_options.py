@@ -244,7 +244,7 @@ def test_ctrl_c_stops_a_run_and_waits_for_its_last_snapshot(daemon: Daemon, tmp_
 def test_ctrl_c_leaves_a_command_running(daemon: Daemon, short_dir: Path) -> None:
     daemon.client.create(name="box")
     go = short_dir / "go"
-    with start(daemon, "exec", "box", "--", "await", str(go)) as running:
+    with start(daemon, "exec", "box", "--", "wait", str(go)) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         assert running.stdout.readline() == b"waiting\n"

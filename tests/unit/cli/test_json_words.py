@@ -14,7 +14,7 @@ from tests.unit.cli.conftest import Cli
 from tests.unit.cli.world import World
 from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
-ELSEWHERE = {"bisect", "daemon", "port"}
+ELSEWHERE = {"bisect", "daemon", "merge", "port"}
 SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
     *("address", "port"),
