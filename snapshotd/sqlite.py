@@ -58,10 +58,8 @@ _LOG_STEP_BYTES, _LOG_LEAST_BYTES = 1 << 20, 64 << 10
 """`Database._make_room` adds so many bytes to a log with less than the second number left."""
 _LOG_HEADER_BYTES, _FRAME_BYTES = 32, 4096 + 24
 """https://sqlite.org/fileformat2.html#walformat"""
-_PRAGMAS = """
-PRAGMA mmap_size = 0;          -- a file error must be an error code, never SIGBUS
-PRAGMA trusted_schema = OFF;
-"""
+_PRAGMAS = "PRAGMA mmap_size = 0; PRAGMA trusted_schema = OFF;"
+"""Without a map of the file an error of it is an error code, never SIGBUS."""
 _BESIDE = ("-wal", "-shm", "-journal")
 
 
@@ -104,9 +102,7 @@ class Database:
         self._path = None if path == ":memory:" else Path(path)
         self._write = write
         self._conn: apsw.Connection | None = None
-        self._wal_fd = -1
-        self._wal_pages = 0
-        self._wal_bytes = 0
+        self._wal_fd, self._wal_pages, self._wal_bytes = -1, 0, 0
         self._lost: str | None = None
         self._flushing = threading.Lock()
         try:
@@ -143,11 +139,10 @@ class Database:
 
     def _check_file(self, path: Path) -> None:
         try:
-            if path.exists():
-                if path.stat().st_size == 0:
-                    raise DataLoss(f"{self.name} is empty, so its content is gone: {self.form.remedy}")
-                if self._write:
-                    path.chmod(0o600)
+            if path.exists() and path.stat().st_size == 0:
+                raise DataLoss(f"{self.name} is empty, so its content is gone: {self.form.remedy}")
+            if path.exists() and self._write:
+                path.chmod(0o600)
         except PermissionError as exc:
             raise NotPermitted(
                 f"{self.name} cannot be opened ({exc.strerror}): run as the owner of the state directory"
@@ -174,8 +169,7 @@ class Database:
 
     def pragma(self, name: str) -> int:
         """The value of a pragma that is a number."""
-        row = self.read_one(f"PRAGMA {name}")
-        return int(row[0]) if row is not None else 0
+        return int(row[0]) if (row := self.read_one(f"PRAGMA {name}")) else 0
 
     def read(self, sql: str, values: Sequence[Value] = ()) -> list[Row]:
         """Run one statement and return all its rows. Writing statements belong inside `transaction`."""
@@ -256,7 +250,6 @@ class Database:
         kernel forgets the dirty pages: DataLoss now and at every later flush.
         """
         with self._flushing:
-            connection = self.connection
             if self._wal_fd < 0 or self.form.durable_commits:
                 return
             if self._lost is None:
@@ -269,15 +262,14 @@ class Database:
                     f"the latest commits to {self.name} could not be made durable ({self._lost}): check the disk, "
                     "restart the daemon, and look at what `snapshotd ls` still shows"
                 )
-            with self.lock, self._translated():
+            with self.lock:
                 if self._wal_pages >= _CHECKPOINT_PAGES:
-                    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                    self.checkpoint()
 
     def fold(self) -> None:
         """Put everything that is in the WAL into the file itself, durably; `close` only tries this. No other process
         may have it open."""
-        busy = self.pragma("wal_checkpoint(TRUNCATE)")
-        if busy:
+        if self.pragma("wal_checkpoint(TRUNCATE)"):
             raise Conflict(f"{self.name} is in use by another process: close the other program")
 
     def checkpoint(self) -> None:
@@ -336,10 +328,8 @@ class Database:
         if size - used >= _LOG_LEAST_BYTES or size > _CHECKPOINT_PAGES * _FRAME_BYTES:
             return
         made = 0
-        try:
+        with suppress(OSError):  # a full disk
             made = os.pwrite(self._wal_fd, bytes(_LOG_STEP_BYTES), size)
-        except OSError:
-            pass  # a full disk
         if made < _LOG_STEP_BYTES:
             os.ftruncate(self._wal_fd, size)  # the commit may still have room, and so may other files
 
@@ -387,19 +377,15 @@ def _create(path: Path, form: Form, script: str) -> None:
     new = path.with_name(path.name + ".new")
     remove(new)  # left by a creation that was cut off
     try:
-        os.close(
-            os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        )  # -wal and -shm get the same mode
+        # -wal and -shm get the same mode
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
         try:
-            conn = _connect(str(new), form, True)
-            try:
+            with closing(_connect(str(new), form, True)) as conn:
                 if form.checksums:
                     _reserved(conn, _CHECKSUM_BYTES)
                 conn.execute(
                     f"PRAGMA application_id = {form.application_id}; BEGIN; {script}; COMMIT; PRAGMA journal_mode = WAL"
                 ).fetchall()
-            finally:
-                conn.close()
         except apsw.Error as exc:  # on an empty file only the disk can be to blame
             raise OSError(
                 errno.ENOSPC if isinstance(exc, apsw.FullError | apsw.IOError) else errno.EIO, str(exc)
@@ -472,9 +458,7 @@ def _load_checksums() -> None:
 
 def _connect(name: str, form: Form, write: bool) -> apsw.Connection:
     conn = apsw.Connection(name, flags=apsw.SQLITE_OPEN_READWRITE if write else apsw.SQLITE_OPEN_READONLY)
-    conn.set_busy_timeout(
-        _BUSY_TIMEOUT_MS
-    )  # before the first statement, which may meet a process that recovers the WAL
+    conn.set_busy_timeout(_BUSY_TIMEOUT_MS)  # before the first statement: a process may be recovering the WAL
     # A plan depends on the statement alone, so a statement is not planned anew for each set of values.
     conn.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
     conn.execute(

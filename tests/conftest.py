@@ -42,10 +42,11 @@ settings.load_profile("long" if long.LONG else "short")
 core.global_force_seed = long.SEED if long.LONG else None
 
 FIRST = (
+    "system/test_old_kernels.py",
+    "system/test_rootless.py",
     "e2e/test_agents_doc.py",
     "system/test_images.py",
     "system/test_ways.py",
-    "system/test_old_kernels.py",
     "e2e/test_deployed.py",
     "crash/test_storage_kill.py",
     "e2e/test_survive.py",
@@ -68,7 +69,7 @@ FIRST = (
     "system/test_power_cut.py",
     "e2e/test_secrets.py",
 )
-"""What takes longest. The first four build images that other files wait for, if `make setup` has not."""
+"""What takes longest. The first six build images that other files wait for, if `make setup` has not."""
 
 
 def pytest_configure() -> None:
@@ -98,8 +99,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what only the long set has: tests marked `long`, and those over Docker that are not marked
-    `each_runtime`. Files that take long come first, and those that take seconds last, so that all processes end at the
-    same time."""
+    `each_runtime`, or run with the asynchronous client. Files that take long come first, and those that take seconds
+    last, so that all processes end at the same time."""
     items.sort(key=lambda item: _turn(item.path))
     if way.WAY:
         way.leave_out(items)
@@ -125,10 +126,13 @@ def _turn(path: Path) -> int:
 
 
 def _runs_over_another(item: pytest.Item) -> bool:
-    """Whether the same test runs over runc too, and the driver makes no difference."""
+    """Whether the same test runs over runc too, and the driver makes no difference; or it makes one, and the client makes
+    another."""
     call = getattr(item, "callspec", None)
     return (
-        call is not None and call.params.get("runtime") == "docker" and item.get_closest_marker("each_runtime") is None
+        call is not None
+        and call.params.get("runtime") == "docker"
+        and (item.get_closest_marker("each_runtime") is None or call.params.get("both_clients") == "asyncio")
     )
 
 

@@ -186,7 +186,7 @@ def follow(
 def started(catalog: Catalog, name: str | None = None, **fields: Any) -> tuple[Trajectory, Snapshot]:
     """A recorded trajectory with its first snapshot, on an image of its own."""
     image = make_image(f"image-{new_id()}")
-    catalog.add_image(image)
+    catalog.images.add(image)
     trajectory, snapshot = begin(image, name, **fields)
     catalog.add_trajectories([(trajectory, snapshot)])
     return trajectory, snapshot
@@ -253,8 +253,8 @@ class World:
 
     def store(self, snapshot: Snapshot) -> Snapshot:
         """Give a snapshot (and its image) a tree, as the archive does. Its record is a random id."""
-        image = self.catalog.find_image(snapshot.stack.image)
-        self.catalog.set_image_tree(image.id, image.tree or TreeID(new_digest()))
+        image = self.catalog.images.find(snapshot.stack.image)
+        self.catalog.images.set_tree(image.id, image.tree or TreeID(new_digest()))
         files = self.rng.choice([None, FileChanges(*(self.rng.randrange(1 << 40) for _ in range(4)))])
         if files is not None:
             self.catalog.set_files(snapshot.id, files)
@@ -275,7 +275,7 @@ class World:
         image = self.rng.choice(self._images) if self._images else None
         if image is None or self.rng.random() < 0.5:
             image = make_image(f"image-{self.rng.randrange(3)}", created_at_ns=self._time_ns(), source_id=self._text())
-            self.catalog.add_image(image)
+            self.catalog.images.add(image)
             self._images.append(image)
         trajectory, snapshot = begin(image, self._name(), created_at_ns=self._time_ns())
         snapshot = replace(snapshot, created_at_ns=trajectory.created_at_ns, method="build")
@@ -361,3 +361,14 @@ class World:
         return self.rng.choice(
             ["", "plain", "välue \u2028", "\ud800\x00\x1b[31m", "'; DROP TABLE", "\U0001f600", '\\"' * 3]
         )
+
+
+def blobs_of(catalog: Catalog) -> set[BlobID]:
+    """Every blob that a call refers to."""
+    return {blob for one in catalog.all_snapshots() for blob in one.call.outputs}
+
+
+def trees_of(catalog: Catalog) -> set[TreeID]:
+    """The trees of all snapshots and images."""
+    every = (*catalog.all_snapshots(), *catalog.images.list())
+    return {one.tree for one in every if one.tree is not None}

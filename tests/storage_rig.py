@@ -515,7 +515,7 @@ def _layers(daemon: Daemon, merged: bool) -> list[str]:
     names."""
     catalog = SqliteCatalog(daemon.state_dir / "catalog.db")
     try:
-        layers, images = set(catalog.referenced_layers()), {image.id for image in catalog.images()}
+        layers, images = set(catalog.referenced_layers()), {image.id for image in catalog.images.list()}
         trajectories = {t.id for t in catalog.trajectories()}
         running = catalog.trajectories(TrajectoryStatus.RUNNING)
     finally:

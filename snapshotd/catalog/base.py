@@ -18,21 +18,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotd.scores import ExperimentBranch
+from snapshotd.catalog.parts import ApprovalTable, Compensations, ExperimentTable, ImageTable, KeyValues, RequestTable
 from snapshotd.types import (
-    Approval,
-    ApprovalID,
-    ApprovalStatus,
     BlobID,
     CallID,
-    CallStatus,
-    Compensation,
     Ended,
-    Experiment,
-    ExperimentID,
     FileChanges,
     Image,
-    ImageID,
     JournalEntry,
     LayerID,
     Message,
@@ -41,12 +33,22 @@ from snapshotd.types import (
     Snapshot,
     SnapshotID,
     SnapshotState,
-    StoredValue,
     Trajectory,
     TrajectoryID,
     TrajectoryStatus,
     TreeID,
 )
+
+__all__ = [
+    "ApprovalTable",
+    "Catalog",
+    "Compensations",
+    "ExperimentTable",
+    "ImageTable",
+    "KeyValues",
+    "RequestTable",
+    "SnapshotRow",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +93,6 @@ class Catalog(ABC):
     @abstractmethod
     def set_meta(self, key: str, value: str) -> None:
         """Set or replace a named fact."""
-
-    # -- images --------------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def add_image(self, image: Image) -> None:
-        """Record an image. An older image of the same name loses its name to the new one (and is listed by id only,
-        name "")."""
-
-    @abstractmethod
-    def images(self) -> list[Image]:
-        """All images, newest first."""
-
-    @abstractmethod
-    def find_image(self, ref: str) -> Image:
-        """By exact name, or unique id prefix (>= 4 characters). NotFound, Ambiguous."""
-
-    @abstractmethod
-    def remove_image(self, image_id: ImageID) -> None:
-        """Forget an image. Conflict (naming one user) while a trajectory uses it; NotFound."""
-
-    @abstractmethod
-    def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
-        """Record that an image's files are in the repository. Not an error when it is gone."""
 
     # -- trajectories --------------------------------------------------------------------------------------------------
 
@@ -316,6 +295,14 @@ class Catalog(ABC):
 
     @property
     @abstractmethod
+    def images(self) -> ImageTable: ...
+
+    @property
+    @abstractmethod
+    def requests(self) -> RequestTable: ...
+
+    @property
+    @abstractmethod
     def approvals(self) -> ApprovalTable: ...
 
     @property
@@ -354,22 +341,6 @@ class Catalog(ABC):
     def tags(self) -> dict[str, SnapshotID]:
         """Every tag and its snapshot."""
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def add_request(self, request: RequestKey | None, made: Sequence[str]) -> None:
-        """Record the ids of what a request has made, where that is not in the catalog. Methods with a parameter
-        `request` do the same in their own transaction. None: the request has no key, and nothing is recorded."""
-
-    @abstractmethod
-    def made_by(self, request: RequestKey) -> tuple[str, ...] | None:
-        """The ids of what the request has made (snapshots of a step or tag, trajectories, a command); None: nothing, or
-        it was a day ago. Conflict: the key is another request's."""
-
-    @abstractmethod
-    def forget_request(self, request: RequestKey) -> None:
-        """The request has made nothing that stays. Not an error when it is not recorded."""
-
     # -- what is referenced --------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -377,195 +348,9 @@ class Catalog(ABC):
         """Every layer that a snapshot's stack contains."""
 
     @abstractmethod
-    def referenced_blobs(self) -> set[BlobID]:
-        """Every blob that a call refers to."""
-
-    @abstractmethod
     def unstored_blobs(self) -> set[BlobID]:
         """The blobs that calls of captured snapshots refer to: they must stay in the spool."""
 
     @abstractmethod
-    def referenced_trees(self) -> set[TreeID]:
-        """The trees of all snapshots and images."""
-
-    @abstractmethod
     def referenced_records(self) -> set[RecordID]:
         """The records of all snapshots."""
-
-    @abstractmethod
-    def experiment(self, experiment_id: ExperimentID) -> list[Trajectory]:
-        """The trajectories of an experiment, in the order they were forked. NotFound when there are none."""
-
-
-class ApprovalTable(ABC):
-    """Questions to a person, and the decisions. They go with their trajectory."""
-
-    @abstractmethod
-    def add(self, approval: Approval) -> None:
-        """Conflict: the id exists. NotFound: its trajectory or snapshot."""
-
-    @abstractmethod
-    def list(self, status: ApprovalStatus | None = None, trajectory_id: TrajectoryID | None = None) -> list[Approval]:
-        """Oldest first."""
-
-    @abstractmethod
-    def find(self, ref: str) -> Approval:
-        """By unique id prefix (>= 4 characters). NotFound, Ambiguous."""
-
-    @abstractmethod
-    def of_entry(self, entry_id: CallID) -> Approval | None:
-        """The latest approval that was asked for a call."""
-
-    @abstractmethod
-    def decide(
-        self,
-        approval_id: ApprovalID,
-        status: ApprovalStatus,
-        *,
-        at_ns: int,
-        by: str | None,
-        reason: str | None,
-        edited: tuple[Any] | None = None,
-    ) -> Approval:
-        """Pending becomes `status`. Conflict: it was decided already (the message says how and by whom). NotFound."""
-
-    @abstractmethod
-    def move(self, approval_id: ApprovalID, entry_id: CallID) -> None:
-        """The same question is asked again by a resumed program, under another call."""
-
-
-class Compensations(ABC):
-    """Compensations of irreversible calls, at most one each. A compensation goes with its trajectory; that of an
-    ancestor's call stays with the call, and belongs to the ancestor from then on."""
-
-    @abstractmethod
-    def begin(self, compensation: Compensation) -> None:
-        """Conflict: the call has one already, with any outcome."""
-
-    @abstractmethod
-    def end(
-        self, entry_id: CallID, status: CallStatus, *, at_ns: int, exit_code: int | None, error: str | None
-    ) -> None:
-        """NotFound: none is open."""
-
-    @abstractmethod
-    def forget(self, entry_id: CallID) -> None:
-        """The open one has done nothing, so another may begin. NotFound: none is open."""
-
-    @abstractmethod
-    def get(self, entry_id: CallID) -> Compensation | None: ...
-
-
-class KeyValues(ABC):
-    """The key-value store across trajectories: outlives runs, and every trajectory. Versions of a key begin at 1 and
-    only grow, also across deletion. An expired value reads as if it were not there, and `sweep` removes it."""
-
-    @abstractmethod
-    def put(
-        self,
-        tenant: str,
-        namespace: str,
-        key: str,
-        value: Any,
-        *,
-        now_ns: int,
-        expires_at_ns: int | None = None,
-        expected_version: int | None = None,
-        request: str | None = None,
-    ) -> StoredValue:
-        """A new version. `expected_version` 0: the key must not exist; else the version it must have. Conflict (naming
-        the version). `request`, here and below: the caller's name for this change. The caller repeats it when it does
-        not know if the change was made; a change that was made is not made again, and gets the same answer."""
-
-    @abstractmethod
-    def get(self, tenant: str, namespace: str, key: str, *, now_ns: int, version: int | None = None) -> StoredValue:
-        """NotFound."""
-
-    @abstractmethod
-    def delete(
-        self,
-        tenant: str,
-        namespace: str,
-        key: str,
-        *,
-        now_ns: int,
-        expected_version: int | None = None,
-        request: str | None = None,
-    ) -> None:
-        """Recorded as a version. NotFound, Conflict."""
-
-    @abstractmethod
-    def search(
-        self,
-        tenant: str,
-        namespace: str,
-        *,
-        now_ns: int,
-        prefix: str = "",
-        where: Mapping[str, Any] | None = None,
-        limit: int = 100,
-        after: str = "",
-    ) -> list[StoredValue]:
-        """The newest versions in order of their keys: keys that begin with `prefix` and come behind `after`, in
-        `namespace` and those below it ("a" has "a/b" below it). `where`: fields (dotted paths) of the value that must
-        equal these JSON scalars."""
-
-    @abstractmethod
-    def history(self, tenant: str, namespace: str, key: str) -> list[StoredValue]:
-        """All versions that are kept, newest first; empty if there are none."""
-
-    @abstractmethod
-    def sweep(self, *, now_ns: int, keep_versions: int) -> int:
-        """Remove expired values, and versions of a key beyond the newest `keep_versions`. Returns their number."""
-
-
-class ExperimentTable(ABC):
-    """Experiments, and one record for each of their branches. They outlive trajectories and snapshots that they name.
-    NotFound: there is no experiment of a name."""
-
-    @abstractmethod
-    def add(
-        self,
-        experiment: Experiment,
-        branches: Sequence[ExperimentBranch],
-        *,
-        files: bytes | None = None,
-        request: RequestKey | None = None,
-    ) -> None:
-        """Record a new one with all its branches, in the order in which they begin, as what `request` has made. Conflict:
-        there is one of this name."""
-
-    @abstractmethod
-    def list(self) -> Sequence[Experiment]:
-        """In the order of their names."""
-
-    @abstractmethod
-    def get(self, name: str) -> Experiment: ...
-
-    @abstractmethod
-    def files(self, name: str) -> bytes | None:
-        """The scorer's files."""
-
-    @abstractmethod
-    def branches(self, name: str) -> Sequence[ExperimentBranch]:
-        """In the order in which they begin."""
-
-    @abstractmethod
-    def describe(self, name: str, digest: str, description: Any, files: bytes | None) -> None:
-        """Record the description anew: of one that came from an earlier version, or whose secrets have other values."""
-
-    @abstractmethod
-    def set_ended(self, name: str, why: str | None) -> None:
-        """Record why no other branch begins; None: some may again."""
-
-    @abstractmethod
-    def save(self, name: str, branch: ExperimentBranch) -> None:
-        """Record a branch anew. NotFound: the experiment has none of its label and run."""
-
-    @abstractmethod
-    def of_trajectory(self, trajectory_id: TrajectoryID) -> tuple[str, ExperimentBranch] | None:
-        """The name of the experiment that a trajectory is a branch of, and that branch."""
-
-    @abstractmethod
-    def remove(self, name: str) -> None:
-        """Forget it with its branches' records."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from snapshotd.catalog.parts import RequestTable
 from snapshotd.errors import Conflict
 from snapshotd.sqlite import Database
 from snapshotd.types import RequestKey
@@ -28,14 +29,25 @@ def add_request(db: Database, request: RequestKey | None, made: Sequence[str]) -
     db.write("DELETE FROM requests WHERE pk <= (SELECT max(pk) FROM requests) - ?", (KEPT_MAX,))
 
 
-def find_request(db: Database, request: RequestKey) -> tuple[str, ...] | None:
-    """See `Catalog.made_by`."""
-    row = db.read_one("SELECT digest, made, created_at_ns FROM requests WHERE key = ?", (request.key,))
-    if row is None or row[2] < request.at_ns - KEPT_NS:
-        return None
-    if row[0] != request.digest:
-        raise Conflict(
-            f"the idempotency key {request.key!r} belongs to another request, which was answered already; give each request "
-            "a key of its own, and repeat one with the same method, path and body"
-        )
-    return tuple(json.loads(row[1]))
+class SqliteRequests(RequestTable):
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(self, request: RequestKey | None, made: Sequence[str]) -> None:
+        with self._db.transaction():
+            add_request(self._db, request, made)
+
+    def find(self, request: RequestKey) -> tuple[str, ...] | None:
+        row = self._db.read_one("SELECT digest, made, created_at_ns FROM requests WHERE key = ?", (request.key,))
+        if row is None or row[2] < request.at_ns - KEPT_NS:
+            return None
+        if row[0] != request.digest:
+            raise Conflict(
+                f"the idempotency key {request.key!r} belongs to another request, which was answered already; give each "
+                "request a key of its own, and repeat one with the same method, path and body"
+            )
+        return tuple(json.loads(row[1]))
+
+    def forget(self, request: RequestKey) -> None:
+        with self._db.transaction():
+            self._db.write("DELETE FROM requests WHERE key = ?", (request.key,))

@@ -7,45 +7,32 @@ length; `referenced_*` scan once.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from snapshotd.catalog import entries, lines, rows
-from snapshotd.catalog.base import ApprovalTable, Catalog, Compensations, ExperimentTable, KeyValues, SnapshotRow
+from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.catalog.commits import begin_trajectory, commit, set_began, writer
 from snapshotd.catalog.database import open_database
-from snapshotd.catalog.inserts import add_image, add_tag, set_warnings
-from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
-from snapshotd.catalog.lookup import (
-    CANDIDATES,
-    check_name,
-    check_unique,
-    find,
-    id_range,
-    image_number,
-    no,
-    searchable,
-    snapshot_numbers,
-    trajectory_number,
-)
+from snapshotd.catalog.inserts import add_tag, set_warnings
+from snapshotd.catalog.lookup import check_name, find, no, searchable, snapshot_numbers, trajectory_number
+from snapshotd.catalog.parts import ApprovalTable, Compensations, ExperimentTable, ImageTable, KeyValues, RequestTable
 from snapshotd.catalog.removal import check_removable, remove_trajectory
-from snapshotd.catalog.requests import add_request, find_request
+from snapshotd.catalog.requests import SqliteRequests, add_request
 from snapshotd.catalog.restore import restore_rows
+from snapshotd.catalog.snapshots import all_snapshots, forget_outputs, newest_snapshots
 from snapshotd.catalog.sqlite_approvals import SqliteApprovals, SqliteCompensations
 from snapshotd.catalog.sqlite_experiments import SqliteExperiments
+from snapshotd.catalog.sqlite_images import SqliteImages
 from snapshotd.catalog.sqlite_values import SqliteValues
-from snapshotd.errors import Conflict
-from snapshotd.sqlite import Value
+from snapshotd.sqlite import Row, Value
 from snapshotd.types import (
     BlobID,
     CallID,
     Ended,
-    ExperimentID,
     FileChanges,
     Image,
-    ImageID,
     JournalEntry,
     LayerID,
     Message,
@@ -58,11 +45,7 @@ from snapshotd.types import (
     TrajectoryID,
     TrajectoryStatus,
     TreeID,
-    short,
 )
-
-_AFTER_ALL = (1 << 63) - 1
-"""More than any `seq`."""
 
 
 class SqliteCatalog(Catalog):
@@ -70,6 +53,8 @@ class SqliteCatalog(Catalog):
         """Open the catalog at `path`, creating it (mode 0600) if there is none. ":memory:" is private to this object
         and gone with it. Errors: as `database.open_database`."""
         self._db = open_database(path)
+        self._images = SqliteImages(self._db)
+        self._requests = SqliteRequests(self._db)
         self._approvals = SqliteApprovals(self._db)
         self._compensations = SqliteCompensations(self._db)
         self._values = SqliteValues(self._db)
@@ -99,46 +84,6 @@ class SqliteCatalog(Catalog):
                 "INSERT INTO meta VALUES (?,?) ON CONFLICT (key) DO UPDATE SET value = excluded.value", (key, value)
             )
 
-    # -- images --------------------------------------------------------------------------------------------------------
-
-    def add_image(self, image: Image) -> None:
-        with self._db.transaction():
-            add_image(self._db, image)
-
-    def images(self) -> list[Image]:
-        return [rows.decode_image(row) for row in self._db.read(rows.IMAGE_SELECT + " ORDER BY i.pk DESC")]
-
-    def find_image(self, ref: str) -> Image:
-        if not ref or not searchable(ref):
-            raise no("image", ref)
-        called = self._db.read_one(
-            rows.IMAGE_SELECT + " WHERE i.id = ?1 OR i.name = ?1 ORDER BY i.id = ?1 DESC LIMIT 1", (ref,)
-        )
-        if called is not None:
-            return rows.decode_image(called)
-        found = self._db.read(
-            rows.IMAGE_SELECT + " WHERE i.id >= ? AND i.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
-        )
-        if not found:
-            raise no("image", ref)
-        check_unique(ref, [row[0] for row in found])
-        return rows.decode_image(found[0])
-
-    def remove_image(self, image_id: ImageID) -> None:
-        with self._db.transaction():
-            number = image_number(self._db, image_id)
-            user = self._db.read_one(
-                "SELECT id FROM trajectories WHERE image = ?1 UNION ALL"
-                " SELECT t.id FROM stacks k JOIN snapshots s ON s.stack = k.pk JOIN trajectories t ON t.pk = s.trajectory"
-                " WHERE k.image = ?1 LIMIT 1",
-                (number,),
-            )
-            if user is not None:
-                raise Conflict(
-                    f"image {short(image_id)} cannot be removed because trajectory {short(user[0])} uses it: remove that first"
-                )
-            self._db.write("DELETE FROM images WHERE pk = ?", (number,))
-
     # -- trajectories --------------------------------------------------------------------------------------------------
 
     def add_trajectories(
@@ -158,10 +103,9 @@ class SqliteCatalog(Catalog):
             restore_rows(self._db, images, trajectories, snapshots)
 
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
-        found = self._trajectories("WHERE t.id = ?", (trajectory_id,))
-        if not found:
-            raise no("trajectory", trajectory_id)
-        return found[0]
+        for found in self._trajectories("WHERE t.id = ?", (trajectory_id,)):
+            return found
+        raise no("trajectory", trajectory_id)
 
     def trajectories(self, status: TrajectoryStatus | None = None) -> list[Trajectory]:
         if status is None:
@@ -172,32 +116,25 @@ class SqliteCatalog(Catalog):
         return [rows.decode_trajectory(row) for row in self._db.read(rows.TRAJECTORY_SELECT + where, values)]
 
     def set_status(self, trajectory_id: TrajectoryID, status: TrajectoryStatus, exit_code: int | None = None) -> None:
-        with self._db.transaction():
-            if not self._db.write(
-                "UPDATE trajectories SET status = ?, exit_code = coalesce(?, exit_code) WHERE id = ?",
-                (status.value, exit_code, trajectory_id),
-            ):
-                raise no("trajectory", trajectory_id)
+        self._update("status = ?, exit_code = coalesce(?, exit_code)", status.value, exit_code, trajectory_id)
 
     def set_began(self, trajectory_id: TrajectoryID, snapshot_id: SnapshotID) -> None:
         with self._db.transaction():
             set_began(self._db, trajectory_number(self._db, trajectory_id), snapshot_id)
 
     def set_env(self, trajectory_id: TrajectoryID, env: tuple[tuple[str, str], ...]) -> None:
-        with self._db.transaction():
-            if not self._db.write(
-                "UPDATE trajectories SET env = ? WHERE id = ?", (rows.encode_pairs(env), trajectory_id)
-            ):
-                raise no("trajectory", trajectory_id)
+        self._update("env = ?", rows.encode_pairs(env), trajectory_id)
 
     def draw_fence(self, trajectory_id: TrajectoryID) -> int:
+        return int(self._update("fence = fence + 1", trajectory_id)[0])
+
+    def _update(self, change: str, *values: Value) -> Row:
+        """Change a trajectory, whose id is the last of the values. Returns its fence. NotFound."""
         with self._db.transaction():
-            row = self._db.read_one(
-                "UPDATE trajectories SET fence = fence + 1 WHERE id = ? RETURNING fence", (trajectory_id,)
-            )
+            row = self._db.read_one(f"UPDATE trajectories SET {change} WHERE id = ? RETURNING fence", values)
         if row is None:
-            raise no("trajectory", trajectory_id)
-        return int(row[0])
+            raise no("trajectory", str(values[-1]))
+        return row
 
     def check_removable(self, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> None:
         check_removable(self._db, trajectory_id, gone)
@@ -242,23 +179,7 @@ class SqliteCatalog(Catalog):
         return rows.SnapshotDecoder()(row)
 
     def snapshots(self, trajectory_id: TrajectoryID, last: int | None = None) -> list[Snapshot]:
-        number = trajectory_number(self._db, trajectory_id)
-        decode = rows.SnapshotDecoder()
-        found: list[Snapshot] = []
-        wanted, before = (sys.maxsize if last is None else last), _AFTER_ALL
-        while len(found) < wanted:  # in pages: a step must not wait until ten thousand are read
-            page = self._db.read_page(
-                rows.SNAPSHOT_SELECT + "WHERE s.trajectory = ? AND s.seq < ? ORDER BY s.seq DESC",
-                (number, before),
-                rows=min(wanted - len(found), PAGE_ROWS),
-                size=PAGE_CHARS,
-            )
-            if not page:
-                break
-            found.extend(map(decode, page))
-            before = found[-1].seq
-        found.reverse()
-        return found
+        return newest_snapshots(self._db, trajectory_number(self._db, trajectory_id), last)
 
     def count_snapshots(self, trajectory_id: TrajectoryID) -> int:
         with self._db.lock:
@@ -268,16 +189,7 @@ class SqliteCatalog(Catalog):
         return int(row[0])
 
     def all_snapshots(self) -> Iterator[Snapshot]:
-        last = 0
-        while True:
-            page = self._db.read_page(
-                rows.SNAPSHOT_SELECT + "WHERE s.pk > ? ORDER BY s.pk", (last,), rows=PAGE_ROWS, size=PAGE_CHARS
-            )
-            if not page:
-                return
-            decode = rows.SnapshotDecoder()
-            yield from map(decode, page)
-            last = page[-1][0]
+        return all_snapshots(self._db)
 
     def set_files(self, snapshot_id: SnapshotID, files: FileChanges) -> None:
         with self._db.transaction():
@@ -287,17 +199,15 @@ class SqliteCatalog(Catalog):
             )
 
     def set_state(self, snapshot_ids: Iterable[SnapshotID], state: SnapshotState) -> None:
-        ids = list(snapshot_ids)
+        values = [(state.value, snapshot_id) for snapshot_id in snapshot_ids]
         with self._db.transaction():
             self._db.write_many(
-                "UPDATE snapshots SET state = ?1, tree = iif(?1 = 'stored', tree, NULL) WHERE id = ?2",
-                ((state.value, snapshot_id) for snapshot_id in ids),
+                "UPDATE snapshots SET state = ?1, tree = iif(?1 = 'stored', tree, NULL) WHERE id = ?2", values
             )
 
     def unstored(self) -> list[SnapshotID]:
-        return [
-            SnapshotID(row[0]) for row in self._db.read("SELECT id FROM snapshots WHERE state = 'captured' ORDER BY pk")
-        ]
+        found = self._db.read("SELECT id FROM snapshots WHERE state = 'captured' ORDER BY pk")
+        return [SnapshotID(row[0]) for row in found]
 
     def set_stored(self, snapshot_id: SnapshotID, tree: TreeID, record: RecordID, warnings: Sequence[str] = ()) -> None:
         with self._db.transaction():
@@ -309,11 +219,10 @@ class SqliteCatalog(Catalog):
                 set_warnings(self._db, snapshot_id, warnings)
 
     def set_pruned(self, snapshot_ids: Iterable[SnapshotID]) -> None:
-        ids = list(snapshot_ids)
+        values = [(snapshot_id,) for snapshot_id in snapshot_ids]
         with self._db.transaction():
             self._db.write_many(
-                "UPDATE snapshots SET state = 'pruned', tree = NULL WHERE id = ? AND state = 'stored'",
-                ((snapshot_id,) for snapshot_id in ids),
+                "UPDATE snapshots SET state = 'pruned', tree = NULL WHERE id = ? AND state = 'stored'", values
             )
 
     def record(self, snapshot_id: SnapshotID) -> RecordID | None:
@@ -328,19 +237,7 @@ class SqliteCatalog(Catalog):
 
     def forget_outputs(self, blobs: Mapping[BlobID, int | None]) -> None:
         with self._db.transaction():
-            for which in ("output", "stdout", "stderr"):
-                having = f"call_{which} = ?1 AND state <> 'captured'"
-                self._db.write_many(
-                    f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, ?2 FROM snapshots WHERE {having}",
-                    blobs.items(),
-                )
-                self._db.write_many(
-                    f"UPDATE snapshots SET call_{which} = NULL WHERE {having}", ((blob,) for blob in blobs)
-                )
-
-    def set_image_tree(self, image_id: ImageID, tree: TreeID) -> None:
-        with self._db.transaction():
-            self._db.write("UPDATE images SET tree = ? WHERE id = ?", (tree, image_id))
+            forget_outputs(self._db, blobs)
 
     # -- conversations -------------------------------------------------------------------------------------------------
 
@@ -348,9 +245,7 @@ class SqliteCatalog(Catalog):
         return lines.own_messages(self._db, snapshot_id)
 
     def conversation(self, snapshot_id: SnapshotID, start: int = 0) -> Iterator[Message]:
-        return lines.conversation(
-            self._db, snapshot_id, max(start, 0)
-        )  # not a generator itself: NotFound comes at the call
+        return lines.conversation(self._db, snapshot_id, max(start, 0))  # no generator: NotFound comes at the call
 
     def state(self, snapshot_id: SnapshotID) -> dict[str, Any]:
         return lines.state_of(self._db, snapshot_id)
@@ -389,6 +284,14 @@ class SqliteCatalog(Catalog):
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def images(self) -> ImageTable:
+        return self._images
+
+    @property
+    def requests(self) -> RequestTable:
+        return self._requests
 
     @property
     def approvals(self) -> ApprovalTable:
@@ -434,43 +337,14 @@ class SqliteCatalog(Catalog):
             )
         )
 
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    def add_request(self, request: RequestKey | None, made: Sequence[str]) -> None:
-        with self._db.transaction():
-            add_request(self._db, request, made)
-
-    def made_by(self, request: RequestKey) -> tuple[str, ...] | None:
-        return find_request(self._db, request)
-
-    def forget_request(self, request: RequestKey) -> None:
-        with self._db.transaction():
-            self._db.write("DELETE FROM requests WHERE key = ?", (request.key,))
-
     # -- what is referenced --------------------------------------------------------------------------------------------
 
     def referenced_layers(self) -> set[LayerID]:
         return {LayerID(row[0]) for row in self._db.read("SELECT DISTINCT value FROM stacks, json_each(stacks.layers)")}
 
-    def referenced_blobs(self) -> set[BlobID]:
-        found = self._db.read("SELECT call_output, call_stdout, call_stderr FROM snapshots")
-        return {BlobID(blob) for row in found for blob in row if blob is not None}
-
     def unstored_blobs(self) -> set[BlobID]:
         found = self._db.read("SELECT call_output, call_stdout, call_stderr FROM snapshots WHERE state = 'captured'")
         return {BlobID(blob) for row in found for blob in row if blob is not None}
 
-    def referenced_trees(self) -> set[TreeID]:
-        found = self._db.read(
-            "SELECT tree FROM snapshots WHERE tree IS NOT NULL UNION ALL SELECT tree FROM images WHERE tree IS NOT NULL"
-        )
-        return {TreeID(row[0]) for row in found}
-
     def referenced_records(self) -> set[RecordID]:
         return {RecordID(row[0]) for row in self._db.read("SELECT record FROM snapshots WHERE record IS NOT NULL")}
-
-    def experiment(self, experiment_id: ExperimentID) -> list[Trajectory]:
-        found = self._trajectories("WHERE t.experiment = ? ORDER BY t.pk", (experiment_id,))
-        if not found:
-            raise no("experiment", experiment_id)
-        return found

@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.base import ApprovalTable, Compensations
 from snapshotd.catalog.lookup import (
     CANDIDATES,
     check_unique,
@@ -17,6 +16,7 @@ from snapshotd.catalog.lookup import (
     snapshot_numbers,
     trajectory_number,
 )
+from snapshotd.catalog.parts import ApprovalTable, Compensations
 from snapshotd.errors import Conflict, InternalError, NotFound
 from snapshotd.sqlite import Database, Row, Value
 from snapshotd.types import (

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.base import ExperimentTable
+from snapshotd.catalog.parts import ExperimentTable
 from snapshotd.catalog.requests import add_request
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import ExperimentBranch

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.base import KeyValues
+from snapshotd.catalog.parts import KeyValues
 from snapshotd.errors import Conflict, LimitExceeded, NotFound, UsageError
 from snapshotd.sqlite import Database, Row
 from snapshotd.types import StoredValue

@@ -103,16 +103,17 @@ class Count(click.ParamType):  # type: ignore[type-arg]
 
     name = "n"
 
-    def __init__(self, least: int, most: int = _COUNT_MOST) -> None:
+    def __init__(self, least: int, most: int = _COUNT_MOST, told: str | None = None) -> None:
+        """`told`: what errors say of the range."""
         self._least, self._most = least, most
+        self._told = told or f"from {least} {'on' if most == _COUNT_MOST else f'to {most:,}'}"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         text = str(value).strip()
         if not (
             text.isascii() and text.isdigit() and len(text) <= DIGITS_MOST and self._least <= int(text) <= self._most
         ):
-            end = "on" if self._most == _COUNT_MOST else f"to {self._most}"
-            self.fail(f"{value!r} is not a whole number from {self._least} {end}", param, ctx)
+            self.fail(f"{value!r} is not a whole number {self._told}", param, ctx)
         return int(text)
 
 

@@ -17,19 +17,18 @@
 
 from typing import TYPE_CHECKING, Any
 
-from snapshotd.client.client import Snapshotd
-from snapshotd.client.feeding import AsyncTerminal, Terminal
-from snapshotd.client.following import StillRunning
-from snapshotd.client.outcomes import ExecFailed, ExecResult, RunResult
-from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
-from snapshotd.client.sandbox import Command, Sandbox, Snapshot
-from snapshotd.client.verbs.mind import RECORDED
-from snapshotd.client.verbs.ports import AsyncPort, Port
-from snapshotd.errors import SnapshotdError
-
 if TYPE_CHECKING:
     from snapshotd.client.aio.client import AsyncSnapshotd
     from snapshotd.client.aio.sandbox import AsyncCommand, AsyncSandbox, AsyncSnapshot
+    from snapshotd.client.client import Snapshotd
+    from snapshotd.client.feeding import AsyncTerminal, Terminal
+    from snapshotd.client.following import StillRunning
+    from snapshotd.client.outcomes import ExecFailed, ExecResult, RunResult
+    from snapshotd.client.results import FileInfo, Policy, Provider, WriteInfo
+    from snapshotd.client.sandbox import Command, Sandbox, Snapshot
+    from snapshotd.client.verbs.mind import RECORDED
+    from snapshotd.client.verbs.ports import AsyncPort, Port
+    from snapshotd.errors import SnapshotdError
 
 __all__ = [
     "RECORDED",
@@ -56,14 +55,31 @@ __all__ = [
     "WriteInfo",
 ]
 
-_ASYNC = {"AsyncCommand": "sandbox", "AsyncSandbox": "sandbox", "AsyncSnapshot": "sandbox", "AsyncSnapshotd": "client"}
-"""Name to its module in `aio`."""
+_MODULES = {
+    "client.aio.client": ("AsyncSnapshotd",),
+    "client.aio.sandbox": ("AsyncCommand", "AsyncSandbox", "AsyncSnapshot"),
+    "client.client": ("Snapshotd",),
+    "client.feeding": ("AsyncTerminal", "Terminal"),
+    "client.following": ("StillRunning",),
+    "client.outcomes": ("ExecFailed", "ExecResult", "RunResult"),
+    "client.results": ("FileInfo", "Policy", "Provider", "WriteInfo"),
+    "client.sandbox": ("Command", "Sandbox", "Snapshot"),
+    "client.verbs.mind": ("RECORDED",),
+    "client.verbs.ports": ("AsyncPort", "Port"),
+    "errors": ("SnapshotdError",),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """The asynchronous client, when it is asked for: asyncio takes 30 ms to import."""
-    if name not in _ASYNC:
+    """A name is loaded when it is asked for: asyncio takes 30 ms to import, and the command line has no use for objects."""
+    module = next((module for module, names in _MODULES.items() if name in names), None)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"snapshotd.client.aio.{_ASYNC[name]}"), name)
+    found = globals()[name] = getattr(import_module(f"snapshotd.{module}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return __all__

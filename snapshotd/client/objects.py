@@ -7,7 +7,6 @@ import contextlib
 import shlex
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
@@ -38,16 +37,20 @@ SnapshotT = TypeVar("SnapshotT")
 CommandT = TypeVar("CommandT")
 
 
-@dataclass(frozen=True)
 class ClientForm:
     """The classes of one of the two forms, which make each other."""
 
-    client: type[Any]
-    sandbox: type[Any]
-    snapshot: type[Any]
-    command: type[Any]
-    sandbox_files: type[Any]
-    snapshot_files: type[Any]
+    def __init__(
+        self,
+        client: type[Any],
+        sandbox: type[Any],
+        snapshot: type[Any],
+        command: type[Any],
+        sandbox_files: type[Any],
+        snapshot_files: type[Any],
+    ) -> None:
+        self.client, self.sandbox, self.snapshot, self.command = client, sandbox, snapshot, command
+        self.sandbox_files, self.snapshot_files = sandbox_files, snapshot_files
 
 
 class Object(Twofold, Generic[ClientT, SandboxT, SnapshotT, CommandT]):

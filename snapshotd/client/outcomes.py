@@ -5,14 +5,15 @@ from __future__ import annotations
 import io
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import field
 
+from snapshotd.api.record import record
 from snapshotd.client.local.arguments import argv_of, bytes_of, check_function
 from snapshotd.client.results import ExecInfo
 from snapshotd.errors import SnapshotdError
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class ExecResult:
     """The result of a command. `stdout` and `stderr` are text with U+FFFD for bytes that are not UTF-8; the raw bytes
     are in `*_bytes`.
@@ -36,13 +37,13 @@ class ExecResult:
         return self.stderr_bytes.decode(errors="replace")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(frozen=True)
 class RunResult(ExecResult):
     """The result of an agent's run: its output, the exit code of its program (-1: not known), and its last snapshot.
     `status` is the trajectory's: finished, failed, stopped or interrupted."""
 
-    trajectory: str
-    status: str
+    trajectory: str = field(kw_only=True)
+    status: str = field(kw_only=True)
 
 
 class ExecFailed(SnapshotdError):  # noqa: N818 - like every error of ours, it is named by what happened

@@ -77,13 +77,10 @@ class AnySandbox(
         client: ClientT | None = None,
         **options: Unpack[SandboxOptions],
     ) -> SandboxT:
-        """Start a sandbox. `workspace` is copied to /workspace, `memory` and `disk` are in bytes, or text such as
-        "512m", `network` is none (the default) or bridge, `runtime="none"` means a plain folder without isolation,
-        `secrets` are environment that is recorded nowhere in plain, `providers`
-        are for the recording gateway, which with `capture_tokens` asks for token ids and log probabilities, `tenant` is
-        the tenant of the store that its agents read and write, and after `idle_timeout` seconds without a command it is
-        stopped (0: never). With `wait="stored"`, here and in the methods that make a snapshot, they return when it
-        survives power loss."""
+        """Start a sandbox. `workspace` is copied to /workspace, `network` is none (the default) or bridge,
+        `runtime="none"` means a plain folder without isolation; `SandboxOptions` has all keywords. After `idle_timeout`
+        seconds without a command it is stopped (0: never). With `wait="stored"`, here and in the methods that make a
+        snapshot, they return when it survives power loss."""
         given = cls._client_of(client)
         info, _ = await given._coroutines.create(idle_timeout=idle_timeout, wait=wait, **options)
         made: SandboxT = cls._form.sandbox(given, info)
@@ -420,7 +417,8 @@ class Sandbox(BlockingContext, AnySandbox[Snapshotd, "Sandbox", "Snapshot", "Com
             **options: Unpack[RunOptions],
         ) -> Sandbox: ...
         @classmethod
-        def run(cls, *args: Any, **kwargs: Any) -> Any: ...
+        def run(cls, *args: Any, **kwargs: Any) -> Any:
+            """Run an agent file, or a `command`, to its end; with `detach` the answer is its sandbox at once."""
 
         @overload  # type: ignore[override]
         def exec(
@@ -445,7 +443,9 @@ class Sandbox(BlockingContext, AnySandbox[Snapshotd, "Sandbox", "Snapshot", "Com
             stdin: bool = False,
             **options: Unpack[ExecOptions],
         ) -> Command: ...
-        def exec(self, *args: Any, **kwargs: Any) -> Any: ...
+        def exec(self, *args: Any, **kwargs: Any) -> Any:
+            """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`. With `background` the
+            answer is a `Command` at once."""
 
 
 Command._form = Snapshot._form = Sandbox._form = ClientForm(

@@ -16,10 +16,9 @@ In a verb, `self` is always the asynchronous form: `await self.snapshot(ref)` ca
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import aclosing
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
 
 if TYPE_CHECKING:
@@ -196,9 +195,7 @@ class stream(_Verb, Generic[P, T]):  # noqa: N801
             return AsyncItems(lambda: verb(instance, *args, **kwargs))
 
         self._give(verb, blocking, waiting)
-        told = inspect.signature(verb)
-        returned = str(told.return_annotation).replace("AsyncIterator[", "Iterator[")
-        vars(blocking)["__signature__"] = told.replace(return_annotation=returned)
+        vars(blocking)["__wrapped__"] = _returning_iterator(verb)
 
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[P, Iterator[T]]: ...
@@ -208,6 +205,14 @@ class stream(_Verb, Generic[P, T]):  # noqa: N801
     def __get__(self, instance: None, owner: type) -> Callable[..., Any]: ...
     def __get__(self, instance: Any, owner: type) -> Any:
         return self._given(instance, owner)
+
+
+def _returning_iterator(verb: Any) -> Callable[..., Any]:
+    """A copy of a stream's function for `inspect.signature`, which tells what the form for threads returns."""
+    told = FunctionType(verb.__code__, verb.__globals__, verb.__name__, verb.__defaults__)
+    told.__kwdefaults__ = verb.__kwdefaults__
+    told.__annotations__ = {**verb.__annotations__, "return": verb.__annotations__["return"].removeprefix("Async")}
+    return told
 
 
 class on_this_machine(_Verb, Generic[P, R]):  # noqa: N801

@@ -10,10 +10,12 @@ Concurrency: every method may be called from any thread.
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from snapshotd.engine.base import Event
@@ -25,7 +27,7 @@ from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.requests import Requests
 from snapshotd.engine.runs import recover
 from snapshotd.engine.runs.file_calls import FileCalls
-from snapshotd.engine.runs.sessions import Sessions, free_bytes
+from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.disk_watch import DiskWatch
@@ -135,7 +137,7 @@ class Life:
         if self._archive.stuck:
             return self._archive.stuck
         for place in (context.store.root, context.state_dir):
-            if free_bytes(place) < STEP_BYTES:
+            if _free_bytes(place) < STEP_BYTES:
                 return (
                     f"no step can be captured: the disk of {place} is full; free space, remove trajectories with "
                     "`snapshotd rm`, or `snapshotd prune`"
@@ -185,3 +187,9 @@ class Engine:
     images: ImageService
     requests: Requests
     life: Life
+
+
+def _free_bytes(path: Path) -> int:
+    """Bytes that a file system still takes from users other than root."""
+    st = os.statvfs(path)
+    return st.f_bavail * st.f_frsize

@@ -101,7 +101,7 @@ class _Named(Asking):
 
     def once(self, make: Callable[[], T], recall: Callable[[tuple[str, ...]], T], *, recall_only: bool = False) -> T:
         with self._key.lock:
-            made = self._catalog.made_by(self._request)
+            made = self._catalog.requests.find(self._request)
             if made is not None:
                 return recall(made)
             if recall_only:
@@ -113,7 +113,7 @@ class _Named(Asking):
             try:
                 outcome = make()
             except BaseException:
-                self._catalog.forget_request(self._request)
+                self._catalog.requests.forget(self._request)
                 raise
             finally:
                 _present.reset(token)

@@ -110,6 +110,45 @@ class _Held:
         self.inherits = nodes.ACLS[1].decode() in os.listxattr(fd)
 
 
+class _Own:
+    """The paths that one archive of an image has made or passed through below `root`. A deletion of entries of earlier
+    archives spares them."""
+
+    def __init__(self, root: int) -> None:
+        self._root = root
+        self._paths: set[bytes] = set()
+
+    def add(self, path: bytes) -> None:
+        """Take in a path, and those above it."""
+        while path and path not in self._paths:
+            self._paths.add(path)
+            path = path.rpartition(b"/")[0]
+
+    def delete_others(self, parent_fd: int, path: bytes, name: bytes) -> None:
+        """Remove an entry, as far as it is of earlier archives."""
+        if path not in self._paths:
+            files.remove_tree(parent_fd, name)
+        elif _is_dir(parent_fd, name):
+            self.empty(path)
+
+    def empty(self, path: bytes) -> None:
+        """Remove everything below a directory but the entries of this archive and the directories on the way to
+        them."""
+        pending = [path]
+        while pending:
+            path = pending.pop()
+            with files.closing_fd(files.open_beneath(self._root, path, files.DIR_FLAGS)) as fd:
+                before = os.fstat(fd).st_mtime_ns
+                for entry in os.listdir(fd):
+                    name = os.fsencode(entry)
+                    child = path + b"/" + name if path else name
+                    if child not in self._paths:
+                        files.remove_tree(fd, name)
+                    elif _is_dir(fd, name):
+                        pending.append(child)
+                os.utime(fd, ns=(before, before))
+
+
 class _TarIngest:
     def __init__(
         self, target_fd: int, oci_whiteouts: bool, overlay_marks: bool, limits: TarLimits, marks: Marks
@@ -120,10 +159,9 @@ class _TarIngest:
         self._limits = limits
         self._path_limit = PATH_MAX if oci_whiteouts else MAX_PATH_BYTES
         self._members = 0
-        self._mine: set[bytes] = set()
-        """Paths that this archive made or passed through; its own whiteouts do not touch them. Filled only when
-        whiteouts count."""
         self._root = nodes.writable_root(target_fd)
+        self._own = _Own(self._root)
+        """Filled only when whiteouts count."""
         self._handles = Handles()
         self._held = [_Held(self._handles.add_root(self._root), self._root, os.fstat(self._root).st_mtime_ns)]
         self._at = b""
@@ -152,7 +190,7 @@ class _TarIngest:
                 self._go(parent, member)
                 self._make(member, path, self._handles.fd(self._held[-1].node), name, reader)
         if self._whiteouts:
-            self._claim(path)
+            self._own.add(path)
 
     def _count(self, member: Member) -> None:
         self._members += 1
@@ -161,11 +199,6 @@ class _TarIngest:
             raise LimitExceeded(
                 f"the archive has more than {self._limits.members} members or directories; it stopped at {shown}"
             )
-
-    def _claim(self, path: bytes) -> None:
-        while path and path not in self._mine:
-            self._mine.add(path)
-            path = path.rpartition(b"/")[0]
 
     # -- reaching a directory ------------------------------------------------------------------------------------------
 
@@ -388,38 +421,15 @@ class _TarIngest:
             return  # nothing there to delete
         with nodes.writing(parent):
             if name == _OPAQUE:
-                self._empty(parent)
+                self._own.empty(parent)
             else:
-                self._delete(
+                self._own.delete_others(
                     self._handles.fd(self._held[-1].node), parent + b"/" + victim if parent else victim, victim
                 )
 
-    def _delete(self, parent_fd: int, path: bytes, name: bytes) -> None:
-        if path not in self._mine:
-            files.remove_tree(parent_fd, name)
-        elif self._is_dir(parent_fd, name):
-            self._empty(path)
 
-    def _empty(self, path: bytes) -> None:
-        """Remove everything below a directory but the entries of this archive and the directories on the way to
-        them."""
-        pending = [path]
-        while pending:
-            path = pending.pop()
-            with files.closing_fd(files.open_beneath(self._root, path, files.DIR_FLAGS)) as fd:
-                before = os.fstat(fd).st_mtime_ns
-                for entry in os.listdir(fd):
-                    name = os.fsencode(entry)
-                    child = path + b"/" + name if path else name
-                    if child not in self._mine:
-                        files.remove_tree(fd, name)
-                    elif self._is_dir(fd, name):
-                        pending.append(child)
-                os.utime(fd, ns=(before, before))
-
-    @staticmethod
-    def _is_dir(fd: int, name: bytes) -> bool:
-        return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
+def _is_dir(fd: int, name: bytes) -> bool:
+    return stat.S_ISDIR(os.stat(name, dir_fd=fd, follow_symlinks=False).st_mode)
 
 
 def _write(fd: int, member: Member, reader: TarReader) -> None:

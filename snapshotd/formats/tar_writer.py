@@ -26,7 +26,7 @@ from snapshotd.formats.tar_reader import BLOCK, MAX_EXTENTS, MAX_HEADER_BYTES, M
 from snapshotd.kernel import turns
 from snapshotd.kernel.files import closing_fd
 from snapshotd.trees.base import Child, Entry, Warnings
-from snapshotd.trees.gather import Gather
+from snapshotd.trees.patch import Gather
 from snapshotd.trees.view import Directory, View
 from snapshotd.types import Kind
 

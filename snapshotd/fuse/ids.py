@@ -5,7 +5,7 @@ A tree holds the container's ids (0..65535). A container in a user namespace liv
 mount must be shifted. Layers on disk get this from id-mapped clones; libfuse 3.14 does not offer FUSE_ALLOW_IDMAP. With
 shift 0 nothing changes.
 
-Source: linux/posix_acl_xattr.h, linux/capability.h (vfs_cap_data, vfs_ns_cap_data).
+Source: linux/capability.h (vfs_cap_data, vfs_ns_cap_data).
 """
 
 from __future__ import annotations
@@ -13,15 +13,7 @@ from __future__ import annotations
 import struct
 
 from snapshotd.kernel.abilities import TRUSTED
-
-UNMAPPED_ID = 0xFFFFFFFE
-"""The id that stands for any id without a place above the shift: no container maps it, so it shows as nobody there."""
-
-_ACL_NAMES = (b"system.posix_acl_access", b"system.posix_acl_default")
-_ACL_VERSION = 2
-_ACL_USER, _ACL_GROUP = 0x02, 0x08
-_ACL_HEADER = struct.Struct("<I")
-_ACL_ENTRY = struct.Struct("<HHI")
+from snapshotd.trees.target import ACL_NAMES, shifted_acl, shifted_id
 
 _CAPABILITY = b"security.capability"
 _REVISION_MASK, _REVISION_1, _REVISION_2, _REVISION_3 = 0xFF000000, 0x01000000, 0x02000000, 0x03000000
@@ -32,32 +24,16 @@ PRIVATE_PREFIX = TRUSTED.prefix
 """Names that would steer overlayfs: never shown, even if a tree holds them."""
 
 
-def shifted_id(value: int, shift: int) -> int:
-    """An owner id (0 to 2^32-2) as a host id."""
-    moved = value + shift
-    return moved if moved < 0xFFFFFFFF else UNMAPPED_ID
-
-
 def shifted_xattrs(xattrs: dict[bytes, bytes], shift: int) -> dict[bytes, bytes]:
     """Extended attributes with the ids in their values shifted, and without overlayfs's own."""
     shown = {name: value for name, value in xattrs.items() if not name.startswith(PRIVATE_PREFIX)}
     if shift:
         for name, value in shown.items():
-            if name in _ACL_NAMES:
-                shown[name] = _shifted_acl(value, shift)
+            if name in ACL_NAMES:
+                shown[name] = shifted_acl(value, shift)
             elif name == _CAPABILITY:
                 shown[name] = _shifted_capability(value, shift)
     return shown
-
-
-def _shifted_acl(value: bytes, shift: int) -> bytes:
-    """A malformed one stays as it is: the kernel refuses it."""
-    if len(value) < 4 or (len(value) - 4) % _ACL_ENTRY.size or _ACL_HEADER.unpack_from(value)[0] != _ACL_VERSION:
-        return value
-    out = [value[:4]]
-    for tag, perm, owner in _ACL_ENTRY.iter_unpack(value[4:]):
-        out.append(_ACL_ENTRY.pack(tag, perm, shifted_id(owner, shift) if tag in (_ACL_USER, _ACL_GROUP) else owner))
-    return b"".join(out)
 
 
 def _shifted_capability(value: bytes, shift: int) -> bytes:

@@ -25,9 +25,10 @@ from pyfuse3 import EntryAttributes, FUSEError
 
 from snapshotd.errors import DataLoss
 from snapshotd.fuse.folders import FOREVER_S, Folder, Link, TreePlace
-from snapshotd.fuse.ids import PRIVATE_PREFIX, shifted_id, shifted_xattrs
+from snapshotd.fuse.ids import PRIVATE_PREFIX, shifted_xattrs
 from snapshotd.fuse.nodes import Nodes, ShownNode, ShownTree
 from snapshotd.trees.base import Child, Entry
+from snapshotd.trees.target import shifted_id
 from snapshotd.types import Kind
 
 _log = logging.getLogger(__name__)

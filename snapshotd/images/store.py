@@ -31,7 +31,7 @@ from snapshotd.errors import NO_ROOM, InternalError, NotFound, OutOfSpace, Sandb
 from snapshotd.formats.ingest_nodes import printable
 from snapshotd.images import build, machine, recipes
 from snapshotd.images.archive_file import open_archive
-from snapshotd.images.base import ImageRows, Images, Progress
+from snapshotd.images.base import ImageCatalog, Images, Progress
 from snapshotd.images.config import DEFAULT_WORKDIR
 from snapshotd.images.docker import DockerImages
 from snapshotd.images.registry import RegistryBlobs, is_address
@@ -61,7 +61,7 @@ class ImageStore(Images):
     """Images in a directory of the layer store, which must exist. Opening it removes what no row refers to. `builds`:
     those that other stores of this machine have made."""
 
-    def __init__(self, layers_dir: Path, catalog: ImageRows, builds: SharedBuilds) -> None:
+    def __init__(self, layers_dir: Path, catalog: ImageCatalog, builds: SharedBuilds) -> None:
         self._dir = layers_dir / "images"
         self._dir.mkdir(mode=0o700, exist_ok=True)
         self._catalog = catalog
@@ -73,7 +73,7 @@ class ImageStore(Images):
         self._sweep()
 
     def _sweep(self) -> None:
-        known = {image.id for image in self._catalog.images()}
+        known = {image.id for image in self._catalog.images.list()}
         fd = os.open(self._dir, files.DIR_FLAGS)
         try:
             for name in os.listdir(fd):
@@ -85,10 +85,10 @@ class ImageStore(Images):
     # -- looking -------------------------------------------------------------------------------------------------------
 
     def list(self) -> list[Image]:
-        return self._catalog.images()
+        return self._catalog.images.list()
 
     def find(self, ref: str) -> Image:
-        return self._catalog.find_image(ref)
+        return self._catalog.images.find(ref)
 
     def ensure(self, name: str, progress: Progress) -> Image:
         try:
@@ -254,7 +254,7 @@ class ImageStore(Images):
                 os.fsync(fd)
             now = time.time_ns()
             row = Image(image_id, facts.name, facts.source, facts.source_id, size, count, now, facts.env, facts.workdir)
-            self._catalog.add_image(row)
+            self._catalog.images.add(row)
         except OSError as exc:
             self._discard(image_id)
             kind = OutOfSpace if exc.errno in NO_ROOM else InternalError
@@ -276,7 +276,7 @@ class ImageStore(Images):
 
     def remove(self, ref: str) -> None:
         image = self.find(ref)
-        self._catalog.remove_image(image.id)
+        self._catalog.images.remove(image.id)
         self._catalog.flush()  # before the files go: after a power cut there must be no row without them
         with _opened(self._dir) as fd:
             os.rename(image.id, f"{_TMP}{image.id}", src_dir_fd=fd, dst_dir_fd=fd)

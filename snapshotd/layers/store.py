@@ -26,7 +26,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from snapshotd.errors import NO_ROOM, NotFound, Unsupported
@@ -40,8 +40,6 @@ from snapshotd.layers.proof import Proof
 from snapshotd.layers.sizes import LayerSizes, layers_in
 from snapshotd.layers.trash import Trash
 from snapshotd.layers.witness import Witness
-from snapshotd.trees.stack_view import StackView
-from snapshotd.trees.view import View
 from snapshotd.types import IdMap, ImageID, LayerID, Stack, new_id
 
 READY_LAYERS = 4
@@ -65,16 +63,14 @@ class LayerStore:
         missing: str = "",
     ) -> None:
         """`host`: None where no layer is mounted, or the host is still to be probed; the layers have these `marks` then.
-        `image`: the file that the file
-        system lies in, whose blocks are allocated ahead and given back (ballast.py). `witness`: the store's own from now
-        on; None for a store that only a child process opens. `missing`: the reason why the layers cannot be reached;
-        `root` is an empty directory then."""
+        `image`: the file that the file system lies in, whose blocks are allocated ahead and given back (ballast.py).
+        `witness`: the store's own from now on; None for a store that only a child process opens. `missing`: the reason
+        why the layers cannot be reached; `root` is an empty directory then."""
         self.kind = kind
         self._fd = os.open(root, files.DIR_FLAGS)
         self._mounts = LayerMounts(root, self._fd, host, marks)
         self.proof = Proof(root, self._fd, image, witness, missing)
         os.makedirs(root / "images", mode=0o700, exist_ok=True)
-
         self._pins: set[LayerID] = set()
         self._held: Counter[LayerID] = Counter()
         self._spared: set[LayerID] = set()
@@ -198,21 +194,6 @@ class LayerStore:
             message = f"{relative} is missing in {self.root}: its snapshots cannot be read; restore the state directory from a backup"
             raise NotFound(message) from exc
 
-    def view(self, stack: Stack) -> View:
-        """The stack as one tree, for reading; its layers are held until the caller closes it. NotFound."""
-        if not self.hold(stack.layers):
-            raise NotFound(
-                f"a layer of this snapshot is missing in {self.root}: its files can only come from the repository"
-            )
-        try:
-            with ExitStack() as opened:
-                fds = [opened.enter_context(files.closing_fd(self.read_upper(layer))) for layer in stack.layers]
-                fds.append(opened.enter_context(files.closing_fd(self.read_image(stack.image))))
-                return StackView(fds, lambda: self.release(stack.layers), self.marks)
-        except BaseException:
-            self.release(stack.layers)
-            raise
-
     # -- who is using what ---------------------------------------------------------------------------------------------
 
     def hold(self, layers: Iterable[LayerID]) -> bool:
@@ -255,9 +236,7 @@ class LayerStore:
         """Delete a layer unless it is held. Its content must be in the repository. A layer is there or not there, also
         after a crash."""
         with self._lock:
-            if self._held[layer] > 0 or layer in self._lazy:
-                return False
-            if not self._take_away(layer):
+            if self._held[layer] > 0 or layer in self._lazy or not self._take_away(layer):
                 return False
         hit("layers.evict.renamed")
         self._trash.remove(layer)
@@ -274,10 +253,6 @@ class LayerStore:
     def lazy(self, layer: LayerID) -> LazyOpener | None:
         """The opener of a layer that is still lazy; None for any other."""
         return self._lazy.get(layer)
-
-    def any_lazy(self, stack: Stack) -> bool:
-        """True if a layer of the stack is still lazy."""
-        return any(layer in self._lazy for layer in stack.layers)
 
     def publish(self, made: LayerID, layer: LayerID) -> None:
         """Give the finished layer `made` the id `layer`, which is lazy no more."""
@@ -373,7 +348,3 @@ class LayerStore:
             gone.append(layer)
         self._trash.empty()
         return gone
-
-    def flush(self) -> None:
-        """Return when everything written to the layer directory is durable. OSError: it is not, and never will be."""
-        self.proof.sync()

@@ -15,43 +15,21 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
-from snapshotd.errors import NO_ROOM, OutOfSpace
 from snapshotd.kernel import turns
 from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.kernel.files import closing_fd, fd_path, is_empty_dir, open_dir, write_all
-from snapshotd.trees.base import Child, Entry, RestoreReport, Warnings
+from snapshotd.trees.base import Child, RestoreReport
 from snapshotd.trees.lookup import Handles, Node, entry_path, make_whiteout
+from snapshotd.trees.target import Owner, WrittenTree
 from snapshotd.trees.view import Directory, View
 from snapshotd.types import Kind
 
-"""More than these are counted, not listed."""
-
-_CANNOT_HOLD = (
-    errno.EPERM,
-    errno.EACCES,
-    errno.EINVAL,
-    errno.ENAMETOOLONG,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EILSEQ,
-    errno.EFBIG,
-    errno.EMLINK,
-    errno.EEXIST,
-    errno.E2BIG,
-    errno.ERANGE,
-    errno.EOVERFLOW,
-)
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_ACLS = (b"system.posix_acl_access", b"system.posix_acl_default")
-_NAMED = (0x02, 0x08)
-"""Tags of the entries of an access list that name a user or group."""
 _DEVICE_TYPES = {Kind.CHAR_DEVICE: stat.S_IFCHR, Kind.BLOCK_DEVICE: stat.S_IFBLK}
 
 _BATCH_FILES = 128
@@ -61,9 +39,6 @@ _WAITING_BATCHES = 16
 _OPEN_ENDS = 4096
 """Number of directories that may wait for their metadata."""
 _MAX_THREADS = 4
-_T = TypeVar("_T")
-Owner = tuple[int, int]
-"""User and group."""
 
 
 def materialise(
@@ -131,11 +106,10 @@ class Writer:
         marks: Marks = TRUSTED,
         owner: Owner | None = None,
     ) -> None:
-        self._marks, self._owner = marks, owner
-        self._view, self._whiteouts, self._shift = view, whiteouts, shift
+        self._view, self._whiteouts, self._marks = view, whiteouts, marks
+        self._target = WrittenTree(owner, shift, marks if whiteouts else None)
         self._out = Handles()
         self._links: dict[tuple[int, int], tuple[Node, bytes]] = {}
-        self._warnings = Warnings()
         self._files = self._directories = self._bytes = 0
         self._stopped = False
         count = min(len(os.sched_getaffinity(0)), _MAX_THREADS)
@@ -163,19 +137,21 @@ class Writer:
                 stack.pop()
                 self._end(frame)
             elif child.entry.kind is Kind.DIRECTORY:
-                if self._attempt(frame.target, child.name, partial(self._make_dir, frame, child)):
+                if self._target.attempt(frame.target, child.name, partial(self._make_dir, frame, child)):
                     self._directories += 1
                     stack.append(self._open_dir(frame, child))
             elif self._pool is not None and child.entry.kind is Kind.FILE and child.entry.nlink == 1:
                 self._add_to_batch(frame, child)
             else:
-                self._files += bool(self._attempt(frame.target, child.name, partial(self._write_node, frame, child)))
+                self._files += bool(
+                    self._target.attempt(frame.target, child.name, partial(self._write_node, frame, child))
+                )
         self._settle()
         return self.report()
 
     def report(self) -> RestoreReport:
         """The report of everything written so far."""
-        return RestoreReport(self._files, self._directories, self._bytes, self._warnings.all())
+        return RestoreReport(self._files, self._directories, self._bytes, self._target.warnings.all())
 
     # -- one by one, for who walks by himself (apply.py), without threads ----------------------------------------------
 
@@ -194,17 +170,17 @@ class Writer:
 
     def warn(self, frame: DirectoryFrame, name: bytes, what: str) -> None:
         """Note something about an entry that could not be written."""
-        self._warn(frame.target, name, what)
+        self._target.warn(frame.target, name, what)
 
     def make_directory(self, frame: DirectoryFrame, child: Child) -> bool:
         """Make an empty directory without its metadata. False, and a warning, if the target cannot hold it."""
-        made = bool(self._attempt(frame.target, child.name, partial(self._make_dir, frame, child)))
+        made = bool(self._target.attempt(frame.target, child.name, partial(self._make_dir, frame, child)))
         self._directories += made
         return made
 
     def write_entry(self, frame: DirectoryFrame, child: Child) -> bool:
         """Make anything but a directory, where nothing is. False if it was left out."""
-        made = bool(self._attempt(frame.target, child.name, partial(self._write_node, frame, child)))
+        made = bool(self._target.attempt(frame.target, child.name, partial(self._write_node, frame, child)))
         self._files += made
         return made
 
@@ -223,8 +199,6 @@ class Writer:
         except FileNotFoundError:
             return False
         return (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
-
-    # -- the walk ------------------------------------------------------------------------------------------------------
 
     # -- directories ---------------------------------------------------------------------------------------------------
 
@@ -248,8 +222,8 @@ class Writer:
             self._settle()
 
     def _finish_dir(self, frame: DirectoryFrame) -> None:
-        xattrs = self._read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
-        self._apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
+        xattrs = self._target.read_xattrs(frame.target, b"", lambda: self._view.directory_xattrs(frame.source))
+        self._target.apply(frame.target, b"", self._out.fd(frame.target), self._view.entry_of(frame.source), xattrs)
 
     # -- batches -------------------------------------------------------------------------------------------------------
 
@@ -283,7 +257,7 @@ class Writer:
                 turns.give_way()
                 if self._stopped:
                     break
-                done = self._attempt(target, child.name, partial(self._write_file, target, child, dir_fd, data))
+                done = self._target.attempt(target, child.name, partial(self._write_file, target, child, dir_fd, data))
                 files += done is not None
                 size += done or 0
         finally:
@@ -309,7 +283,7 @@ class Writer:
         """Create anything but a directory. False if it was left out on purpose."""
         target, entry = frame.target, child.entry
         if entry.kind is Kind.SOCKET and not self._whiteouts:
-            self._warn(target, child.name, "is a socket, which only its program can make")
+            self._target.warn(target, child.name, "is a socket, which only its program can make")
             return False
         if entry.nlink > 1 and self._link(frame, child):
             return True
@@ -318,7 +292,7 @@ class Writer:
             self._bytes += self._write_file(target, child, fd)
         elif entry.kind is Kind.SYMLINK:
             os.symlink(self._view.readlink_of(child), child.name, dir_fd=fd)
-            self._apply(target, child.name, entry_path(fd, child.name), entry, self._xattrs(target, child))
+            self._target.apply(target, child.name, entry_path(fd, child.name), entry, self._xattrs(target, child))
         else:
             self._write_special(target, child, fd)
         if entry.nlink > 1:
@@ -337,7 +311,7 @@ class Writer:
         except OSError as exc:
             if exc.errno not in (errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP):
                 raise
-            self._warn(frame.target, child.name, f"became a copy of its own, not a hard link ({exc.strerror})")
+            self._target.warn(frame.target, child.name, f"became a copy of its own, not a hard link ({exc.strerror})")
             return False
         finally:
             os.close(source_fd)
@@ -349,13 +323,16 @@ class Writer:
         fd = os.open(child.name, _NEW_FILE, child.entry.mode & 0o777, dir_fd=dir_fd)
         try:
             size = self._view.copy_child(child, fd) if data is None else write_all(fd, data)
-            self._apply(target, child.name, fd, child.entry, self._xattrs(target, child))
+            self._target.apply(target, child.name, fd, child.entry, self._xattrs(target, child))
         except OSError:
             os.unlink(child.name, dir_fd=dir_fd)
             raise
         finally:
             os.close(fd)
         return size
+
+    def _xattrs(self, target: Node, child: Child) -> dict[bytes, bytes]:
+        return self._target.read_xattrs(target, child.name, lambda: self._view.xattrs_of(child))
 
     def _write_special(self, target: Node, child: Child, dir_fd: int) -> None:
         entry = child.entry
@@ -372,114 +349,7 @@ class Writer:
             raise OSError(errno.EINVAL, "device number 0:0")
         xattrs = self._xattrs(target, child)
         with closing_fd(os.open(child.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)) as fd:
-            self._apply(target, child.name, fd_path(fd), entry, xattrs)
-
-    # -- metadata ------------------------------------------------------------------------------------------------------
-
-    def _xattrs(self, target: Node, child: Child) -> dict[bytes, bytes]:
-        return self._read_xattrs(target, child.name, lambda: self._view.xattrs_of(child))
-
-    def _read_xattrs(self, target: Node, name: bytes, read: Callable[[], dict[bytes, bytes]]) -> dict[bytes, bytes]:
-        try:
-            found = read()
-            if self._whiteouts:  # they would be overlayfs's marks in this layer
-                return {key: value for key, value in found.items() if not key.startswith(self._marks.prefix)}
-            return found
-        except OSError as exc:
-            if exc.errno != errno.E2BIG:
-                raise
-            self._warn(target, name, "lost its extended attributes, which are more than can be listed")
-            return {}
-
-    def _apply(
-        self, target: Node, name: bytes, what: int | str | bytes, entry: Entry, xattrs: dict[bytes, bytes]
-    ) -> None:
-        """Give `what`, a descriptor or a path, its metadata: the entry `name` of `target`, or `target` itself if the
-        name is empty.
-
-        Owner, mode, attributes, time, in this order: chown clears set-user-id and capabilities, all of them change the
-        ctime only. Metadata that are right already are left alone: most files have the owner and mode that they were
-        made with.
-        """
-        follow = entry.kind is not Kind.SYMLINK  # a link's mode means nothing
-        uid, gid = self._owner or (entry.uid + self._shift, entry.gid + self._shift)
-        if not xattrs and _is_as_made(what, entry, (uid, gid), follow):
-            return
-        st = os.stat(what, follow_symlinks=follow)
-        if (st.st_uid, st.st_gid) != (uid, gid):
-            self._try(target, name, "owner", lambda: os.chown(what, uid, gid, follow_symlinks=follow))
-            st = os.stat(what, follow_symlinks=follow)
-        first = entry.mode | stat.S_IWUSR if xattrs else entry.mode  # as `files.copy_metadata`
-        if follow and stat.S_IMODE(st.st_mode) != first:
-            self._try(target, name, "mode", lambda: os.chmod(what, first))
-        for key, value in xattrs.items():
-            shown = f"extended attribute {os.fsdecode(key)!r}"
-            if self._shift and key in _ACLS:
-                value = shifted_acl(value, self._shift)
-            self._try(target, name, shown, partial(os.setxattr, what, key, value, follow_symlinks=follow), *NO_ROOM)
-        if follow and first != entry.mode:
-            self._try(target, name, "mode", lambda: os.chmod(what, entry.mode))
-        times = (entry.mtime_ns, entry.mtime_ns)
-        self._try(target, name, "time", lambda: os.utime(what, ns=times, follow_symlinks=follow))
-        st = os.stat(what, follow_symlinks=follow)
-        got = (st.st_uid, st.st_gid, st.st_mtime_ns, stat.S_IMODE(st.st_mode) if follow else entry.mode)
-        if got != (uid, gid, entry.mtime_ns, entry.mode):
-            self._warn(
-                target, name, "has another owner, mode or time than in the snapshot, because the target cannot hold it"
-            )
-
-    def _try(self, target: Node, name: bytes, what: str, action: Callable[[], object], *more: int) -> None:
-        """One piece of metadata that may be lost. `more`: errors that also mean "cannot hold" (a full disk, where one
-        value is too big)."""
-        try:
-            action()
-        except OSError as exc:
-            if exc.errno not in (*_CANNOT_HOLD, *more):
-                raise
-            self._warn(target, name, f"lost its {what} ({exc.strerror})")
-
-    def _attempt(self, target: Node, name: bytes, action: Callable[[], _T]) -> _T | None:
-        """The result of `action`, which makes the entry `name` of `target`; None and a warning if the target cannot
-        hold it."""
-        try:
-            return action()
-        except OSError as exc:
-            if exc.errno in NO_ROOM:
-                path = _shown(target, name)
-                raise OutOfSpace(
-                    f"cannot restore {path}: the target's disk is full; free space or choose another target"
-                ) from exc
-            if exc.errno not in _CANNOT_HOLD:
-                raise
-            self._warn(target, name, f"was left out, because the target cannot hold it ({exc.strerror})")
-            return None
-
-    def _warn(self, target: Node, name: bytes, what: str) -> None:
-        self._warnings.add(f"{_shown(target, name)} {what}.")
-
-
-def shifted_acl(value: bytes, shift: int) -> bytes:
-    """An access list with its users and groups `shift` higher (linux/posix_acl_xattr.h: a version, then tag,
-    permissions and id each)."""
-    head, entries = value[:4], value[4:]
-    if len(entries) % 8:
-        return value
-    moved = (
-        struct.pack("<HHI", tag, permissions, (who + shift) & 0xFFFFFFFF if tag in _NAMED else who)
-        for tag, permissions, who in struct.iter_unpack("<HHI", entries)
-    )
-    return head + b"".join(moved)
-
-
-def _is_as_made(what: int | str | bytes, entry: Entry, owner: tuple[int, int], follow: bool) -> bool:
-    """Set the time of a new file, and return True if its other metadata are right already, as in nearly every file."""
-    try:
-        os.utime(what, ns=(entry.mtime_ns, entry.mtime_ns), follow_symlinks=follow)
-    except OSError:
-        return False  # the long way reports the error
-    st = os.stat(what, follow_symlinks=follow)
-    right = (st.st_uid, st.st_gid) == owner and st.st_mtime_ns == entry.mtime_ns
-    return right and (not follow or stat.S_IMODE(st.st_mode) == entry.mode)
+            self._target.apply(target, child.name, fd_path(fd), entry, xattrs)
 
 
 def _without_acls(dir_fd: int) -> None:
@@ -491,13 +361,3 @@ def _without_acls(dir_fd: int) -> None:
         except OSError as exc:
             if exc.errno not in (errno.ENODATA, errno.EOPNOTSUPP, errno.ENOSYS):
                 raise
-
-
-def _shown(directory: Node, name: bytes) -> str:
-    """A path below the target for people: always printable, and of limited length."""
-    names, at = ([name] if name else []), directory
-    while at.parent is not None:
-        names.append(at.name)
-        at = at.parent
-    text = ascii(os.fsdecode(b"/".join(reversed(names)) or b"."))
-    return text if len(text) <= 300 else text[:150] + "..." + text[-147:]

@@ -21,7 +21,6 @@ from snapshotd.kernel import turns
 from snapshotd.kernel.files import closing_fd
 from snapshotd.trees.base import Change, Entry
 from snapshotd.trees.diff import diff
-from snapshotd.trees.gather import Gather
 from snapshotd.trees.hunks import CONTEXT_LINES, hunks
 from snapshotd.trees.view import View
 from snapshotd.types import Kind
@@ -35,6 +34,7 @@ MAX_COMPARED_LINES = 20_000
 
 Write = Callable[[bytes], object]
 _BLOCK_BYTES = 1 << 20
+_GATHERED_BYTES = 1 << 18
 _ROWS = 50
 """Lines of a binary patch between two calls of `give_way`."""
 _NO_BLOB = b"0" * 40
@@ -79,6 +79,30 @@ def _write_changes(a: View, b: View, root: bytes, write: Write) -> int:
     if waiting is not None:
         _write_change(_relative(waiting[0], prefix), None, waiting[1], write)
     return outside
+
+
+class Gather:
+    """Small writes, handed on as large ones. Call `flush` at the end; the gathered rest is lost otherwise."""
+
+    def __init__(self, sink: Callable[[bytes], object]) -> None:
+        self._sink = sink
+        self._gathered = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Take `data`, and hand on the gathered bytes when they are 256 KiB or more. A piece that is as large by itself
+        is not copied."""
+        if len(data) >= _GATHERED_BYTES:
+            self.flush()
+            self._sink(data)
+            return
+        self._gathered += data
+        if len(self._gathered) >= _GATHERED_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self._gathered:
+            self._sink(bytes(self._gathered))
+            self._gathered.clear()
 
 
 @dataclass(frozen=True, slots=True)

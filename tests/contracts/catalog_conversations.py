@@ -39,8 +39,6 @@ def a_fork_goes_on_from_its_origin(catalog: Catalog) -> None:
     assert catalog.snapshots(forks[0].id) == [own, later]
     assert catalog.snapshots(trajectory.id) == [first, second, third]
     assert catalog.get_trajectory(forks[1].id).head == second.id
-    assert [one.id for one in catalog.experiment(ExperimentID("e" * 32))] == [one.id for one in forks]
-    refuses(NotFound, catalog.experiment, ExperimentID("f" * 32))
     refuses(NotFound, catalog.conversation, SnapshotID(new_id()))
 
 

@@ -21,7 +21,7 @@ def an_experiment_is_kept_with_its_branches(catalog: Catalog) -> None:
     table, request = catalog.experiments, RequestKey("key", "digest", 1)
     assert list(table.list()) == []
     table.add(EXPERIMENT, BRANCHES, files=b"\0tar\xff", request=request)
-    assert catalog.made_by(request) == ("parser",)
+    assert catalog.requests.find(request) == ("parser",)
     refuses(Conflict, table.add, replace(EXPERIMENT, id=ExperimentID("f" * 32)), BRANCHES, says=("parser",))
     assert table.get("parser") == EXPERIMENT
     assert table.files("parser") == b"\0tar\xff"

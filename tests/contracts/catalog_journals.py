@@ -352,7 +352,7 @@ def where_a_program_began_and_its_environment_change(catalog: Catalog) -> None:
     catalog.add_trajectories([(child, None)])
     assert catalog.get_trajectory(child.id).began == second.id
     image = make_image("another")
-    catalog.add_image(image)
+    catalog.images.add(image)
     other, begun = begin(image)
     catalog.add_trajectories([(replace(other, began=begun.id), begun)])
     assert catalog.get_trajectory(other.id).began == begun.id

@@ -9,7 +9,7 @@ from snapshotd.catalog.base import Catalog, SnapshotRow
 from snapshotd.errors import Ambiguous, Conflict, NotFound, UsageError
 from snapshotd.types import BlobID, ImageID, LayerID, RecordID, SnapshotID, Stack, TrajectoryID, TreeID, new_id
 from tests.contracts.refusal import refuses
-from tests.records import begin, committed, fork, make_call, make_image, started
+from tests.records import begin, blobs_of, committed, fork, make_call, make_image, started, trees_of
 
 TREES = [TreeID(f"{n:064x}") for n in range(3)]
 RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]
@@ -22,19 +22,16 @@ def trees_records_and_unstored_blobs_are_listed(catalog: Catalog) -> None:
     assert catalog.unstored_blobs() == {first.call.output, first.call.stdout, first.call.stderr, *blobs}
     catalog.set_stored(first.id, TREES[0], RECORDS[0])
     assert catalog.unstored_blobs() == set(blobs)
-    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[0]}, {RECORDS[0]})
-    catalog.set_image_tree(trajectory.spec.image, TREES[1])
-    catalog.set_image_tree(ImageID(new_id()), TREES[2])  # gone meanwhile
+    assert (trees_of(catalog), catalog.referenced_records()) == ({TREES[0]}, {RECORDS[0]})
+    catalog.images.set_tree(trajectory.spec.image, TREES[1])
+    catalog.images.set_tree(ImageID(new_id()), TREES[2])  # gone meanwhile
     catalog.set_stored(second.id, TREES[0], RECORDS[1])
     assert catalog.unstored_blobs() == set()
-    assert (catalog.referenced_trees(), catalog.referenced_records()) == (
-        {TREES[0], TREES[1]},
-        {RECORDS[0], RECORDS[1]},
-    )
-    assert catalog.find_image(trajectory.spec.image).tree == TREES[1]
+    assert (trees_of(catalog), catalog.referenced_records()) == ({TREES[0], TREES[1]}, {RECORDS[0], RECORDS[1]})
+    assert catalog.images.find(trajectory.spec.image).tree == TREES[1]
     catalog.set_pruned([first.id])
     catalog.remove_trajectory(trajectory.id)
-    assert (catalog.referenced_trees(), catalog.referenced_records()) == ({TREES[1]}, set())
+    assert (trees_of(catalog), catalog.referenced_records()) == ({TREES[1]}, set())
 
 
 def all_tags_are_listed(catalog: Catalog) -> None:
@@ -88,7 +85,7 @@ def a_tag_and_a_trajectory_never_share_a_name(catalog: Catalog) -> None:
     for snapshot, move in ((first, False), (first, True), (second, False)):
         refuses(Conflict, lambda s=snapshot, m=move: catalog.tag(s.id, "run", move=m), says=("run", trajectory.id[:12]))
     catalog.tag(first.id, "best")
-    image = catalog.find_image(trajectory.spec.image)
+    image = catalog.images.find(trajectory.spec.image)
     other, begun = begin(image, "best")
     refuses(
         Conflict,
@@ -124,7 +121,7 @@ def a_tag_and_a_trajectory_never_share_a_name(catalog: Catalog) -> None:
 def a_name_is_never_in_the_form_of_an_id(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     second = committed(catalog, first)
-    image = catalog.find_image(trajectory.spec.image)
+    image = catalog.images.find(trajectory.spec.image)
     for name in (second.id, second.id[:12], second.id[:4], "beef", "2026"):
         refuses(UsageError, catalog.tag, first.id, name, says=(name, "id"))
         refuses(UsageError, catalog.tag, first.id, f"{name}@1000", says=(name, "id"))
@@ -138,7 +135,7 @@ def a_name_is_never_in_the_form_of_an_id(catalog: Catalog) -> None:
 def an_exact_id_wins_over_a_name_that_an_older_version_took(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
     second = committed(catalog, first)
-    image = catalog.find_image(trajectory.spec.image)
+    image = catalog.images.find(trajectory.spec.image)
     other, begun = begin(image, second.id)
     names = (first.id, second.id[:8], "feed")
     catalog.restore_rows([], [other], [SnapshotRow(replace(begun, tags=names))])
@@ -171,7 +168,7 @@ def ambiguous_prefixes_list_candidates(catalog: Catalog) -> None:
     for n in range(7):
         parent = committed(catalog, parent, id=SnapshotID(f"abcd{n}" + "0" * 27))
     image = make_image("x")
-    catalog.add_image(image)
+    catalog.images.add(image)
     trajectory, first = begin(image)
     trajectory = replace(trajectory, id=TrajectoryID("abcd6" + "f" * 27))
     catalog.add_trajectories([(trajectory, replace(first, trajectory=trajectory.id))])
@@ -184,7 +181,7 @@ def ambiguous_prefixes_list_candidates(catalog: Catalog) -> None:
 
 def a_prefix_that_is_too_short_is_told_from_what_is_not_there(catalog: Catalog) -> None:
     image = replace(make_image("deb"), id=ImageID("abc" + "1" * 29))
-    catalog.add_image(image)
+    catalog.images.add(image)
     trajectory, first = begin(image, "box")
     trajectory = replace(trajectory, id=TrajectoryID("3c2" + "f" * 29), head=SnapshotID("5" * 32))
     catalog.add_trajectories([(trajectory, replace(first, id=trajectory.head, trajectory=trajectory.id))])
@@ -192,8 +189,8 @@ def a_prefix_that_is_too_short_is_told_from_what_is_not_there(catalog: Catalog) 
         refuses(Ambiguous, find, "3c2", says=("3c2ffffffff", "too short", "at least 4"))
         refuses(NotFound, find, "3c1", says=("3c1",))
         refuses(NotFound, find, "", says=("there is no",))
-    refuses(Ambiguous, catalog.find_image, "abc", says=("abc11111111", "too short"))
-    assert catalog.find_image("deb").id == image.id
+    refuses(Ambiguous, catalog.images.find, "abc", says=("abc11111111", "too short"))
+    assert catalog.images.find("deb").id == image.id
     assert catalog.resolve_trajectory("box").id == trajectory.id
 
 
@@ -204,7 +201,7 @@ def everything_referenced_is_listed(catalog: Catalog) -> None:
     second = committed(catalog, first, call=call)
     third = committed(catalog, second, stack=Stack(second.stack.image, (LayerID("merged"),)))
     assert catalog.referenced_layers() == {*second.stack.layers, *third.stack.layers}
-    assert catalog.referenced_blobs() == {blobs[0], blobs[1], first.call.output, first.call.stdout, first.call.stderr}
+    assert blobs_of(catalog) == {blobs[0], blobs[1], first.call.output, first.call.stdout, first.call.stderr}
 
 
 CHECKS: tuple[Callable[[Catalog], None], ...] = (

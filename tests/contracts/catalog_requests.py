@@ -17,20 +17,20 @@ REQUEST = RequestKey("key-1", "digest", 5 * DAY_NS)
 
 def what_is_made_is_recorded_with_it(catalog: Catalog) -> None:
     trajectory, first = started(catalog)
-    assert catalog.made_by(REQUEST) is None
+    assert catalog.requests.find(REQUEST) is None
     second = follow(first)
     catalog.commit_snapshot(second, (), expected_head=first.id, request=REQUEST)
-    assert catalog.made_by(REQUEST) == (second.id,)
+    assert catalog.requests.find(REQUEST) == (second.id,)
     tagging = replace(REQUEST, key="key-2")
     catalog.tag(first.id, "t", request=tagging)
-    assert catalog.made_by(tagging) == (first.id,)
+    assert catalog.requests.find(tagging) == (first.id,)
     forking = replace(REQUEST, key="key-3")
     forks = [fork(second, trajectory), fork(second, trajectory)]
     catalog.add_trajectories([(one, None) for one in forks], request=forking)
-    assert catalog.made_by(forking) == tuple(one.id for one in forks)
-    catalog.add_request(None, ["nothing"])
-    catalog.forget_request(forking)
-    assert catalog.made_by(forking) is None
+    assert catalog.requests.find(forking) == tuple(one.id for one in forks)
+    catalog.requests.add(None, ["nothing"])
+    catalog.requests.forget(forking)
+    assert catalog.requests.find(forking) is None
 
 
 def nothing_is_recorded_of_what_was_not_made(catalog: Catalog) -> None:
@@ -41,24 +41,24 @@ def nothing_is_recorded_of_what_was_not_made(catalog: Catalog) -> None:
         catalog.commit_snapshot(second, (), expected_head=SnapshotID(new_id()), request=REQUEST)
 
     refuses(Conflict, commit)
-    assert catalog.made_by(REQUEST) is None
+    assert catalog.requests.find(REQUEST) is None
 
 
 def a_key_belongs_to_one_request_and_for_a_day(catalog: Catalog) -> None:
-    catalog.add_request(REQUEST, ["a", "b"])
-    assert catalog.made_by(replace(REQUEST, at_ns=REQUEST.at_ns + DAY_NS)) == ("a", "b")
+    catalog.requests.add(REQUEST, ["a", "b"])
+    assert catalog.requests.find(replace(REQUEST, at_ns=REQUEST.at_ns + DAY_NS)) == ("a", "b")
     other = replace(REQUEST, digest="another")
-    refuses(Conflict, catalog.made_by, other, says=("key-1", "another request"))
+    refuses(Conflict, catalog.requests.find, other, says=("key-1", "another request"))
     late = replace(other, at_ns=REQUEST.at_ns + DAY_NS + 1)
-    assert catalog.made_by(late) is None
-    catalog.add_request(late, ["c"])
-    assert catalog.made_by(late) == ("c",)
+    assert catalog.requests.find(late) is None
+    catalog.requests.add(late, ["c"])
+    assert catalog.requests.find(late) == ("c",)
 
 
 def keys_of_a_day_ago_go(catalog: Catalog) -> None:
-    catalog.add_request(REQUEST, ["a"])
-    catalog.add_request(replace(REQUEST, key="key-2", at_ns=REQUEST.at_ns + DAY_NS + 1), ["b"])
-    assert catalog.made_by(REQUEST) is None
+    catalog.requests.add(REQUEST, ["a"])
+    catalog.requests.add(replace(REQUEST, key="key-2", at_ns=REQUEST.at_ns + DAY_NS + 1), ["b"])
+    assert catalog.requests.find(REQUEST) is None
 
 
 CHECKS: tuple[Callable[[Catalog], None], ...] = (

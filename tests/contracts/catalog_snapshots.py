@@ -23,7 +23,7 @@ from snapshotd.types import (
     new_id,
 )
 from tests.contracts.refusal import refuses
-from tests.records import committed, follow, fork, make_call, started
+from tests.records import blobs_of, committed, follow, fork, make_call, started, trees_of
 
 TREES = [TreeID(f"{n:064x}") for n in range(3)]
 RECORDS = [RecordID(f"{n:064x}") for n in range(10, 13)]
@@ -88,7 +88,7 @@ def hostile_text_is_kept_exactly(catalog: Catalog) -> None:
     catalog.commit_snapshot(snapshot, [Message(text, text)], expected_head=first.id)
     assert catalog.get_snapshot(snapshot.id).call == call
     assert list(catalog.conversation(snapshot.id)) == [Message(text, text)]
-    for find in (catalog.resolve_snapshot, catalog.resolve_trajectory, catalog.find_image, catalog.untag):
+    for find in (catalog.resolve_snapshot, catalog.resolve_trajectory, catalog.images.find, catalog.untag):
         refuses(NotFound, find, text)
 
 
@@ -156,7 +156,7 @@ def pruning_gives_up_stored_trees_only(catalog: Catalog) -> None:
     assert catalog.get_snapshot(first.id).state is SnapshotState.PRUNED  # for good
     assert catalog.record(first.id) == RECORDS[0]  # call and conversation are still there
     assert [message.content for message in catalog.conversation(third.id)] == ["a", "b"]
-    assert catalog.referenced_trees() == set()
+    assert trees_of(catalog) == set()
 
 
 def what_a_repair_found_gone_can_be_recorded(catalog: Catalog) -> None:
@@ -177,7 +177,7 @@ def what_a_repair_found_gone_can_be_recorded(catalog: Catalog) -> None:
     assert catalog.get_snapshot(captured.id) == captured, "its output is in the spool"
     catalog.forget_outputs({kept: None})
     assert catalog.get_snapshot(second.id).call.damaged == (*lost[:1], lost[1], DamagedOutput("stdout", kept, None))
-    assert catalog.referenced_blobs() == {gone, *first.call.outputs}
+    assert blobs_of(catalog) == {gone, *first.call.outputs}
     catalog.set_record(second.id, RECORDS[1])
     catalog.set_record(SnapshotID(new_id()), RECORDS[2])  # gone meanwhile
     assert catalog.record(second.id) == RECORDS[1]

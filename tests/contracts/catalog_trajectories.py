@@ -37,50 +37,50 @@ def meta_is_kept_and_replaced(catalog: Catalog) -> None:
 
 def images_round_trip_newest_first(catalog: Catalog) -> None:
     first, second = make_image("first"), make_image("second", env=(), workdir="/")
-    catalog.add_image(first)
-    catalog.add_image(second)
-    assert catalog.images() == [second, first]
-    assert catalog.find_image("first") == first
-    assert catalog.find_image(second.id[:4]) == second
-    assert catalog.find_image(second.id) == second
-    refuses(Conflict, catalog.add_image, first, says=(first.id,))
+    catalog.images.add(first)
+    catalog.images.add(second)
+    assert catalog.images.list() == [second, first]
+    assert catalog.images.find("first") == first
+    assert catalog.images.find(second.id[:4]) == second
+    assert catalog.images.find(second.id) == second
+    refuses(Conflict, catalog.images.add, first, says=(first.id,))
 
 
 def an_image_takes_over_a_name(catalog: Catalog) -> None:
     older, newer = make_image("same"), make_image("same")
-    catalog.add_image(older)
-    catalog.add_image(newer)
-    assert catalog.find_image("same") == newer
-    assert catalog.find_image(older.id) == replace(older, name="")
-    catalog.add_image(make_image(""))  # any number may have none
-    refuses(NotFound, catalog.find_image, "")
+    catalog.images.add(older)
+    catalog.images.add(newer)
+    assert catalog.images.find("same") == newer
+    assert catalog.images.find(older.id) == replace(older, name="")
+    catalog.images.add(make_image(""))  # any number may have none
+    refuses(NotFound, catalog.images.find, "")
 
 
 def image_prefixes_are_checked(catalog: Catalog) -> None:
     one, two = ImageID("abcd" + "0" * 28), ImageID("abcd" + "1" * 28)
-    catalog.add_image(make_image("one", id=one))
-    catalog.add_image(make_image("two", id=two))
-    catalog.add_image(make_image("abcd", id=ImageID("f" * 32)))
-    assert catalog.find_image("abcd").id == "f" * 32  # a name wins
-    assert catalog.find_image("abcd1").id == two
-    refuses(Ambiguous, catalog.find_image, "fff", says=("fff", "too short"))
-    refuses(NotFound, catalog.find_image, "abc%")
-    catalog.remove_image(ImageID("f" * 32))
-    refuses(Ambiguous, catalog.find_image, "abcd", says=(one[:12], two[:12]))
+    catalog.images.add(make_image("one", id=one))
+    catalog.images.add(make_image("two", id=two))
+    catalog.images.add(make_image("abcd", id=ImageID("f" * 32)))
+    assert catalog.images.find("abcd").id == "f" * 32  # a name wins
+    assert catalog.images.find("abcd1").id == two
+    refuses(Ambiguous, catalog.images.find, "fff", says=("fff", "too short"))
+    refuses(NotFound, catalog.images.find, "abc%")
+    catalog.images.remove(ImageID("f" * 32))
+    refuses(Ambiguous, catalog.images.find, "abcd", says=(one[:12], two[:12]))
 
 
 def an_image_in_use_is_kept(catalog: Catalog) -> None:
     trajectory, snapshot = started(catalog)
-    refuses(Conflict, catalog.remove_image, trajectory.spec.image, says=(trajectory.id[:12],))
+    refuses(Conflict, catalog.images.remove, trajectory.spec.image, says=(trajectory.id[:12],))
     other = make_image("other")
-    catalog.add_image(other)
+    catalog.images.add(other)
     committed(catalog, snapshot, stack=Stack(other.id))
-    refuses(Conflict, catalog.remove_image, other.id, says=(trajectory.id[:12],))
+    refuses(Conflict, catalog.images.remove, other.id, says=(trajectory.id[:12],))
     catalog.remove_trajectory(trajectory.id)
-    catalog.remove_image(other.id)
-    catalog.remove_image(trajectory.spec.image)
-    assert catalog.images() == []
-    refuses(NotFound, catalog.remove_image, other.id, says=(other.id,))
+    catalog.images.remove(other.id)
+    catalog.images.remove(trajectory.spec.image)
+    assert catalog.images.list() == []
+    refuses(NotFound, catalog.images.remove, other.id, says=(other.id,))
 
 
 def trajectories_round_trip_oldest_first(catalog: Catalog) -> None:
@@ -145,7 +145,6 @@ def removal_waits_for_forks(catalog: Catalog) -> None:
     assert catalog.trajectories() == []
     assert list(catalog.all_snapshots()) == []
     assert catalog.referenced_layers() == set()
-    assert catalog.referenced_blobs() == set()
     refuses(NotFound, catalog.resolve_snapshot, "best")
     for remove in (catalog.check_removable, catalog.remove_trajectory):
         refuses(NotFound, remove, trajectory.id)
@@ -156,7 +155,7 @@ def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:
     """After a rewind to a snapshot of another trajectory, which is no fork of it."""
     trajectory, first = started(catalog)
     target = committed(catalog, first)
-    other, begun = begin(catalog.find_image(trajectory.spec.image))
+    other, begun = begin(catalog.images.find(trajectory.spec.image))
     catalog.add_trajectories([(other, begun)])
     rewound = committed(catalog, begun, stack=target.stack, base=target.id, own_layers=0)
     damaged = committed(catalog, rewound, stack=target.stack, base=target.id, own_layers=0)
@@ -189,9 +188,9 @@ def rows_are_restored_as_they_were(catalog: Catalog) -> None:
     lines = [replace(child, head=own.id), replace(trajectory, head=second.id), fork(own, child)]
     refuses(NotFound, catalog.restore_rows, [image], lines, rows[:2])
     refuses(NotFound, catalog.restore_rows, [], lines, rows)
-    assert (catalog.images(), catalog.trajectories(), list(catalog.all_snapshots())) == ([], [], [])
+    assert (catalog.images.list(), catalog.trajectories(), list(catalog.all_snapshots())) == ([], [], [])
     catalog.restore_rows([image], lines, rows)
-    assert catalog.images() == [image]
+    assert catalog.images.list() == [image]
     assert catalog.trajectories() == lines
     assert list(catalog.all_snapshots()) == [first, second, own]
     assert [catalog.record(one.id) for one in (first, second, own)] == [RECORDS[0], None, RECORDS[1]]

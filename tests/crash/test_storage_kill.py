@@ -327,6 +327,7 @@ def test_every_failpoint_has_a_scenario() -> None:
 
 
 READ_ELSEWHERE = (
+    "engine.archive.tree",
     "repo.pack.",
     "repo.gc.forgotten",
     "repo.gc.indexed",
@@ -336,12 +337,12 @@ READ_ELSEWHERE = (
     "repo.repair.indexed",
     "repo.repair.aside",
 )
-"""Failpoints of the repository at which the daemon sees a child die as it does at others of the same scenario. The
-short set walks them over the repository alone (tests/unit/repo/test_packs.py, tests/model/test_repo_gc.py), the long
-one here too."""
+"""Failpoints at which the daemon sees a child die as it does at others of the same scenario. The short set walks those of
+the repository over the repository alone (tests/unit/repo/test_packs.py, tests/model/test_repo_gc.py), the long one here
+too."""
 SEEN_ELSEWHERE = ("engine.step.sealed", "engine.step.outputs_saved")
 """Between the begin and the commit of a step, which are both here. The short set dies there under an agent
-(tests/e2e/test_survive.py) and under a command in the background (tests/e2e/test_background.py)."""
+(tests/e2e/test_survive.py)."""
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import fcntl
 import os
 import secrets
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,8 +33,21 @@ def state_with(image: Path, shared: Path) -> Path:
                 snap("rm", "--force", trajectory)
             for name in ("daemon.log", "secrets.key", "secrets.db"):
                 (scratch / name).unlink()
+            layers = scratch / "layers.img"
+            if layers.exists():
+                _trim(layers)
             os.replace(scratch, folder)
     return folder
+
+
+def _trim(image: Path) -> None:
+    """Give back the blocks of files that are gone, two thirds of it: each daemon gets a copy."""
+    with tempfile.TemporaryDirectory() as mounted:
+        subprocess.run(["mount", "-o", "loop", image, mounted], check=True)
+        try:
+            subprocess.run(["fstrim", mounted], check=True)
+        finally:
+            subprocess.run(["umount", mounted], check=True)
 
 
 @contextlib.contextmanager

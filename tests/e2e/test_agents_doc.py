@@ -1,4 +1,6 @@
-"""docs/agents/ is true: every command is run, in the order of the pages, and prints what they show."""
+"""docs/agents/ is true: every command is run, in the order of the pages, and prints what they show. In the long set: the
+short one has the agents of the pages in test_known_agents.py, their manners in test_manners.py, and the names of all commands
+and options in unit/test_docs.py."""
 
 from __future__ import annotations
 
@@ -9,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import long
 from tests.e2e.console import Shell, environment, follow, transcript
-from tests.e2e.prepared import daemon_on
+from tests.e2e.prepared import NO_ENGINE, daemon_on
 from tests.e2e.support import Snap
 
-pytestmark = [pytest.mark.runc, pytest.mark.timeout(1200)]  # it builds the default image
+pytestmark = [pytest.mark.runc, pytest.mark.long, pytest.mark.timeout(1200)]  # it builds the default image
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "docs" / "agents"
 INDEX = ROOT / "docs" / "agents.md"
@@ -22,14 +23,10 @@ INDEX = ROOT / "docs" / "agents.md"
 
 
 @pytest.fixture(scope="module")
-def doc_snap(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
-    """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's. In the long
-    set it has the image that a user's has."""
-    with daemon_on(
-        request.getfixturevalue("default_state" if long.LONG else "minimal_state"),
-        tmp_path_factory.mktemp("d") / "state",
-        {"DOCKER_HOST": "unix:///run/snapshotd-no-such-engine.sock"},
-    ) as snap:
+def doc_snap(default_state: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Snap]:
+    """A daemon of the pages' own, which is killed on one. It finds no Docker, so that sandboxes are runc's. It has the
+    image that a user's has."""
+    with daemon_on(default_state, tmp_path_factory.mktemp("d") / "state", NO_ENGINE) as snap:
         yield snap
 
 

@@ -168,6 +168,12 @@ def is_head(name: str) -> Callable[[Sandbox, Any], None]:
     return check
 
 
+def merged(box: Sandbox, done: Any) -> None:
+    is_head("merge")(box, done.snapshot)
+    assert [change.path for change in done.changes] == [b"theirs"]
+    assert box.files.read("theirs") == b"x\n"
+
+
 def anything(box: Sandbox, answer: Any) -> None:
     assert answer is not None
 
@@ -182,6 +188,7 @@ VERBS = (
     Verb("rewind", lambda client, box: client.rewind(box.id, "first", mode="files"), is_head("rewind"), (0, 1, 0)),
     Verb("undo", lambda client, box: client.undo(box.id), is_head("undo"), (0, 1, 0)),
     Verb("write", lambda _, box: box.files.write("n", b"12345").snapshot, is_head("write"), (0, 1, 0)),
+    Verb("merge", lambda client, box: client.merge("other", box.id), merged, (0, 1, 0)),
     Verb("make_dir", lambda _, box: box.files.make_dir("deep/er"), is_head("make_dir"), (0, 1, 0)),
     Verb("tag", lambda client, box: client.tag(box.id, "asked", move=True), anything, (0, 0, 0)),
     Verb("run", lambda client, box: client.run(command=["true"], runtime="runc"), anything, (1, 0, 0)),
@@ -197,6 +204,8 @@ def box(snap: Snap, runtime: str) -> Iterator[Sandbox]:
     before = {one.id for one in client.trajectories()}
     made = Sandbox.create(runtime=runtime, client=client)
     client.tag(made.id, "first")
+    (other,) = client.fork(made.id, name="other").trajectories
+    Sandbox.connect(other.id, client=client).exec("echo x > theirs", check=True)
     yield made
     for one in reversed([one for one in client.trajectories() if one.id not in before]):
         client.remove(one.id, force=True)

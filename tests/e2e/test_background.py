@@ -292,10 +292,19 @@ def test_a_command_of_a_lost_sandbox_has_an_unknown_outcome(own_snap: Snap) -> N
 
 
 WALKED = ("engine.command.", "engine.output.", "engine.step.")
+SEEN_ELSEWHERE = ("engine.step.begin", "engine.step.sealed", "engine.step.outputs_saved")
+"""The short set dies there under an agent (test_survive.py); a command's own commit is the last of a step."""
 
 
 @pytest.mark.runc
-@pytest.mark.parametrize("point", [name for name in failpoints.NAMES if name.startswith(WALKED)])
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(name, marks=[pytest.mark.long] * (name in SEEN_ELSEWHERE))
+        for name in failpoints.NAMES
+        if name.startswith(WALKED)
+    ],
+)
 def test_killed_at_a_failpoint(own_snap: Snap, point: str) -> None:
     """It is there, with one outcome, one snapshot and all of its output; or it was never started."""
     snap = own_snap

@@ -70,6 +70,8 @@ def test_what_bisect_refuses(snap: Snap, box: str) -> None:
     assert "fails at snapshot" in refused.stderr
     refused = snap("bisect", box, "--", "sh", "-c", "exit 125", code=UsageError.exit_code)
     assert "cannot tell" in refused.stderr
+    refused = snap("bisect", box, "--", "no-such-program", code=UsageError.exit_code)
+    assert "since its program 'no-such-program' is not there, where it should pass" in refused.stderr
     snap("bisect", box, code=UsageError.exit_code)
 
 

@@ -386,19 +386,23 @@ def test_a_privileged_container(deployed: Deployment, docker_daemon: Engine, tmp
         assert not (had_one and has_loop_device(image))
 
 
+NO_MOUNTS = "the daemon cannot have mounts of its own (unshare: Operation not permitted)"
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "the daemon cannot have mounts of its own (unshare: Operation not permitted)"),
-        (
-            {"security_opt": ["seccomp=unconfined"]},
-            "the daemon cannot have mounts of its own (unshare: Operation not permitted)",
+        pytest.param({}, NO_MOUNTS, id="plain"),
+        pytest.param({"security_opt": ["seccomp=unconfined"]}, NO_MOUNTS, id="no capabilities", marks=pytest.mark.long),
+        pytest.param({"cap_add": LEAST["cap_add"]}, "mounts: pivot_root: Operation not permitted", id="filter"),
+        pytest.param({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_NICE"]}, "looks: Permission denied", id="no SYS_PTRACE"),
+        pytest.param(
+            {**LEAST, "cap_add": ["SYS_ADMIN", "SYS_PTRACE"]},
+            "priorities: Permission denied",
+            id="no SYS_NICE",
+            marks=pytest.mark.long,
         ),
-        ({"cap_add": LEAST["cap_add"]}, "mounts: pivot_root: Operation not permitted"),
-        ({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_NICE"]}, "looks: Permission denied"),
-        ({**LEAST, "cap_add": ["SYS_ADMIN", "SYS_PTRACE"]}, "priorities: Permission denied"),
     ],
-    ids=["plain", "no capabilities", "filter", "no SYS_PTRACE", "no SYS_NICE"],
 )
 def test_a_container_with_less_is_told_what_it_lacks(
     deployed: Deployment, tmp_path: Path, options: dict[str, Any], says: str

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+from pathlib import Path
 
 import pytest
 
@@ -204,3 +206,24 @@ def test_a_command_is_given_its_input(snap: Snap, runtime: str) -> None:
     with pytest.raises(UsageError, match=r"Command\.write"):
         sandbox.exec("cat", input="", background=True)
     sandbox.remove(force=True)
+
+
+@pytest.mark.runc
+def test_a_command_reads_a_file_of_this_machine(snap: Snap, tmp_path: Path) -> None:
+    trajectory, first = snap.create()
+    source = tmp_path / "data"
+    source.write_bytes(data := secrets.token_bytes(3 << 20))
+    for place in ([trajectory], ["--snapshot", first]):
+        printed = snap("exec", "--input", source, *place, "--", "sha256sum").stdout
+        assert printed.split()[0] == hashlib.sha256(data).hexdigest()
+    assert snap("exec", "--input", source, trajectory, "--", "head", "-c", "0").stdout == "", "it need not read all"
+    assert snap("exec", "--input", "-", trajectory, "--", "wc", "-c").stdout.split() == ["0"]
+    for refused, options in (
+        (f"{tmp_path} cannot be read: Is a directory; ", ["--input", tmp_path]),
+        ("no such file cannot be read: No such file or directory; ", ["--input", "no such file"]),
+        ("leave out --input, or -i, -t and -d", ["--input", source, "-i"]),
+        ("leave out --input, or -i, -t and -d", ["--input", source, "-d"]),
+    ):
+        assert refused in snap("exec", *options, trajectory, "--", "true", code=125).stderr
+    assert len(snap.json("log", trajectory)) == 4, "what is refused leaves no snapshot"
+    snap("rm", "--force", trajectory)

@@ -31,6 +31,8 @@ from tests.e2e.support import Snap, wait_until
 
 KINDS = {"xfs": ("mkfs.xfs", "-q"), "ext4": ("mkfs.ext4", "-q"), "btrfs": ("mkfs.btrfs", "-q"), "tmpfs": ()}
 """File systems to restore to, and how they are made."""
+LONG = ("btrfs", "tmpfs")
+"""Those of the long set: another file system than the source's, with its warnings, is ext4."""
 TREES = (b"tree", b"deep")
 """Below /workspace: everything that common tools can read, and what is deeper than PATH_MAX."""
 Manifest = dict[bytes, variety.Fact]
@@ -179,7 +181,7 @@ def _restore(cold: Snap, *args: str | Path) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind == "btrfs")) for kind in KINDS])
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in LONG)) for kind in KINDS])
 def test_restored(cold: Snap, original: Original, disks: dict[str, Disk], kind: str) -> None:
     if kind == "btrfs":
         require("btrfs")

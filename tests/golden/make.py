@@ -53,7 +53,7 @@ def make(folder: Path) -> None:
     catalog = SqliteCatalog(folder / "catalog.db")
     with closing(PackRepository(store_of(folder), folder / "index.db", key)) as repository:
         image = make_image(tree=stored_trees.save(repository, {b"etc": {b"passwd": b"root:x:0:0\n"}, b"usr": {}}))
-        catalog.add_image(image)
+        catalog.images.add(image)
         for one in _history(catalog, repository, kept):
             line = catalog.get_trajectory(one.trajectory)
             tree = stored_trees.save(repository, _plan(repository, one.seq + (10 if line.forked_from else 0)))
@@ -68,7 +68,7 @@ def make(folder: Path) -> None:
 
 def _history(catalog: Catalog, repository: PackRepository, kept: BlobID) -> list[Snapshot]:
     """Three snapshots and a fork of the second; all captured. The last one's output is in the spool."""
-    (image,) = catalog.images()
+    (image,) = catalog.images.list()
     line, first = begin(image, "golden")
     first = replace(
         first, call=make_call("start", output=None, stdout=repository.save_bytes(b"printed\n"), stderr=None)
@@ -130,7 +130,7 @@ def read(folder: Path) -> dict[str, Any]:
         return {
             "trajectories": [f"{t.id} {t.name} {t.head} {t.forked_from}" for t in catalog.trajectories()],
             "snapshots": {s.id: _snapshot(catalog, repository, s) for s in catalog.all_snapshots()},
-            "image": [tree_of(repository, i.tree) for i in catalog.images() if i.tree is not None],
+            "image": [tree_of(repository, i.tree) for i in catalog.images.list() if i.tree is not None],
         }
     finally:
         repository.close()

@@ -18,7 +18,7 @@ from snapshotd.catalog import schema
 from snapshotd.catalog.base import Catalog
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.types import ApprovalStatus, CallStatus, Compensation, SnapshotState
-from tests.records import CREATED_AT_NS, World, make_approval
+from tests.records import CREATED_AT_NS, World, blobs_of, make_approval
 
 OLDER = range(schema.OLDEST, schema.VERSION)
 """The versions that are brought up to date. There is a golden catalog of each."""
@@ -75,12 +75,12 @@ def read(catalog: Catalog) -> dict[str, Any]:
     entries = {one.id: [asdict(entry) for entry in catalog.own_entries(one.id)] for one in snapshots}
     made_up = [catalog.compensations.get(entry["id"]) for found in entries.values() for entry in found]
     content = {
-        "images": [asdict(image) for image in catalog.images()],
+        "images": [asdict(image) for image in catalog.images.list()],
         "trajectories": [asdict(trajectory) for trajectory in catalog.trajectories()],
         "snapshots": [asdict(snapshot) for snapshot in snapshots],
         "conversations": {one.id: [asdict(message) for message in catalog.conversation(one.id)] for one in snapshots},
         "layers": sorted(catalog.referenced_layers()),
-        "blobs": sorted(catalog.referenced_blobs()),
+        "blobs": sorted(blobs_of(catalog)),
         "records": {one.id: catalog.record(one.id) for one in snapshots},
         "states": {one.id: [catalog.state(one.id), catalog.own_state(one.id)] for one in snapshots},
         "entries": entries,

@@ -18,7 +18,7 @@ from snapshotd.engine.experiments import earlier
 from snapshotd.errors import Conflict, VersionMismatch
 from snapshotd.types import Message, RecordID, SnapshotID, SnapshotState, TreeID
 from tests.golden import make_catalog
-from tests.records import committed, make_entry
+from tests.records import committed, make_entry, trees_of
 
 HERE = Path(__file__).parent
 
@@ -56,6 +56,7 @@ def test_there_is_one_for_every_older_version() -> None:
 
 
 def test_a_version_that_is_too_old_is_refused_and_left_alone(path: Path) -> None:
+    SqliteCatalog(":memory:").close()  # loads the checksums of pages
     connection = apsw.Connection(str(path))
     connection.execute(f"PRAGMA user_version = {schema.OLDEST - 1}")
     connection.close()
@@ -71,7 +72,7 @@ def test_everything_is_read_after_the_migration(catalog: SqliteCatalog, version:
     assert make_catalog.read(catalog) == content
     assert catalog.get_meta("instance") == "7"
     assert catalog.unstored() == [one["id"] for one in content["snapshots"] if one["state"] == "captured"]
-    assert catalog.unstored_blobs() <= catalog.referenced_blobs()
+    assert catalog.unstored_blobs() <= set(content["blobs"])
 
 
 def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog) -> None:
@@ -90,12 +91,12 @@ def test_a_migrated_catalog_goes_on(catalog: SqliteCatalog) -> None:
         back = committed(catalog, new, "instead", after=head)
         assert list(catalog.conversation(back.id)) == [*catalog.conversation(head.id), Message("user", "instead")]
         assert catalog.unbound(line.id) == []
-        catalog.set_image_tree(line.spec.image, TreeID("3" * 64))
+        catalog.images.set_tree(line.spec.image, TreeID("3" * 64))
     for snapshot_id in catalog.unstored():
         catalog.set_stored(snapshot_id, TreeID("1" * 64), RecordID("2" * 64))
     assert catalog.unstored() == []
     assert catalog.get_snapshot(new.id).state is SnapshotState.STORED
-    assert catalog.referenced_trees() >= {TreeID("1" * 64), TreeID("3" * 64)}
+    assert trees_of(catalog) >= {TreeID("1" * 64), TreeID("3" * 64)}
     for trajectory in reversed(catalog.trajectories()):  # forks first
         with contextlib.suppress(Conflict):  # some go on from each other
             catalog.remove_trajectory(trajectory.id)

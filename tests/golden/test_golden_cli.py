@@ -12,6 +12,7 @@ from typing import Any
 import apsw
 import pytest
 
+from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.client import Snapshotd
 from snapshotd.repo.key import load_key
 from snapshotd.types import new_id
@@ -38,6 +39,7 @@ def snap(tmp_path: Path, version: int) -> Iterator[Snap]:
     state = tmp_path / "state"
     state.mkdir(mode=0o700)
     shutil.copyfile(HERE / f"catalog-v{version}.db", state / "catalog.db")
+    SqliteCatalog(":memory:").close()  # loads the checksums of pages
     connection = apsw.Connection(str(state / "catalog.db"))
     connection.execute(
         "UPDATE meta SET value = ? WHERE key = 'instance'", (new_id()[:12],)

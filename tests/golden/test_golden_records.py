@@ -97,7 +97,7 @@ def test_a_catalog_takes_what_is_read() -> None:
         assert catalog.state(of) == (record.state or {})
         assert record.entries
         assert record.state
-        image = catalog.find_image(record.image.id)
+        image = catalog.images.find(record.image.id)
         kept = records.encode_from(catalog, catalog.get_snapshot(of), image)
         assert decode(kept).entries == record.entries
         assert [entry.number for entry in decode(kept).entries] == [entry.number for entry in record.entries]

@@ -56,7 +56,7 @@ def roots(folder: Path) -> Roots:
     with closing(SqliteCatalog(folder / "catalog.db")) as catalog:
         stored = [one for one in catalog.all_snapshots() if one.state is SnapshotState.STORED]
         trees = {one.tree: str(one.id) for one in stored if one.tree is not None}
-        trees.update({image.tree: str(image.id) for image in catalog.images() if image.tree is not None})
+        trees.update({image.tree: str(image.id) for image in catalog.images.list() if image.tree is not None})
         outputs = {
             blob: str(one.id)
             for one in stored
@@ -92,6 +92,7 @@ def test_packs_and_an_index_of_an_older_version_are_refused(folder: Path) -> Non
     data[8:10] = (pack.PACK_VERSION - 1).to_bytes(2, "little")
     with pytest.raises(VersionMismatch, match=r"older snapshotd .format 1, this one knows 2"):
         pack.check_head(data, bytes.fromhex(path.name))
+    SqliteCatalog(":memory:").close()  # loads the checksums of pages
     with closing(apsw.Connection(str(folder / "index.db"))) as index:
         index.execute(f"PRAGMA user_version = {INDEX_VERSION - 1}")
     with pytest.raises(VersionMismatch, match="older snapshotd"):

@@ -56,7 +56,7 @@ class Lines(RuleBasedStateMachine):
         super().__init__()
         self.catalog = SqliteCatalog(":memory:")
         self.image = make_image()
-        self.catalog.add_image(self.image)
+        self.catalog.images.add(self.image)
         self.minds: dict[SnapshotID, Mind] = {}
         self.trajectories: dict[TrajectoryID, tuple[Trajectory, SnapshotID, Line]] = {}
         self.count = 0

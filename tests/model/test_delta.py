@@ -22,6 +22,7 @@ from snapshotd.layers import delta
 from snapshotd.layers.capture import Seen
 from snapshotd.layers.merge import merge
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.view import open_stack
 from snapshotd.trees.diff import diff
 from snapshotd.types import ImageID, LayerID, Stack
 from tests.capabilities import require
@@ -71,7 +72,7 @@ class Live:
             self.stack = (Stack(IMAGE) if done.whole else self.stack).push(done.layer)
 
     def check(self) -> None:
-        with self.store.view(self.stack) as recorded, self.store.view(Stack(IMAGE, (self.upper,))) as now:
+        with open_stack(self.store, self.stack) as recorded, open_stack(self.store, Stack(IMAGE, (self.upper,))) as now:
             assert [change for change in diff(recorded, now)] == []
         mounted = overlay(self.store, self.stack.layers, self.store.create())
         try:

@@ -52,7 +52,7 @@ class Template:
         self.entries: dict[bytes, IndexEntry] = {entry.id: entry for entry in index.objects()}
         self.frames = {raw: reader.frame_bytes(entry) for raw, entry in self.entries.items()}
         self.parts = {
-            raw: [part for part, _ in reader.chunk_list(raw).parts]
+            raw: [part for part, _ in reader.contents.chunk_list(raw).parts]
             for raw, entry in self.entries.items()
             if entry.kind == ObjectKind.LIST
         }

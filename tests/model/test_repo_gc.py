@@ -94,7 +94,9 @@ def needed_objects(opened: Opened, kept: Kept) -> set[bytes]:
                 [entry.base] if entry.base is not None else []
             )  # of a list too: what is a delta against a dead one was rewritten
             waiting += (
-                [part for part, _ in opened.repo.reader.chunk_list(raw).parts] if entry.kind == ObjectKind.LIST else []
+                [part for part, _ in opened.repo.reader.contents.chunk_list(raw).parts]
+                if entry.kind == ObjectKind.LIST
+                else []
             )
     return needed
 
@@ -263,7 +265,7 @@ def test_a_damaged_repository_is_not_collected(tmp_path: Path, what: str) -> Non
         "tree": one.trees[b"a/b"],
         "content": one.contents[b"a/b/c"],
         "record": one.record,
-        "chunk": opened.repo.reader.chunk_list(bytes.fromhex(one.contents[b"large"])).parts[1][0].hex(),
+        "chunk": opened.repo.reader.contents.chunk_list(bytes.fromhex(one.contents[b"large"])).parts[1][0].hex(),
         "pack": one.tree,
     }
     raw = bytes.fromhex(victims[what])

@@ -30,7 +30,7 @@ def engine(small_root: Path) -> Iterator[Engine]:
 
 @pytest.fixture
 def agent(engine: Engine) -> Agent:
-    engine.approvals._gate.policy.path.unlink(missing_ok=True)
+    engine.approvals._approvals.policy.path.unlink(missing_ok=True)
     return mind_rig.agent(engine)
 
 
@@ -41,7 +41,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def policy(agent: Agent, text: str) -> None:
-    agent.engine.approvals._gate.policy.path.write_text(text)
+    agent.engine.approvals._approvals.policy.path.write_text(text)
 
 
 def until(condition: Callable[[], Any]) -> Any:

@@ -109,7 +109,7 @@ class Watched:
                 os.close(directory)
             else:
                 index.took(path, mark)
-        index.compared()
+        index.note_compared()
 
 
 class CountedIndex(FolderIndex):

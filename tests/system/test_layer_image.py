@@ -158,7 +158,7 @@ def test_layers_on_a_full_disk_meet_it_at_once_and_never_later(state: Path) -> N
             with contextlib.suppress(OSError), open(store.root / "more", "wb") as file:
                 while True:
                     file.write(os.urandom(1 << 20))
-            store.flush()
+            store.proof.sync()
             for layer in store.layers():
                 store.remove(layer)
         finally:

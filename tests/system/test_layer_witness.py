@@ -149,7 +149,7 @@ def test_a_write_that_fails_is_told_once_and_remembered(tmp_path: Path) -> None:
             with pytest.raises(DataLoss, match="reported an error"):
                 store.proof.prove([bad])
             with pytest.raises(OSError, match="reported an error"):
-                store.flush()
+                store.proof.sync()
         with pytest.raises(DataLoss, match="reported an error"):
             store.create()
         store._ready.clear()

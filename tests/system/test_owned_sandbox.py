@@ -107,7 +107,7 @@ def test_a_compensation_is_a_command_too(agent: Agent, monkeypatch: pytest.Monke
 def test_a_replay_waits_for_it(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program asks for its next call, and with it for the files of another snapshot."""
     first = agent.tool("write", {}, "echo before > own")
-    sandbox, places = agent.sandbox, agent.engine.life._sessions._places
+    sandbox, places = agent.sandbox, agent.engine.life._sessions._adoption._places
     with ThreadPoolExecutor(1) as pool:
         moved: list[Future[None]] = []
 

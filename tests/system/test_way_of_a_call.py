@@ -16,7 +16,7 @@ from snapshotd.engine.base import SandboxRequest
 from snapshotd.engine.mind.approval.records import Asked
 from snapshotd.engine.mind.pending import Open
 from snapshotd.engine.protocol.agent_handler import Intent, Outcome
-from snapshotd.engine.protocol.agent_wire import AgentRequest
+from snapshotd.engine.protocol.agent_request import AgentRequest
 from snapshotd.types import NO_ISOLATION, Ended, JournalEntry, ToolCall
 from tests import mind_rig
 

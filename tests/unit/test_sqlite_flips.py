@@ -19,7 +19,7 @@ from snapshotd.sqlite import remove
 from tests import long
 from tests.golden import make_catalog
 
-HEAD, FLIPS = long.size(50, 100), long.size(75, 150)
+HEAD, FLIPS = long.size(25, 100), long.size(50, 150)
 """Flips in the first 100 bytes, and all."""
 
 Look = Callable[[Path], tuple[Any, list[str]]]

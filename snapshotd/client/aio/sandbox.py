@@ -56,7 +56,8 @@ class AsyncSandbox(AnySandbox[AsyncSnapshotd, "AsyncSandbox", "AsyncSnapshot", "
             **options: Unpack[RunOptions],
         ) -> AsyncSandbox: ...
         @classmethod
-        async def run(cls, *args: Any, **kwargs: Any) -> Any: ...
+        async def run(cls, *args: Any, **kwargs: Any) -> Any:
+            """Run an agent file, or a `command`, to its end; with `detach` the answer is its sandbox at once."""
 
         @overload  # type: ignore[override]
         async def exec(
@@ -81,7 +82,9 @@ class AsyncSandbox(AnySandbox[AsyncSnapshotd, "AsyncSandbox", "AsyncSnapshot", "
             stdin: bool = False,
             **options: Unpack[ExecOptions],
         ) -> AsyncCommand: ...
-        async def exec(self, *args: Any, **kwargs: Any) -> Any: ...
+        async def exec(self, *args: Any, **kwargs: Any) -> Any:
+            """Run a command as a tool call and take the snapshot. A string goes through `/bin/sh -c`. With `background` the
+            answer is a `Command` at once."""
 
 
 AsyncCommand._form = AsyncSnapshot._form = AsyncSandbox._form = ClientForm(

@@ -81,7 +81,7 @@ class HostChange:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-        self._placed(path, name)
+        self._add_place_step(path, name)
 
     def put_link(self, path: bytes, target: bytes, owner: tuple[int, int]) -> None:
         name = f"n{len(self._steps)}"
@@ -89,7 +89,7 @@ class HostChange:
             os.symlink(target, os.fsencode(name), dir_fd=self._fd)
             if os.geteuid() == 0:
                 os.chown(name, *owner, dir_fd=self._fd, follow_symlinks=False)
-        self._placed(path, name)
+        self._add_place_step(path, name)
 
     def put_directory(self, path: bytes, permissions: int, owner: tuple[int, int]) -> None:
         """Its owner may always write to it, so that it can be filled."""
@@ -102,9 +102,9 @@ class HostChange:
                 os.fchmod(fd, permissions | 0o700)
             finally:
                 os.close(fd)
-        self._placed(path, name)
+        self._add_place_step(path, name)
 
-    def _placed(self, path: bytes, name: str) -> None:
+    def _add_place_step(self, path: bytes, name: str) -> None:
         stamp = Stamp.of(os.lstat(name, dir_fd=self._fd))
         self._steps.append(ApplyStep("place", path, stamp, name))
 
@@ -156,7 +156,7 @@ class LeftOver:
                 if found is not None:
                     self._records.append(found)
                 elif name.startswith(STAGING):
-                    unknown.append(self._checked(name))
+                    unknown.append(self._check_owner(name))
         if unknown:
             more = f" and {len(unknown) - 1} more" if unknown[1:] else ""
             self.warnings.append(
@@ -184,7 +184,7 @@ class LeftOver:
                 finally:
                     os.close(fd)
 
-    def _checked(self, name: bytes) -> str:
+    def _check_owner(self, name: bytes) -> str:
         if os.lstat(name, dir_fd=self._tree.fd).st_uid != os.geteuid():
             raise NotPermitted(
                 f"{os.fsdecode(name)} in {self._tree.where} belongs to another user, whose apply was cut off; "

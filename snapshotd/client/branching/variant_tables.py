@@ -104,10 +104,16 @@ def _add(table: dict[str, Any], label: str, key: str, text: str) -> None:
     if kind not in NAMED_VARIANT or bool(dot and rest) != (kind in _TABLES):
         shown = [f"{one}.X" if one in _TABLES else one for one in NAMED_VARIANT]
         raise UsageError(f"the variant {label} has an unknown key {key!r}{nearest(key, shown)}")
+    read = _READERS.get(kind, str)
     try:
-        value = _READERS.get(kind, str)(text)
+        value = read(text)
     except ValueError as exc:
-        raise UsageError(f"{key} of the variant {label} cannot be read: {exc}") from exc
+        why = f"is not {NAMED_VARIANT[kind][1]}"
+        if read is json.loads:
+            why = "is not JSON; text has quotes there, such as '\"yes\"'"
+        elif read is shlex.split:
+            why = f"cannot be split into words: {exc}"
+        raise UsageError(f"{key}={text[:80]!r} of the variant {label} {why}") from None
     if kind in _TABLES:
         table[kind] = {**table.get(kind, {}), rest: value}
     elif kind in ("remove", "drop_state"):
@@ -118,15 +124,8 @@ def _add(table: dict[str, Any], label: str, key: str, text: str) -> None:
         raise UsageError(fault)
 
 
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as exc:
-        raise ValueError(f"it cannot be split into words: {exc}") from exc
-
-
 _READERS: dict[str, Callable[[str], Any]] = {
-    "args": _split,
+    "args": shlex.split,
     "remove": lambda text: [text],
     "drop_state": lambda text: [text],
     "drop_messages": int,

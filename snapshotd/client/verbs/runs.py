@@ -20,8 +20,8 @@ from snapshotd.terms import DEFAULT_TENANT
 
 
 class SandboxOptions(TypedDict, total=False):
-    """The keywords of a new sandbox. `memory` and `disk` in bytes, or as text such as "512m"; None
-    means the daemon's default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
+    """The keywords of a new sandbox. `memory` and `disk` are in bytes, or text such as "512m"; None means the daemon's
+    default. `secrets` are environment whose values are recorded nowhere in plain; `providers` are
     the model providers that the recording gateway forwards to, and with `capture_tokens` it asks them for token ids and
     log probabilities (docs/agents/training.md); `tenant` is the tenant of the key-value store that its agents read and
     write. `requirements` is a file of Python packages that its programs find, and `program` a folder of this machine

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapshotd.api import operations
+from snapshotd.api.record import record
 from snapshotd.api.wire import check_ref
 from snapshotd.client.bundles.sealing import Sealing, unsealed
 from snapshotd.client.feeding import Readable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Form = Literal["bundle", "oci", "tar", "atif", "jsonl"]
 
 
-@dataclass(frozen=True, slots=True)
+@record(frozen=True)
 class CacheImportInfo:
     """An entry of a cache that was taken in. `exact`: it has the key that was asked for, not only its beginning."""
 

@@ -15,7 +15,7 @@ from snapshotd.engine.experiments.base import Attendance, Bisection, BisectReque
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.past.lineage import lineage
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
-from snapshotd.types import Snapshot, SnapshotState
+from snapshotd.types import Snapshot, SnapshotID, SnapshotState
 
 UNTESTABLE = 125
 """Exit code of a command that cannot tell."""
@@ -32,6 +32,8 @@ class _Search:
     on_tried: Callable[[Tried], object]
     line: list[Snapshot]
     untestable: set[int] = field(default_factory=set)
+    missing: set[SnapshotID] = field(default_factory=set)
+    """Snapshots that do not have the command's program."""
     flaky: bool = False
 
     def run(self) -> Bisection:
@@ -61,8 +63,9 @@ class _Search:
             if found[place] != wanted:
                 does = {"good": "passes", "bad": "fails", "untestable": "cannot tell (exit code 125)"}[found[place]]
                 should = {"good": "pass", "bad": "fail"}[wanted]
+                program = f", since its program {self.request.argv[0]!r} is not there" if one.id in self.missing else ""
                 raise UsageError(
-                    f"the command {does} at snapshot {one.id[:12]} ({one.call.name}), where it should {should}: "
+                    f"the command {does} at snapshot {one.id[:12]} ({one.call.name}){program}, where it should {should}: "
                     "name another good or bad snapshot, or another command"
                 )
         return 0, last
@@ -99,6 +102,7 @@ class _Search:
                     caller=caller,
                 ).exit_code
         except (CommandNotFound, CommandNotRunnable):
+            self.missing.add(snapshot.id)
             return _NOT_THERE
 
 

@@ -204,7 +204,7 @@ class Refusal:
         self._sentence = ""
 
     @contextlib.contextmanager
-    def noted(self, root: int) -> Iterator[None]:
+    def noting(self, root: int) -> Iterator[None]:
         """Note a refusal inside that came after a long time."""
         began, rules = time.monotonic(), _rules(root)
         try:

@@ -1,4 +1,4 @@
-"""The folders that the daemon knows: which one a descriptor or a trajectory means, and who works in it now."""
+"""The folders that the daemon knows. A descriptor or a trajectory names one, and one thread at a time holds it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class HeldFolders:
         found = self._places.find(user, place)
         if found is None:
             raise NotFound(f"no snapshot was taken of {place.path} yet; `snapshotd hooks install` in it begins")
-        self._places.moved(place, found)
+        self._places.note_path(place, found)
         return self._catalog.get_trajectory(found)
 
     @contextlib.contextmanager
@@ -72,7 +72,7 @@ class HeldFolders:
                 folder = OpenFolder(user, known, self._catalog.draw_fence(known))
                 self._folders[user.uid, place.identity] = folder
             self._folders[user.uid, place.identity] = self._folders.pop((user.uid, place.identity))  # the last one used
-            self._places.moved(place, known)
+            self._places.note_path(place, known)
         waits_s = min(_BUSY_S, max(0.0, longest_s - (time.monotonic() - folder.held_at)))
         if not folder.lock.acquire(timeout=waits_s):
             raise LimitExceeded(
@@ -88,9 +88,9 @@ class HeldFolders:
             raise
         finally:
             folder.lock.release()
-        self._bound(user)
+        self._forget_unused(user)
 
-    def _bound(self, user: HostUser) -> None:
+    def _forget_unused(self, user: HostUser) -> None:
         """Forget what is known of the user's folders that were not used for the longest time, if it is too much: the next
         scan of one compares it with its head."""
         with self._lock:

@@ -1,4 +1,5 @@
-"""The calls of agents in users' folders, as their hooks tell of them: what has changed since is whose, and is recorded so."""
+"""The calls of agents in users' folders. Hooks tell of each; the changes since the last hook are recorded under the name of whoever
+made them."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ class HookCalls:
         agent = None if hook is None else agent_of(hook)
         with self._held.hold(user, root, longest_s=LONGEST_S) as folder, _before_others(root):
             folder.refusal.check(root)
-            with folder.refusal.noted(root):
+            with folder.refusal.noting(root):
                 self._end_lost(folder, root)
                 self._watch(folder, root, event, agent)
                 try:

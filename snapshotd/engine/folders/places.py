@@ -128,10 +128,10 @@ class KnownFolders:
 
     def remember(self, user: HostUser, place: FolderPlace, trajectory: TrajectoryID) -> None:
         """Note that a folder is this trajectory's, and where it is."""
-        self.moved(place, trajectory)
+        self.note_path(place, trajectory)
         self._catalog.set_meta(_key(user, place.identity), trajectory)
 
-    def moved(self, place: FolderPlace, trajectory: TrajectoryID) -> None:
+    def note_path(self, place: FolderPlace, trajectory: TrajectoryID) -> None:
         """Note where a trajectory's folder is."""
         if self.path_of(trajectory) != place.path:
             self._catalog.set_meta(_path_key(trajectory), json.dumps(place.path))

@@ -62,21 +62,21 @@ class FolderWatch:
         nothing. LimitExceeded."""
         with self._lock:
             began_ns = time.time_ns()
-            if self._unchanged(root, user):
-                index.looked(began_ns)
+            if self._check_quiet(root, user):
+                index.note_look(began_ns)
                 return FolderScan()
             racy = index.racy()
             with acting_as(user):
                 found = index.scan(root)
             if not found:
-                index.looked(began_ns)
+                index.note_look(began_ns)
             try:
-                self._scanned(root, user, index, found, racy)
+                self._mark_scan(root, user, index, found, racy)
             except (OSError, NotImplementedError):
                 self._drop()
             return found
 
-    def _unchanged(self, root: int, user: HostUser) -> bool:
+    def _check_quiet(self, root: int, user: HostUser) -> bool:
         try:
             if self._marks is not None and not self._marks.has(root):
                 self._drop()
@@ -86,7 +86,7 @@ class FolderWatch:
         self._quiet &= quiet
         return self._quiet
 
-    def _scanned(self, root: int, user: HostUser, index: FolderIndex, found: FolderScan, racy: set[str]) -> None:
+    def _mark_scan(self, root: int, user: HostUser, index: FolderIndex, found: FolderScan, racy: set[str]) -> None:
         """Mark what the scan saw and has no mark yet. `racy`: as the index had them before it."""
         there = {"": (stat.S_IFDIR,), **index.rule_files(), **index.known, **found.changed}
         for path in found.deleted:

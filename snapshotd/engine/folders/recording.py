@@ -217,7 +217,7 @@ class FolderRecorder:
         for path, mark, digest in capture.took:
             folder.index.took(path, mark, digest)
         folder.index.reveal(capture.unread)
-        folder.index.looked(scan.began_ns)
+        folder.index.note_look(scan.began_ns)
         if folder.cut_off is not None:
             folder.cut_off = None
             self._catalog.set_meta(rewind_key(folder), "")
@@ -285,9 +285,9 @@ class FolderRecorder:
             scan = compare(view, there, root, folder.user, folder.index, scan)
             folder.index.reveal(scan.changed)  # any of them may have been ignored before
             scan.revealed.update(scan.changed)
-        folder.index.compared()
+        folder.index.note_compared()
         if not scan:
-            folder.index.looked(scan.began_ns)
+            folder.index.note_look(scan.began_ns)
         return scan
 
     def seen(self, folder: OpenFolder, root: int, *, keep: bool = False) -> tuple[FolderScan, Touches]:

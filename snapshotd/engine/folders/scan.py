@@ -136,7 +136,7 @@ class FolderIndex:
         """Take note that the rules may have ignored these paths before."""
         self._revealed.update(paths)
 
-    def looked(self, began_ns: int) -> None:
+    def note_look(self, began_ns: int) -> None:
         """Take note that a snapshot has what a look at the folder found that began then."""
         self._looked_ns = max(self._looked_ns, began_ns)
 
@@ -144,7 +144,7 @@ class FolderIndex:
         """Paths with content in a snapshot that the last scan could not read, or left out."""
         return self._blind & self.known.keys()
 
-    def compared(self) -> None:
+    def note_compared(self) -> None:
         """It has been told of every file that is as the last snapshot has it."""
         self._fresh = False
 

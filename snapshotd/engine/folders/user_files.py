@@ -71,14 +71,14 @@ class UserFiles:
         with self._lock:
             for again in (True, False):
                 try:
-                    socket.send_fds(self._begun(), [packet], [stream.fileno()])
+                    socket.send_fds(self._start_process(), [packet], [stream.fileno()])
                     return
                 except OSError:
                     self._end()  # it was killed, or is stuck
                     if not again:
                         raise
 
-    def _begun(self) -> socket.socket:
+    def _start_process(self) -> socket.socket:
         if self._control is None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.settimeout(LONGEST_S)

@@ -23,6 +23,7 @@ from snapshotd.engine.protocol.agent_handler import (
     BodyWriter,
     Intent,
     Outcome,
+    Question,
     StoreOperation,
     StreamName,
 )
@@ -175,37 +176,25 @@ class AgentCalls(AgentHandler):
         )
         return {"snapshot": taken.id, **self._live()}
 
-    def approve(
-        self,
-        pid: int,
-        call_id: str,
-        question: str,
-        details: Any,
-        expires_s: float | None,
-        within: str | None,
-        cancelled: threading.Event,
-        *,
-        again: bool = False,
-    ) -> Answer:
-        recorder, reveal = self._recorder, self._recorder.funnel.reveal
-        known = recorder.find(call_id) if again else None
+    def approve(self, pid: int, question: Question, cancelled: threading.Event, *, again: bool = False) -> Answer:
+        recorder, within = self._recorder, question.within
+        reveal = recorder.funnel.reveal
+        known = recorder.find(question.call_id) if again else None
         if known is not None:
             return {**reveal(known.result), "live": True}
         recorder.pending.mark_beyond(within)
-        arguments = recorder.funnel.conceal({"question": question, "details": details})
+        arguments = recorder.funnel.conceal({"question": question.question, "details": question.details})
         recorded = self._journal.replay.meet_call(EntryKind.QUESTION, _QUESTION, arguments) if within is None else None
         if recorded is not None:
             return dict(recorded.entry.result)
-        began, call = time.time_ns(), CallID(call_id)
-        approval = self._journal.ask(
-            call, arguments["question"], arguments["details"], expires_s=expires_s, cancelled=cancelled
-        )
+        began = time.time_ns()
+        approval = self._journal.ask(replace(question, **arguments), cancelled)
         answer: Answer = {"approved": approval.status == "approved", "by": approval.by, "reason": approval.reason}
         if approval.edited is not None:
             answer["answer"] = approval.edited[0]
         if within is not None:
             return dict(reveal(answer))
-        recorder.record_question(call, _QUESTION, arguments, answer, began_at_ns=began)
+        recorder.record_question(CallID(question.call_id), _QUESTION, arguments, answer, began_at_ns=began)
         return {**reveal(answer), **self._live()}
 
     def _live(self) -> Answer:

@@ -26,7 +26,7 @@ from snapshotd.engine.mind.replay import Resumption
 from snapshotd.engine.mind.retracing import NoReplay, Retracing
 from snapshotd.engine.mind.reuse import Reuse
 from snapshotd.engine.mind.reused_calls import NoReuse, ReusedCalls
-from snapshotd.engine.protocol.agent_handler import Answer, Intent
+from snapshotd.engine.protocol.agent_handler import Answer, Intent, Question
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import StepListener
@@ -130,9 +130,6 @@ class Journal:
             "live": True,
         }
 
-    def ask(
-        self, call_id: CallID, question: str, details: Any, *, expires_s: float | None, cancelled: threading.Event
-    ) -> Approval:
+    def ask(self, question: Question, cancelled: threading.Event) -> Approval:
         """Ask a person, and wait for the answer. The words have gone through the funnel. Conflict."""
-        caller = WaitingCaller(self.sandbox, self.recorder.step, cancelled)
-        return self._gate.question(caller, call_id, question, details, expires_s=expires_s)
+        return self._gate.question(WaitingCaller(self.sandbox, self.recorder.step, cancelled), question)

@@ -12,6 +12,7 @@ from snapshotd.engine.protocol.agent_handler import (
     BodyWriter,
     Intent,
     Outcome,
+    Question,
     StoreOperation,
     StreamName,
 )
@@ -88,18 +89,7 @@ class UnrecordedCalls(AgentHandler):
     def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool = False) -> Answer:
         return {"snapshot": self._sandbox.head}
 
-    def approve(
-        self,
-        pid: int,
-        call_id: str,
-        question: str,
-        details: Any,
-        expires_s: float | None,
-        within: str | None,
-        cancelled: threading.Event,
-        *,
-        again: bool = False,
-    ) -> Answer:
+    def approve(self, pid: int, question: Question, cancelled: threading.Event, *, again: bool = False) -> Answer:
         raise Denied("nobody can be asked in a throw-away sandbox; run the agent in a trajectory of its own")
 
     def store(self, op: StoreOperation, fields: dict[str, Any], within: str | None, rid: str | None = None) -> Answer:

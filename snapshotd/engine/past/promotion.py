@@ -114,11 +114,11 @@ class Promotion:
         own = self._catalog.snapshots(target.id)
         steps = sum(one.seq > common.seq for one in own) if common.trajectory == target.id else len(own)
         left = self._effects.beyond(target, head)
-        calls = f", among them {number_of(len(left), 'irreversible call')}," if left else ""
+        calls = f", with {number_of(len(left), 'irreversible call')}" if left else ""
         return (
-            f"{short(target.id)} went on for {number_of(steps, 'snapshot')} up to {short(target.head)} since {short(common.id)}, where "
-            f"{short(branch.id)} left it{calls} and they would be left behind: `snapshotd promote --yes {short(branch.id)}` "
-            "does it, and `snapshotd undo` takes it back"
+            f"{short(target.id)} has taken {number_of(steps, 'snapshot')} of its own{calls} since {short(branch.id)} was forked from it at "
+            f"{short(common.id)}; `snapshotd promote --yes {short(branch.id)}` leaves them behind, and `snapshotd undo` brings "
+            "them back"
         )
 
     # -- the mind ------------------------------------------------------------------------------------------------------

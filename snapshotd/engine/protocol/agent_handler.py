@@ -72,6 +72,17 @@ class Outcome:
     usage: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """An `approve`: the program asks a person. `within`: the running call in whose body it does."""
+
+    call_id: str
+    question: str
+    details: Any
+    expires_s: float | None = None
+    within: str | None = None
+
+
 class AgentHandler(Protocol):
     """The handler of one container's requests. Any method may raise a SnapshotdError; the agent is told its one
     sentence.
@@ -139,18 +150,7 @@ class AgentHandler(Protocol):
     def checkpoint(self, pid: int, call_id: str, name: str, within: str | None, *, again: bool = False) -> Answer:
         """Take a snapshot without a call: `snapshot` is its id."""
 
-    def approve(
-        self,
-        pid: int,
-        call_id: str,
-        question: str,
-        details: Any,
-        expires_s: float | None,
-        within: str | None,
-        cancelled: threading.Event,
-        *,
-        again: bool = False,
-    ) -> Answer:
+    def approve(self, pid: int, question: Question, cancelled: threading.Event, *, again: bool = False) -> Answer:
         """Ask a person and wait: `approved`, `by`, `reason`, `answer`."""
 
     def store(self, op: StoreOperation, fields: dict[str, Any], within: str | None, rid: str | None = None) -> Answer:

@@ -27,7 +27,7 @@ from snapshotd.engine.events import EventLog
 from snapshotd.engine.runs.command_records import CommandRecords, ended_with
 from snapshotd.engine.runs.execution import KILLED, Execution, reached_limit, status_of
 from snapshotd.engine.sandbox import signals
-from snapshotd.engine.sandbox.attach import COMMANDS, record_of
+from snapshotd.engine.sandbox.attach import COMMANDS, outlive
 from snapshotd.engine.sandbox.kept import KeptProcess
 from snapshotd.engine.sandbox.pump import CommandOutcome
 from snapshotd.engine.sandbox.sandbox import ClientCommand, Sandbox
@@ -108,7 +108,8 @@ class Commands:
             info, spec = self._describe(sandbox, command, request, gives_input, terminal)
             process, before = self._execution.start(sandbox, spec, command=command)
             live = _Live(info, sandbox, command, process, before, info.timeout_s)
-            self._remember(live)
+            with self._lock:
+                self._live[info.id] = live
             try:
                 call, _ = self._follow(live, sink=sink, caller=caller, abandon=not record, save=record or save)
                 for sentence in sandbox.use.ended_for:
@@ -136,9 +137,9 @@ class Commands:
         with contextlib.ExitStack() as scope:
             command = scope.enter_context(sandbox.use.command(background=True))
             info, spec = self._describe(sandbox, command, request, request.stdin)
-            self._outlive(sandbox)
+            outlive(self._context, sandbox)
             log = scope.enter_context(self._records.opened(info, afresh=True))
-            self._context.catalog.add_request(requests.present(), [info.id])  # before it starts: it starts once
+            self._context.catalog.requests.add(requests.present(), [info.id])  # before it starts: it starts once
             hit("engine.command.begun")
             kept = self._kept(sandbox, info.id)
             try:
@@ -184,31 +185,15 @@ class Commands:
             self._follow_in_thread(live, kept, log, scope.pop_all())
         _log.info("going on with command %s of %s", short(info.id), short(sandbox.trajectory.id))
 
-    def _outlive(self, sandbox: Sandbox) -> None:
-        """The next daemon can go on with the sandbox. One with a program does that by itself."""
-        with sandbox.lock:
-            if sandbox.use.agent_running or sandbox.survival.is_kept:
-                return
-            if not sandbox.survival.has_record:
-                record = record_of(self._context, sandbox.container.id)
-                record.open()
-                sandbox.survival.use(record)
-            facts = {
-                "trajectory": sandbox.trajectory.id,
-                "started_at_ns": sandbox.started_at_ns,
-                "idle_timeout_s": sandbox.use.idle_timeout_s,
-            }
-            sandbox.outlive(facts)
-
     def _kept(self, sandbox: Sandbox, command: CallID) -> KeptProcess:
         return KeptProcess(self._context.keeper, f"{sandbox.container.id}.{COMMANDS}.{command}", sandbox.survival.kept)
 
     def _follow_in_thread(self, live: _Live, kept: KeptProcess, log: EventLog, scope: contextlib.ExitStack) -> None:
         if live.info.stdin:
             kept.open_input()
-        self._remember(live)
         thread = threading.Thread(target=self._follow_to_record, args=(live, kept, log, scope), name="command")
         with self._lock:
+            self._live[live.info.id] = live
             self._threads = [*(one for one in self._threads if one.is_alive()), thread]
         thread.start()
 
@@ -247,8 +232,6 @@ class Commands:
                 }
             )
         return ended_with(live.info, taken)
-
-    # -- the life of one -----------------------------------------------------------------------------------------------
 
     def _describe(
         self,
@@ -303,11 +286,6 @@ class Commands:
                 save=save,
             )
         return _call_of(live, outcome), outcome
-
-    def _remember(self, live: _Live) -> None:
-        """It runs, and can be found."""
-        with self._lock:
-            self._live[live.info.id] = live
 
     def _forget(self, live: _Live) -> None:
         """It has ended."""

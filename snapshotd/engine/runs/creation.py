@@ -122,7 +122,7 @@ class Creation:
     def _install(self, spec: SandboxSpec, script: str, env: dict[str, str], ca_bundle: bytes) -> LayerID:
         trajectory, snapshot = throw_away(spec, Stack(spec.image))
         errors: list[bytes] = []
-        with self._sessions.throw_away(trajectory, snapshot) as sandbox:
+        with self._sessions.throw_aways.start(trajectory, snapshot) as sandbox:
             if ca_bundle:
                 (self._context.run_dir / "c" / sandbox.container.id / "ca.pem").write_bytes(ca_bundle)
             result = self._sessions.commands.exec(

@@ -24,7 +24,7 @@ from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs import folder_mode
 from snapshotd.engine.runs.half_made import Announce
 from snapshotd.engine.runs.resume import recorded
-from snapshotd.engine.runs.sessions import FORK_COUNT, FORK_INDEX, Sessions, fork_agent
+from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import UsageError
 from snapshotd.failpoints import hit
@@ -32,6 +32,7 @@ from snapshotd.terms import number_of
 from snapshotd.types import (
     ID_FORM,
     NAME_PATTERN,
+    AgentSpec,
     ExperimentID,
     RequestKey,
     Snapshot,
@@ -101,6 +102,10 @@ class Changes(Protocol):
 
     def change(self, trajectory: Trajectory, source: Snapshot, request: EditRequest) -> None:
         """Make the change in a running child, in one step."""
+
+
+_SHELLS = ("sh", "bash", "dash")
+FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +184,7 @@ class Forks:
                 for child in made:
                     self._change(source, child, changes, resume=resume)
                 if edits:  # only now: after a crash before, the next start removes the forks
-                    self._catalog.add_request(request, [child.record.id for child in made])
+                    self._catalog.requests.add(request, [child.record.id for child in made])
         with self._all_or_none(made):
             for child in made:
                 self._start(child, resume=resume)
@@ -304,3 +309,18 @@ def check_name(name: str | None) -> None:
         raise UsageError(
             f"name {name} could be taken for an id, which begins like that: choose one with another letter"
         )
+
+
+def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> AgentSpec:
+    """The program of a fork: the source's with its arguments replaced, or `args` as a command. Where the source's is a
+    command, arguments that begin with an option are its new ones, and everything else is another command. A shell with
+    its script and the script's name (`sh -c SCRIPT NAME`) is one program. `{index}` becomes the fork's number."""
+    filled = tuple(arg.replace("{index}", str(index)) for arg in args)
+    agent = source.agent if source is not None else None
+    if agent is None:
+        return AgentSpec(argv=filled, program=0)
+    program = agent.program
+    if not program and filled and filled[0].startswith("-"):
+        scripted = agent.argv[0].rpartition("/")[2] in _SHELLS and agent.argv[1:2] == ("-c",) and len(agent.argv) > 3
+        program = 4 if scripted else 1
+    return replace(agent, argv=(*agent.argv[:program], *filled))

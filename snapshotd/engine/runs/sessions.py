@@ -4,43 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakValueDictionary
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
 from snapshotd.engine.events import EventLog
 from snapshotd.engine.mind.approval.gate import Gate
-from snapshotd.engine.mind.calls import AgentCalls
 from snapshotd.engine.mind.gateways import Gateways
-from snapshotd.engine.mind.idempotency import Keys, cut_off
+from snapshotd.engine.mind.idempotency import Keys
 from snapshotd.engine.mind.journal import Journal
 from snapshotd.engine.mind.keyvalue import KeyValueStore
 from snapshotd.engine.mind.replay import Resumption
-from snapshotd.engine.mind.reuse import Reuse, counted, wanted
-from snapshotd.engine.mind.unrecorded import UnrecordedCalls
+from snapshotd.engine.mind.reuse import counted
 from snapshotd.engine.protocol.agent_handler import HandlerSlot
 from snapshotd.engine.runs.commands import Commands
 from snapshotd.engine.runs.execution import Execution
 from snapshotd.engine.runs.launch import Launcher, alive
+from snapshotd.engine.runs.launched import Adoption, ThrowAways
 from snapshotd.engine.runs.running_program import Program
-from snapshotd.engine.sandbox.attach import Survivor, record_of
+from snapshotd.engine.sandbox.attach import Survivor
 from snapshotd.engine.sandbox.background import Background
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.engine.sandbox.step import commit_step, marker
+from snapshotd.engine.sandbox.step import StepListener, commit_step, marker
 from snapshotd.engine.storing.cold import Cold, gone
-from snapshotd.errors import Conflict, OutOfSpace, SandboxFailed, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, OutOfSpace, SnapshotdError, UsageError
 from snapshotd.types import (
     FOLDER,
     AgentSpec,
-    ContainerID,
     Snapshot,
     SnapshotID,
     SnapshotState,
@@ -51,7 +48,6 @@ from snapshotd.types import (
 )
 
 _log = logging.getLogger(__name__)
-_END_S = 10.0
 
 
 @dataclass(slots=True)
@@ -77,17 +73,13 @@ class Sessions:
         gateways: Gateways,
     ) -> None:
         self._context, self._launcher, self._background = context, launcher, background
-        self._gate, self._store, self._gateways = gate, store, gateways
-        self._places = Places(context, cold.take)
+        self._adoption = Adoption(context, self._stepped, Places(context, cold.take), gate, store, gateways)
         self._execution = Execution(context, gateways)
         self.commands = Commands(context, self._execution, self._stepped, self.check_place)
         self._live: dict[TrajectoryID, _Live] = {}
         self._launched: list[Sandbox] = []
-        self._throw_aways: dict[ContainerID, Sandbox] = {}
-        self._closed = False
-        self._lock = (
-            threading.Condition()
-        )  # over a lock that its thread may take again; told of ended throw-away sandboxes
+        self.throw_aways = ThrowAways(context, self.launch, self.discard)
+        self._lock = threading.RLock()
         self._starting: WeakValueDictionary[TrajectoryID, threading.Lock] = WeakValueDictionary()
         """Each lock exists as long as a thread holds or awaits it."""
 
@@ -126,24 +118,9 @@ class Sessions:
     def adopt(
         self, sandbox: Sandbox, calls: HandlerSlot, resumption: Resumption | None = None, keys: Keys | None = None
     ) -> None:
-        """Register a launched sandbox: from now on its steps are recorded, by it alone. With a `resumption` its program
-        is replayed first; `keys`: of calls that it makes again."""
-        catalog, trajectory = self._context.catalog, sandbox.trajectory.id
-        sandbox.writer.own(catalog.draw_fence(trajectory))
-        state = catalog.state(sandbox.head if resumption is None else resumption.began.id)
-        sandbox.mind.put(state, changed=False)
-        if sandbox.trajectory.agent is not None:
-            record = record_of(self._context, sandbox.container.id)
-            record.open()
-            sandbox.survival.use(record)
-        journal = self._journal(sandbox, resumption, keys)
-        calls.bind(AgentCalls(self._context, journal, self._store))
-        self._gateways.open(sandbox, journal)
-        self._register(sandbox, journal)
-
-    def _journal(self, sandbox: Sandbox, resumption: Resumption | None, keys: Keys | None) -> Journal:
-        reuse = Reuse(self._context, sandbox) if wanted(self._context.catalog, sandbox.trajectory) else None
-        return Journal(self._context, sandbox, self._stepped, self._places, self._gate, resumption, keys, reuse)
+        """Register a launched sandbox: from now on its steps are recorded, by it alone. `resumption`, `keys`: as
+        `Adoption.adopt`."""
+        self._register(sandbox, self._adoption.adopt(sandbox, calls, resumption, keys))
 
     def _register(self, sandbox: Sandbox, journal: Journal) -> None:
         with self._lock:
@@ -160,22 +137,10 @@ class Sessions:
                 survivor.give_up(self._context)
 
     def _attach(self, survivor: Survivor) -> None:
-        catalog, trajectory = self._context.catalog, survivor.trajectory
-        head = catalog.get_snapshot(trajectory.head)
-        sandbox, calls = self._launcher.attach(survivor, head)
+        trajectory = survivor.trajectory
+        sandbox, calls = self._launcher.attach(survivor, self._context.catalog.get_snapshot(trajectory.head))
         try:
-            sandbox.writer.own(catalog.draw_fence(trajectory.id))
-            sandbox.mind.put(catalog.state(head.id), changed=False)
-            journal = self._journal(sandbox, None, cut_off(catalog, trajectory))
-            journal.recorder.restore(survivor.record)
-            handler = AgentCalls(self._context, journal, self._store)
-            handler.restore()
-            calls.bind(handler)
-            survivor.record.open()
-            sandbox.survival.use(survivor.record)
-            sandbox.outlive(survivor.facts)
-            sandbox.use.end_when_idle(survivor.facts.get("idle_timeout_s", 0.0))
-            self._gateways.open(sandbox, journal, survivor.record)
+            journal = self._adoption.go_on(sandbox, calls, survivor)
             program = None
             if survivor.process is not None:
                 program = self._program(sandbox, journal, survivor.facts["began_at_ns"])
@@ -200,28 +165,6 @@ class Sessions:
             self._launcher.end(sandbox)
         finally:
             self._unregister(sandbox)
-
-    @contextlib.contextmanager
-    def throw_away(self, trajectory: Trajectory, snapshot: Snapshot) -> Iterator[Sandbox]:
-        """A temporary sandbox: no catalog row mentions it, nothing of it is recorded. `close` ends it."""
-        sandbox, calls = self.launch(trajectory, snapshot)
-        try:
-            with self._lock:
-                if self._closed:
-                    raise _stopped()
-                self._throw_aways[sandbox.container.id] = sandbox
-            calls.bind(UnrecordedCalls(sandbox))
-            yield sandbox
-            if sandbox.closed:
-                raise _stopped()
-        finally:
-            try:
-                self.discard(sandbox)
-            finally:
-                self._context.secrecy.forget(trajectory.id)  # its output was searched for secrets, and is not kept
-                with self._lock:
-                    self._throw_aways.pop(sandbox.container.id, None)
-                    self._lock.notify_all()
 
     def _unregister(self, sandbox: Sandbox) -> None:
         """Does nothing if another sandbox has been started for its trajectory meanwhile: that one stays registered."""
@@ -308,21 +251,12 @@ class Sessions:
         """Caller holds the sandbox's lock. On an error it goes on."""
         try:
             if keep and sandbox.root.changed:
-                self._take_last(trajectory, sandbox)
+                _take_last(self._context.catalog, sandbox, self._stepped)
             self._context.catalog.set_status(trajectory.id, TrajectoryStatus.STOPPED)
         except BaseException:
             sandbox.use.carry_on()
             raise
         sandbox.use.no_more_steps()
-
-    def _take_last(self, trajectory: Trajectory, sandbox: Sandbox) -> None:
-        try:
-            commit_step(self._context.catalog, sandbox, marker("stop", {}), self._stepped)
-        except OutOfSpace as exc:
-            raise OutOfSpace(
-                f"{exc.message}; `snapshotd stop --discard {trajectory.name or short(trajectory.id)}` ends it without a last "
-                f"snapshot, and loses what changed since {short(sandbox.head)}"
-            ) from exc
 
     def _replaying(self, trajectory: Trajectory) -> bool:
         """True if the trajectory's program is being replayed: the sandbox's files are then recorded already."""
@@ -413,14 +347,7 @@ class Sessions:
     def close(self) -> None:
         """Stop everything, each with a last snapshot, and end throw-away sandboxes. Errors are logged; the rest is
         stopped all the same."""
-        with self._lock:
-            self._closed = True
-            throw_aways = list(self._throw_aways.values())
-        for sandbox in throw_aways:
-            try:
-                self._launcher.end(sandbox)
-            except Exception:  # noqa: BLE001 - as below
-                _log.exception("a throw-away sandbox is left behind")
+        self.throw_aways.end(self._launcher.end)
         for sandbox in self.live():
             try:
                 self.stop(sandbox.trajectory)
@@ -430,13 +357,19 @@ class Sessions:
                     self._launcher.end(sandbox)
                 except Exception:  # noqa: BLE001 - as above
                     _log.exception("the sandbox of %s is left behind", sandbox.trajectory.id)
-        with self._lock:
-            self._lock.wait_for(lambda: not self._throw_aways, _END_S)  # their threads notice the end
+        self.throw_aways.wait_until_gone()
         self.commands.close()
 
 
-def _stopped() -> SandboxFailed:
-    return SandboxFailed("the daemon was told to stop, which ended this throw-away sandbox; repeat the command")
+def _take_last(catalog: Catalog, sandbox: Sandbox, listener: StepListener) -> None:
+    try:
+        commit_step(catalog, sandbox, marker("stop", {}), listener)
+    except OutOfSpace as exc:
+        trajectory = sandbox.trajectory
+        raise OutOfSpace(
+            f"{exc.message}; `snapshotd stop --discard {trajectory.name or short(trajectory.id)}` ends it without a last "
+            f"snapshot, and loses what changed since {short(sandbox.head)}"
+        ) from exc
 
 
 def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
@@ -445,28 +378,3 @@ def check_not_running(sandbox: Sandbox | None, trajectory: Trajectory) -> None:
             f"trajectory {short(trajectory.id)} is running; stop it first (`snapshotd stop`), or remove it by force (`snapshotd rm "
             "--force`)"
         )
-
-
-_SHELLS = ("sh", "bash", "dash")
-FORK_INDEX, FORK_COUNT = "SNAPSHOTD_FORK_INDEX", "SNAPSHOTD_FORK_COUNT"
-
-
-def fork_agent(source: Trajectory | None, args: tuple[str, ...], index: int) -> AgentSpec:
-    """The program of a fork: the source's with its arguments replaced, or `args` as a command. Where the source's is a
-    command, arguments that begin with an option are its new ones, and everything else is another command. A shell with
-    its script and the script's name (`sh -c SCRIPT NAME`) is one program. `{index}` becomes the fork's number."""
-    filled = tuple(arg.replace("{index}", str(index)) for arg in args)
-    agent = source.agent if source is not None else None
-    if agent is None:
-        return AgentSpec(argv=filled, program=0)
-    program = agent.program
-    if not program and filled and filled[0].startswith("-"):
-        scripted = agent.argv[0].rpartition("/")[2] in _SHELLS and agent.argv[1:2] == ("-c",) and len(agent.argv) > 3
-        program = 4 if scripted else 1
-    return replace(agent, argv=(*agent.argv[:program], *filled))
-
-
-def free_bytes(path: Path) -> int:
-    """Bytes that a file system still takes from users other than root."""
-    st = os.statvfs(path)
-    return st.f_bavail * st.f_frsize

@@ -18,6 +18,7 @@ from typing import Any
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox import live
 from snapshotd.engine.sandbox.live import LiveRecord, Root
+from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import SnapshotdError
 from snapshotd.kernel.holding.members import Members
 from snapshotd.layers.pivot import Target, layout_of, settle
@@ -73,6 +74,24 @@ def drop_kept(context: Context, unwanted: Callable[[str], bool]) -> None:
 def record_of(context: Context, container: ContainerID) -> LiveRecord:
     """Place of a container's live record, which may not exist."""
     return LiveRecord(context.run_dir / _DIRECTORY / container)
+
+
+def outlive(context: Context, sandbox: Sandbox) -> None:
+    """Make sure that the next daemon can go on with a sandbox. One with a program does that by itself."""
+    with sandbox.lock:
+        if sandbox.use.agent_running or sandbox.survival.is_kept:
+            return
+        if not sandbox.survival.has_record:
+            record = record_of(context, sandbox.container.id)
+            record.open()
+            sandbox.survival.use(record)
+        sandbox.outlive(
+            {
+                "trajectory": sandbox.trajectory.id,
+                "started_at_ns": sandbox.started_at_ns,
+                "idle_timeout_s": sandbox.use.idle_timeout_s,
+            }
+        )
 
 
 def survivors(context: Context) -> list[Survivor]:

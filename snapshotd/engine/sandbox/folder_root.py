@@ -28,6 +28,7 @@ from snapshotd.engine.sandbox.writer import TrajectoryWriter
 from snapshotd.kernel.mounts import Layout
 from snapshotd.layers.capture import FinishedCapture, capture_folder, folder_changed, scan_folder
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.view import open_stack
 from snapshotd.runtime.base import Container
 from snapshotd.trees import apply, diff
 from snapshotd.trees.materialise import materialise
@@ -102,8 +103,8 @@ class FolderRoot(SandboxRoot):
                 if thrown_away is not None:
                     opened.callback(store.remove, thrown_away.layer)
                     present = present.push(thrown_away.layer)
-                now = opened.enter_context(store.view(present))
-                wanted = opened.enter_context(store.view(stack))
+                now = opened.enter_context(open_stack(store, present))
+                wanted = opened.enter_context(open_stack(store, stack))
                 try:
                     self._write(now, wanted)
                 except BaseException:
@@ -162,7 +163,7 @@ def fill(store: LayerStore, trajectory: TrajectoryID, stack: Stack, disk_bytes: 
         store.limits.limit(upper, store.limits.room(stack, disk_bytes))
         fd = store.read_upper(upper)
         try:
-            with store.view(stack) as view:
+            with open_stack(store, stack) as view:
                 materialise(view, b"", fd)
         finally:
             os.close(fd)

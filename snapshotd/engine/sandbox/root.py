@@ -31,6 +31,7 @@ from snapshotd.layers.links import Group
 from snapshotd.layers.pivot import Busy, Target, layout_of, pivot
 from snapshotd.layers.store import LayerStore
 from snapshotd.layers.upper import dress, is_unchanged
+from snapshotd.layers.view import open_stack
 from snapshotd.runtime.base import Container
 from snapshotd.trees import apply, diff
 from snapshotd.trees.view import View
@@ -209,7 +210,7 @@ class SandboxRoot:
 
     def view(self) -> View:
         """The files as they are now, for reading while nothing changes them. NotFound."""
-        return self._parts.store.view(self.live_stack)
+        return open_stack(self._parts.store, self.live_stack)
 
     def rewrite(self, wanted: View, container: Container) -> None:
         """Write the files of another view over the present ones, in place, so that the live upper can be read as if it
@@ -289,7 +290,7 @@ class SandboxRoot:
         try:
             candidates = links.torn(fd, self._parts.sources.links(parent))
             if candidates:
-                with self._parts.store.view(parent) as view:
+                with open_stack(self._parts.store, parent) as view:
                     links.relink(fd, candidates, view, self._parts.store.marks)
         finally:
             os.close(fd)
@@ -404,7 +405,7 @@ def frozen(cgroup: Members) -> Iterator[None]:
 
 def lazy_server(store: LayerStore, stack: Stack, sources: LayerSources) -> tuple[object | None] | None:
     """The present server of lazy layers, if the stack has one; else None."""
-    return (sources.server_of_lazy(),) if store.any_lazy(stack) else None
+    return (sources.server_of_lazy(),) if any(map(store.lazy, stack.layers)) else None
 
 
 def _ground(store: LayerStore, stack: Stack) -> Stack:

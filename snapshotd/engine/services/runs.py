@@ -138,7 +138,7 @@ class RunService:
             owner = self._catalog.get_trajectory(source.trajectory)
             trajectory, _ = throw_away(self._context.sandbox_spec(owner.spec), source.stack, env=owner.env)
             trajectory = replace(trajectory, head=source.id, forked_from=source.id)  # it may see its ancestors' secrets
-            with self._sessions.throw_away(trajectory, source) as sandbox:
+            with self._sessions.throw_aways.start(trajectory, source) as sandbox:
                 return self._sessions.commands.exec(sandbox, request, sink=sink, record=False, caller=caller)
 
     def exec_in_background(self, ref: str, request: BackgroundRequest) -> CommandInfo:

@@ -316,7 +316,7 @@ class _Batches:
             raise
         catalog = self._context.catalog
         for image, tree in images.items():
-            catalog.set_image_tree(image, tree)
+            catalog.images.set_tree(image, tree)
         for item in done.values():
             if item.archived is not None:
                 for layer, size in zip(item.snapshot.stack.layers, reversed(item.archived.layer_bytes), strict=False):

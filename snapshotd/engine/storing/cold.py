@@ -101,12 +101,12 @@ class Cold:
                 if store.hold(stack.layers):
                     return stack
         if snapshot.tree is None:
-            snapshot = self._stored(snapshot)
+            snapshot = self._wait_until_stored(snapshot)
         if snapshot.tree is None:
             raise gone(snapshot)
         return self._cold(snapshot, snapshot.tree)
 
-    def _stored(self, snapshot: Snapshot) -> Snapshot:
+    def _wait_until_stored(self, snapshot: Snapshot) -> Snapshot:
         """A snapshot as it is now. It may have been stored, and its layers evicted, since the caller read it. Or it was
         captured on a layer that was still being written when the daemon died, and gets its files only by being stored
         (see `_store_what_has_no_layers`)."""

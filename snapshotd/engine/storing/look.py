@@ -13,6 +13,7 @@ from snapshotd.errors import NotFound, UsageError
 from snapshotd.kernel import files, turns
 from snapshotd.kernel.namespaces import as_seen_by
 from snapshotd.kernel.rootless import owner_outside
+from snapshotd.layers.view import open_stack
 from snapshotd.trees import diff, materialise, patch
 from snapshotd.trees.base import Change, Entry, RestoreReport
 from snapshotd.trees.stored_view import StoredView
@@ -42,7 +43,7 @@ def _in_layers(context: Context, snapshot: Snapshot, stack: Stack) -> View | Non
     lazy = any(context.store.lazy(layer) for layer in stack.layers)
     if snapshot.state is SnapshotState.CAPTURED or (snapshot.state is SnapshotState.STORED and not lazy):
         try:
-            return context.store.view(stack)
+            return open_stack(context.store, stack)
         except NotFound:
             pass  # evicted
     return None
@@ -66,7 +67,7 @@ def pair(context: Context, a: str, b: str | None) -> tuple[View, View]:
         return open_pair(context, first, context.catalog.resolve_snapshot(b))
     if first.parent is not None:
         return open_pair(context, context.catalog.get_snapshot(first.parent), first)
-    before = context.store.view(Stack(first.stack.image))
+    before = open_stack(context.store, Stack(first.stack.image))
     try:
         return before, open_view(context, first)
     except BaseException:

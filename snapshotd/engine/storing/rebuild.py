@@ -90,7 +90,7 @@ def rebuild(
     line_up = _LineUp(read)
     rows, lost = _rows(line_up, read, has_tree)
     lines, unnamed = _lines(line_up, read, {name for row in rows for name in row.snapshot.tags})
-    here = {image.id for image in catalog.images()}
+    here = {image.id for image in catalog.images.list()}
     images = [
         replace(image, tree=image.tree if image.tree and has_tree(image.tree) else None)
         for image in read.images_for(lines, rows)
@@ -98,7 +98,7 @@ def rebuild(
     catalog.restore_rows([image for image in images if image.id not in here], lines, rows)
     for image in images:
         if image.id in here and image.tree is not None:
-            catalog.set_image_tree(image.id, image.tree)
+            catalog.images.set_tree(image.id, image.tree)
     placed = line_up.placed
     dropped = sorted(name for name, snapshot_id in read.tags.items() if snapshot_id not in placed)
     return Report(
@@ -117,7 +117,7 @@ def rebuild(
 def count_changes(catalog: Catalog, repository: Repository) -> None:
     """Count the changed files of stored snapshots that have no count: their records were made before the daemon had
     counted. Where a tree is damaged there is none afterwards either."""
-    images = {image.id: image.tree for image in catalog.images()}
+    images = {image.id: image.tree for image in catalog.images.list()}
     for uncounted in [one.id for one in catalog.all_snapshots() if one.files is None]:
         snapshot = catalog.get_snapshot(uncounted)
         below = images.get(snapshot.stack.image)

@@ -143,7 +143,7 @@ class Upkeep:
             if snapshot.state in (SnapshotState.STORED, SnapshotState.PRUNED):
                 for blob in snapshot.call.outputs:
                     contents.setdefault(blob, snapshot.id)
-        for image in catalog.images():
+        for image in catalog.images.list():
             if image.tree is not None:
                 trees[image.tree] = image.id
         records: dict[RecordID, str] = dict.fromkeys(catalog.referenced_records(), "")
@@ -244,7 +244,7 @@ class Upkeep:
         return set(self._archiver.check(own_names, read_data=True, progress=progress).owners)
 
     def _images_again(self, bad: set[str]) -> list[str]:
-        damaged = [image for image in self._context.catalog.images() if image.tree in bad]
+        damaged = [image for image in self._context.catalog.images.list() if image.tree in bad]
         for image in damaged:
             self._archiver.image(image.id)
         self._archiver.flush()

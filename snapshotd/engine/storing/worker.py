@@ -15,6 +15,7 @@ from snapshotd.engine.storing.child import EngineChild, serve
 from snapshotd.kernel.abilities import TRUSTED, Marks
 from snapshotd.layers import links, merge
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.view import open_stack
 from snapshotd.trees import diff
 from snapshotd.types import FileChanges, ImageID, LayerID, Stack
 
@@ -55,7 +56,10 @@ class Worker:
 
 def _serve(store: LayerStore, request: dict[str, Any]) -> dict[str, Any]:
     if request["op"] == "count":
-        with store.view(_stack(request["before"])) as before, store.view(_stack(request["after"])) as after:
+        with (
+            open_stack(store, _stack(request["before"])) as before,
+            open_stack(store, _stack(request["after"])) as after,
+        ):
             changes = diff.count(diff.diff(before, after))
         return {"added": changes.added, "changed": changes.changed, "deleted": changes.deleted, "bytes": changes.bytes}
     if request["op"] == "links":

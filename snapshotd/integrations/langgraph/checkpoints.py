@@ -134,7 +134,7 @@ class Checkpoints:
                 for channel, value in values.items()
             }
             body = Body(state, packed)
-            above = None if parent is None else self._named(place, parent)
+            above = None if parent is None else self._ensure_named(place, parent)
             encoded = body.encode()
             trajectory, snapshot = bound or (None, None)
             row = above, metadata, encoded, trajectory, snapshot, place.space, checkpoint
@@ -151,7 +151,7 @@ class Checkpoints:
                     " WHERE space = ? AND id = ?",
                     row,
                 )
-                pk = self._named(place, checkpoint)
+                pk = self._ensure_named(place, checkpoint)
             self._named_last[place] = checkpoint, pk
             self._bodies[pk] = encoded, body
             if len(self._bodies) > _KEPT_BODIES:
@@ -165,7 +165,7 @@ class Checkpoints:
 
         def change() -> None:
             place = self._place(thread, ns)
-            pk = self._named(place, checkpoint)
+            pk = self._ensure_named(place, checkpoint)
             for write in writes:
                 value = self.values.store(place.family, place.epoch, write.value, None)
                 self.db.write(
@@ -275,12 +275,12 @@ class Checkpoints:
         names = self.db.read_one(
             "SELECT name, ns FROM space s JOIN thread t ON t.pk = s.thread WHERE s.pk = ?", (space,)
         )
-        place = None if names is None else self._known_place(*names)
+        place = None if names is None else self._find_place(*names)
         if place is None:
             raise self.values.lost("the thread of a checkpoint")
         return place
 
-    def _known_place(self, thread: str, ns: str) -> CheckpointPlace | None:
+    def _find_place(self, thread: str, ns: str) -> CheckpointPlace | None:
         """A thread's namespace, remembered as long as nothing was removed from its family."""
         kept = self._places.get((thread, ns))
         if kept is not None:
@@ -303,17 +303,17 @@ class Checkpoints:
 
     def _place(self, thread: str, ns: str) -> CheckpointPlace:
         """A thread's namespace, made if it is new."""
-        place = self._known_place(thread, ns)
+        place = self._find_place(thread, ns)
         if place is None:
             if self.db.read_one("SELECT 1 FROM thread WHERE name = ?", (thread,)) is None:
                 family = self.db.insert("INSERT INTO family DEFAULT VALUES", ())
                 self.db.insert("INSERT INTO thread (name, family) VALUES (?, ?)", (thread, family))
             self.db.insert("INSERT INTO space (thread, ns) SELECT pk, ? FROM thread WHERE name = ?", (ns, thread))
-            place = self._known_place(thread, ns)
+            place = self._find_place(thread, ns)
             assert place is not None
         return place
 
-    def _named(self, place: CheckpointPlace, checkpoint: str) -> int:
+    def _ensure_named(self, place: CheckpointPlace, checkpoint: str) -> int:
         """The row of a checkpoint, which may be nothing but its name so far."""
         last = self._named_last.get(place)
         if last is not None and last[0] == checkpoint:

@@ -157,10 +157,10 @@ class SnapshotdSaver(Asynchronous):
         try:
             stored = self._put(config, checkpoint, metadata, new_versions)
         except Exception as exc:
-            box.stored(thread, ns, checkpoint["id"], exc)
+            box.release_calls(thread, ns, checkpoint["id"], exc)
             raise
         hit("langgraph.put.stored")
-        box.stored(thread, ns, checkpoint["id"])
+        box.release_calls(thread, ns, checkpoint["id"])
         return stored
 
     def put_writes(
@@ -195,7 +195,7 @@ class SnapshotdSaver(Asynchronous):
             rows.append(Write(NO_TASK, WRITES_IDX_MAP[RESUME], "", RESUME, taken, True))
         self._all.put_writes(thread, ns, checkpoint, rows)
         hit("langgraph.writes.stored")
-        box.interrupts.stored(thread, box.owner_of(thread, ns, checkpoint), task, writes, before)
+        box.interrupts.settle_writes(thread, box.owner_of(thread, ns, checkpoint), task, writes, before)
 
     # -- reading -------------------------------------------------------------------------------------------------------
 

@@ -64,12 +64,12 @@ class Templates:
     def load(self, serde: SerializerProtocol, value: Held) -> Any:
         """The value. UsageError: its class, or that of an item of a list, cannot be read back."""
         if value.kind == "msgpack" and value.rows and value.head and type(serde) is JsonPlusSerializer:
-            copied = self._copied(serde, value)
+            copied = self._copy_known(serde, value)
             if copied is not None:
                 return copied
         return load(serde, value.kind, b"".join([value.head, *value.pieces]))
 
-    def _copied(self, serde: SerializerProtocol, value: Held) -> list[BaseMessage] | None:
+    def _copy_known(self, serde: SerializerProtocol, value: Held) -> list[BaseMessage] | None:
         """Copies of the messages that were read before, and the others, which are made. None: it has other elements, or is
         mostly new."""
         if self._is_mostly_new(value.rows):
@@ -78,7 +78,7 @@ class Templates:
         if () in kept:
             return None
         new = [place for place, templates in enumerate(kept) if templates is None]
-        made = self._learned(serde, value, new) if new else []
+        made = self._learn(serde, value, new) if new else []
         if made is None:
             return None
         found: list[BaseMessage] = []
@@ -87,7 +87,7 @@ class Templates:
             found += next(fresh) if templates is None else map(_copy, templates)
         return found if len(found) == _count(value.head) else None
 
-    def _learned(self, serde: SerializerProtocol, value: Held, new: Sequence[int]) -> list[list[BaseMessage]] | None:
+    def _learn(self, serde: SerializerProtocol, value: Held, new: Sequence[int]) -> list[list[BaseMessage]] | None:
         """The messages of each of these pieces; each becomes a template. None: they are too many, or some are none."""
         pieces = [value.pieces[place] for place in new]
         if sum(map(len, pieces)) > _KEPT_BYTES:

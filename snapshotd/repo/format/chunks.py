@@ -15,7 +15,7 @@ that an insertion changes the groups around it only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from pyfastcdc import FastCDC
@@ -93,6 +93,21 @@ def encode_list(parts: list[tuple[bytes, int]], level: int, inner: bool) -> byte
     out += [encode_varint(length) for _, length in parts]
     out += [part_id for part_id, _ in parts]
     return b"".join(out)
+
+
+def lists_of(
+    content: bytes, parts: list[tuple[bytes, int]], inner_id: Callable[[bytes], bytes]
+) -> Iterator[tuple[bytes, bytes]]:
+    """(id, encoded list) of the lists of a content of `parts`: inner ones first, then its own."""
+    level = 0
+    while len(parts) > MAX_PARTS:
+        above: list[tuple[bytes, int]] = []
+        for some in group(parts):
+            data = encode_list(some, level, True)
+            above.append((inner_id(data), sum(length for _, length in some)))
+            yield above[-1][0], data
+        parts, level = above, level + 1
+    yield content, encode_list(parts, level, False)
 
 
 def decode_list(data: bytes) -> ChunkList:

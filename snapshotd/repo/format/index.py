@@ -178,6 +178,12 @@ class Index:
         if records:
             self._db.write_many("INSERT OR IGNORE INTO records (id) VALUES (?)", records)
 
+    def add_stored(self, packs: Iterable[tuple[PackRow, Sequence[IndexEntry]]]) -> None:
+        """Inside a transaction: packs, each with its objects."""
+        for row, entries in packs:
+            self.add_pack(row)
+            self.add_objects(entries)
+
     def remove_objects(self, object_ids: Iterable[bytes]) -> None:
         """Inside a transaction. Missing ones are no error."""
         ids = [(object_id,) for object_id in object_ids]

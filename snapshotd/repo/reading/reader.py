@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import logging
-import threading
-from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import accumulate
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
 
 from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.base import ObjectKind, Repository, Tree
 from snapshotd.repo.format import chunks, compress, pack, tree
-from snapshotd.repo.format.chunks import ChunkList
 from snapshotd.repo.format.ids import Identity, raw_id
 from snapshotd.repo.format.index import Index, IndexEntry
 from snapshotd.repo.format.record import decode_record
 from snapshotd.repo.reading import bulk
+from snapshotd.repo.reading.cache import Cache
+from snapshotd.repo.reading.contents import ContentReader
 from snapshotd.repo.reading.finder import Finder, IndexFinder
 from snapshotd.store.base import Store
 from snapshotd.types import BlobID, RecordID, TreeID
@@ -28,60 +24,9 @@ _log = logging.getLogger(__name__)
 CACHE_BYTES = 32 << 20
 """Plain chunks, lists, trees and records kept in memory by default; as many again for decoded trees, and half as many
 for decoded lists."""
-_VALUE_BYTES = 250
-"""Memory that a cached value takes besides its own bytes (measured with tracemalloc): ten thousand small ones add
-up."""
 MAX_DEPTH = 250
 """A longer chain of deltas in an index is damage. The writer makes far shorter ones."""
-_PIECE_BYTES = 1 << 20
-_CONTENT = (ObjectKind.CHUNK, ObjectKind.LIST)
 _NAMES = {ObjectKind.CHUNK: "content", ObjectKind.LIST: "content", ObjectKind.TREE: "tree", ObjectKind.RECORD: "record"}
-
-T = TypeVar("T")
-
-
-class Cache(Generic[T]):
-    """The most recently used values, bounded in bytes. Thread-safe."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit, self._bytes = limit_bytes, 0
-        self._values: OrderedDict[bytes, tuple[T, int]] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def get(self, key: bytes) -> T | None:
-        with self._lock:
-            found = self._values.get(key)
-            if found is None:
-                return None
-            self._values.move_to_end(key)
-            return found[0]
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._values
-
-    def put(self, key: bytes, value: T, size_bytes: int) -> None:
-        """Cache a value; one larger than a quarter of the cache is not kept."""
-        size_bytes += _VALUE_BYTES
-        if size_bytes > self._limit // 4:
-            return
-        with self._lock:
-            old = self._values.pop(key, None)
-            self._bytes += size_bytes - (old[1] if old else 0)
-            self._values[key] = (value, size_bytes)
-            while self._bytes > self._limit:
-                self._bytes -= self._values.popitem(last=False)[1][1]
-
-    def clear(self) -> None:
-        with self._lock:
-            self._values.clear()
-            self._bytes = 0
-
-
-class _Layout(NamedTuple):
-    """A decoded list with the offset at which each part ends."""
-
-    chunks: ChunkList
-    ends: list[int]
 
 
 class PackReader(Repository):
@@ -99,7 +44,7 @@ class PackReader(Repository):
         self.identity = Identity(key)
         self._plain_cache: Cache[bytes] = Cache(cache_bytes)
         self._tree_cache: Cache[Tree] = Cache(cache_bytes)
-        self._list_cache: Cache[_Layout] = Cache(cache_bytes // 2)
+        self.contents = ContentReader(self, cache_bytes // 2)
         self._finder = finder or IndexFinder(store, index_path, self.forget)
         try:
             self.open_index()
@@ -117,8 +62,9 @@ class PackReader(Repository):
 
     def forget(self) -> None:
         """Empty the caches: later reads come from the packs."""
-        for cache in (self._plain_cache, self._tree_cache, self._list_cache):
-            cache.clear()
+        self._plain_cache.clear()
+        self._tree_cache.clear()
+        self.contents.forget()
 
     def contains(self, object_id: BlobID | TreeID | RecordID) -> bool:
         try:
@@ -135,7 +81,7 @@ class PackReader(Repository):
         try:
             decoded = tree.decode_tree(data)
         except tree.BadTree as exc:
-            raise self._damaged(raw, str(exc)) from None
+            raise self.damaged(raw, str(exc)) from None
         self.keep_tree(raw, decoded, len(data))
         return decoded
 
@@ -155,7 +101,7 @@ class PackReader(Repository):
         try:
             return decode_record(self.plain(raw, (ObjectKind.RECORD,)))
         except pack.BadFrame as exc:
-            raise self._damaged(raw, str(exc)) from None
+            raise self.damaged(raw, str(exc)) from None
 
     def records(self) -> Iterator[tuple[RecordID, bytes]]:
         for raw in self._finder.records():
@@ -166,16 +112,10 @@ class PackReader(Repository):
         return index.stored_bytes() if index is not None else 0
 
     def size_bytes(self, content: BlobID) -> int:
-        raw = raw_id(content, "content")
-        entry = self._content(raw)
-        return entry.plain if entry.kind == ObjectKind.CHUNK else self._layout(raw).chunks.plain
+        return self.contents.size_bytes(raw_id(content, "content"))
 
     def load(self, content: BlobID) -> Iterator[bytes]:
-        raw = raw_id(content, "content")
-        entry = self._content(raw)
-        if entry.kind == ObjectKind.CHUNK:
-            return self._load_chunk(entry)
-        return self._load_list(raw, self._layout(raw).chunks)
+        return self.contents.load(raw_id(content, "content"))
 
     def load_many(self, contents: Sequence[BlobID]) -> list[bytes | memoryview | None]:
         raws = [raw_id(content, "content") for content in contents]
@@ -183,43 +123,7 @@ class PackReader(Repository):
         return [found.get(raw) for raw in raws]
 
     def read(self, content: BlobID, offset: int, length: int) -> bytes:
-        raw = raw_id(content, "content")
-        entry = self._content(raw)
-        if offset < 0 or length < 0:
-            raise ValueError("offset and length of a read are not negative")
-        if entry.kind == ObjectKind.CHUNK:
-            return self.plain_at(entry)[offset : offset + length]
-        pieces = []
-        while length > 0:
-            piece = self._read_once(raw, offset, length)
-            if not piece:
-                break
-            pieces.append(piece)
-            offset += len(piece)
-            length -= len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    def chunk_list(self, raw: bytes) -> ChunkList:
-        """The parts of a content that is kept as a list, or of an inner list. NotFound, DataLoss."""
-        return self._layout(raw).chunks
-
-    def parts_of(self, raw: bytes | None) -> list[tuple[bytes, int]]:
-        """The chunks of a content with their lengths, as a hint: [] if there is none. Long ones (over 64 lists) only as
-        far as that."""
-        entry = self.find(raw) if raw is not None else None
-        if entry is None or raw is None:
-            return []
-        if entry.kind == ObjectKind.CHUNK:
-            return [(raw, entry.plain)]
-        if entry.kind != ObjectKind.LIST:
-            return []
-        try:
-            level = [self.chunk_list(raw)]
-            while level and level[0].level:
-                level = [self.chunk_list(part) for one in level[:64] for part, _ in one.parts]
-        except (DataLoss, NotFound):
-            return []  # only a hint
-        return [part for one in level for part in one.parts]
+        return self.contents.read(raw_id(content, "content"), offset, length)
 
     def find(self, raw: bytes) -> IndexEntry | None:
         """See `Finder.find`."""
@@ -265,7 +169,7 @@ class PackReader(Repository):
                 break
             below = self.find(entry.base)
             if below is None or below.depth != entry.depth - 1 or len(chain) > MAX_DEPTH:
-                raise self._damaged(
+                raise self.damaged(
                     wanted.id, f"what its deltas are made against ({entry.base.hex()}) is missing or wrong", wanted
                 )
             chain.append(below)
@@ -290,9 +194,9 @@ class PackReader(Repository):
                 raise pack.BadFrame("the frame of another object lies in its place")
             data = compress.decode(frame, base)
         except pack.BadFrame as exc:
-            raise self._damaged(entry.id, str(exc), entry) from None
+            raise self.damaged(entry.id, str(exc), entry) from None
         if not self.verify(entry, data):
-            raise self._damaged(entry.id, "its bytes do not match its id", entry)
+            raise self.damaged(entry.id, "its bytes do not match its id", entry)
         if keep:
             self.keep(entry.id, data)
         return data
@@ -317,7 +221,7 @@ class PackReader(Repository):
                     return self._get(again)
                 except NotFound:
                     entry = again
-            raise self._damaged(entry.id, "the pack is missing", entry) from None
+            raise self.damaged(entry.id, "the pack is missing", entry) from None
 
     def _get(self, entry: IndexEntry) -> bytes:
         return self.store.get(pack.pack_key(entry.pack), entry.offset, entry.stored)
@@ -327,80 +231,8 @@ class PackReader(Repository):
         form can be checked."""
         return verify(self.identity, entry.kind, entry.id, data)
 
-    def _content(self, raw: bytes) -> IndexEntry:
-        entry = self.find(raw)
-        if entry is None or entry.kind not in _CONTENT:
-            raise NotFound(f"there is no content {raw.hex()} in the repository")
-        return entry
-
-    def _layout(self, raw: bytes) -> _Layout:
-        cached = self._list_cache.get(raw)
-        if cached is not None:
-            return cached
-        data = self.plain(raw, (ObjectKind.LIST,))
-        try:
-            decoded = chunks.decode_list(data)
-        except pack.BadFrame as exc:
-            raise self._damaged(raw, str(exc)) from None
-        layout = _Layout(decoded, list(accumulate(length for _, length in decoded.parts)))
-        self._list_cache.put(raw, layout, 200 * len(layout.ends))
-        return layout
-
-    def _part(self, raw: bytes, whole: bytes, level: int, length: int) -> _Layout:
-        """An inner list, which must be of the level and length that the list above says."""
-        try:
-            layout = self._layout(raw)
-        except NotFound:
-            raise self._damaged(whole, f"the list {raw.hex()} that is a part of it is missing") from None
-        if not layout.chunks.inner or layout.chunks.level != level or layout.chunks.plain != length:
-            raise self._damaged(whole, f"the list {raw.hex()} is not the part that it should be")
-        return layout
-
-    def _chunk(self, raw: bytes, whole: bytes, length: int, keep: bool) -> bytes:
-        try:
-            data = self.plain(raw, (ObjectKind.CHUNK,), keep)
-        except NotFound:
-            raise self._damaged(whole, f"the chunk {raw.hex()} that is a part of it is missing") from None
-        if len(data) != length:
-            raise self._damaged(whole, f"the chunk {raw.hex()} has another length than the list says")
-        return data
-
-    def _load_chunk(self, entry: IndexEntry) -> Iterator[bytes]:
-        data = self.plain_at(entry)
-        for start in range(0, len(data), _PIECE_BYTES):
-            yield data[start : start + _PIECE_BYTES]
-
-    def _load_list(self, raw: bytes, top: ChunkList) -> Iterator[bytes]:
-        hasher = self.identity.content_hasher()
-        stack = [(top.level, iter(top.parts))]
-        while stack:
-            level, parts = stack[-1]
-            part = next(parts, None)
-            if part is None:
-                stack.pop()
-            elif level == 0:
-                piece = self._chunk(part[0], raw, part[1], keep=False)
-                hasher.update(piece)
-                yield piece
-            else:
-                stack.append((level - 1, iter(self._part(part[0], raw, level - 1, part[1]).chunks.parts)))
-        if hasher.digest() != raw:
-            raise self._damaged(raw, "its bytes as a whole do not match its id")
-
-    def _read_once(self, raw: bytes, offset: int, length: int) -> bytes:
-        """The bytes of a range that lie in one chunk, from its offset on."""
-        layout = self._layout(raw)
-        while True:
-            place = bisect_right(layout.ends, offset)
-            if place == len(layout.ends):
-                return b""
-            part, size = layout.chunks.parts[place]
-            offset -= layout.ends[place] - size
-            if layout.chunks.level == 0:
-                return self._chunk(part, raw, size, keep=True)[offset : offset + length]
-            layout = self._part(part, raw, layout.chunks.level - 1, size)
-
-    def _damaged(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss:
+    def damaged(self, raw: bytes, why: str, entry: IndexEntry | None = None) -> DataLoss:
+        """The error for an object that cannot be read."""
         if entry is None:
             entry = self.find(raw)
         what = f"{entry.kind.name.lower()} {raw.hex()} in pack {entry.pack.hex()}" if entry else f"object {raw.hex()}"

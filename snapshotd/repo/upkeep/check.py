@@ -283,7 +283,7 @@ def _spread_deltas(index: Index, damages: Damages) -> None:
 
 def _list_problem(reader: PackReader, index: Index, raw: bytes, damages: Damages) -> str | None:
     try:
-        parts = [part for part, _ in reader.chunk_list(raw).parts]
+        parts = [part for part, _ in reader.contents.chunk_list(raw).parts]
     except (DataLoss, NotFound) as exc:
         return exc.message if isinstance(exc, DataLoss) else "it is missing"
     for part in parts:
@@ -304,7 +304,7 @@ def _check_contents(reader: PackReader, index: Index, damages: Damages, progress
         if entry.id in damages.objects:
             continue
         try:
-            if reader.chunk_list(entry.id).inner:
+            if reader.contents.chunk_list(entry.id).inner:
                 continue
             for _piece in reader.load(BlobID(entry.id.hex())):
                 pass

@@ -128,7 +128,7 @@ class _Marker:
 
     def _parts(self, raw: bytes, owner: str | None, path: bytes) -> list[bytes]:
         try:
-            return [part for part, _ in self._reader.chunk_list(raw).parts]
+            return [part for part, _ in self._reader.contents.chunk_list(raw).parts]
         except (NotFound, DataLoss) as exc:
             if owner is None:
                 return []

@@ -311,14 +311,14 @@ def _read(reader: PackReader, index: Index, raw: bytes) -> None:
     if entry is None:
         return
     reader.plain(raw, keep=False)
-    if entry.kind == ObjectKind.LIST and not reader.chunk_list(raw).inner:
+    if entry.kind == ObjectKind.LIST and not reader.contents.chunk_list(raw).inner:
         for _piece in reader.load(BlobID(raw.hex())):
             pass
 
 
 def _is_whole(reader: PackReader, index: Index, raw: bytes, bad: set[bytes]) -> bool:
     try:
-        parts = [part for part, _ in reader.chunk_list(raw).parts]
+        parts = [part for part, _ in reader.contents.chunk_list(raw).parts]
     except (DataLoss, NotFound):
         return False
     return bad.isdisjoint(parts) and len(index.find_many(list(set(parts)))) == len(set(parts))

@@ -13,7 +13,8 @@ from snapshotd.repo.format import compress, pack
 from snapshotd.repo.format.ids import Identity
 from snapshotd.repo.format.index import Index, IndexEntry, PackRow
 from snapshotd.repo.format.record import decode_record
-from snapshotd.repo.reading.reader import MAX_DEPTH, Cache, object_id
+from snapshotd.repo.reading.cache import Cache
+from snapshotd.repo.reading.reader import MAX_DEPTH, object_id
 from snapshotd.store.base import Store
 
 _PIECE_BYTES = 64 << 10

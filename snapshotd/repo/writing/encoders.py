@@ -6,8 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from snapshotd.errors import DataLoss, NotFound
 from snapshotd.repo.format import compress, encode
 from snapshotd.repo.format.encode import Encoded, Job
+from snapshotd.repo.reading.reader import PackReader
 from snapshotd.repo.writing.pending import INLINE_BYTES, Queued
 
 TASK_BYTES, _BULK_TASK_BYTES = 512 << 10, 4 << 20
@@ -79,3 +81,28 @@ class Encoders:
         """End the threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+def job_of(reader: PackReader, queued: Queued, check: bool) -> Job:
+    """An object with the base and the level of its encoding. Called in any thread."""
+    base_id, base = _base_of(reader, queued, queued.level)
+    similar = tuple((one.id, one.data) for one in queued.similar)
+    return Job(queued.kind, queued.id, queued.data, base_id, base, queued.level, check, similar)
+
+
+def _base_of(reader: PackReader, queued: Queued, level: int) -> tuple[bytes | None, bytes | None]:
+    """(id, plain bytes) of the base of the object's delta."""
+    base = queued.base
+    if isinstance(base, Queued):
+        return base.id, base.data
+    if base is None:
+        return None, None
+    try:
+        if not queued.branch:
+            return base.id, reader.plain(base.id)
+        chain = reader.chain(base)[::-1]
+        plains = [reader.plain(entry.id) for entry in chain]
+        place = encode.best_base(queued.data, plains, level)
+        return chain[place].id, plains[place]
+    except (DataLoss, NotFound):
+        return None, None  # a hint only: the object is stored in full; a reader of the damaged one gets the error

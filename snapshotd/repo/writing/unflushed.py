@@ -50,6 +50,18 @@ class Unflushed(Finder):
         """An object, or its place in a pack; None if it is not one of these."""
         return self._objects.get(raw)
 
+    def without_existing(self, batch: list[Queued]) -> tuple[list[Queued], dict[bytes, IndexEntry]]:
+        """The objects of a batch that do not exist yet, and the places of the others and of previous versions in the
+        index."""
+        if not batch:
+            return [], {}
+        wanted = {queued.id for queued in batch} | {queued.previous for queued in batch if queued.previous is not None}
+        known = self.index().find_many([raw for raw in wanted if not isinstance(self.get(raw), IndexEntry)])
+        for queued in batch:
+            if queued.id in known:
+                self.exists(queued)
+        return [queued for queued in batch if queued.id not in known], known
+
     @property
     def empty(self) -> bool:
         """True if the index has everything."""

@@ -24,14 +24,14 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from snapshotd import failpoints
-from snapshotd.errors import DataLoss, InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
+from snapshotd.errors import InternalError, LimitExceeded, NotFound, OutOfSpace, SnapshotdError
 from snapshotd.repo.base import ObjectKind, PlainFile, Reader, RepositoryWriter, Saved, Tree
-from snapshotd.repo.format import chunks, compress, encode, pack
-from snapshotd.repo.format.encode import Job
+from snapshotd.repo.format import chunks, compress, pack
 from snapshotd.repo.format.ids import raw_id
 from snapshotd.repo.format.index import IndexEntry, PackRow, open_index
 from snapshotd.repo.format.record import encode_record
@@ -40,7 +40,7 @@ from snapshotd.repo.reading.finder import closed
 from snapshotd.repo.reading.reader import CACHE_BYTES, PackReader
 from snapshotd.repo.writing import packers
 from snapshotd.repo.writing.bases import Bases
-from snapshotd.repo.writing.encoders import TASK_BYTES, Done, Encoders
+from snapshotd.repo.writing.encoders import TASK_BYTES, Done, Encoders, job_of
 from snapshotd.repo.writing.output import PackOutput
 from snapshotd.repo.writing.pending import Guide, Queued, Step, lock
 from snapshotd.repo.writing.similar import sort_of
@@ -106,7 +106,7 @@ class PackRepository(RepositoryWriter):
             self.reader = PackReader(store, index_path, key, cache_bytes, self._unflushed)
             opened.pop_all()
         self._bases = Bases(self._unflushed)
-        self._encoders = Encoders(threads, self._job)
+        self._encoders = Encoders(threads, partial(job_of, self.reader))
         self._output = PackOutput(store, self._unflushed.durable)
         self._packers = None if packer_command is None else packers.Packers(packer_command, self._packed)
         self.saved = Saved(0, 0, 0)
@@ -169,9 +169,7 @@ class PackRepository(RepositoryWriter):
             return self.save_content(io.BytesIO(data).read, previous)
         raw = self.reader.identity.content(data)
         with self._writing():
-            self._queue(
-                ObjectKind.CHUNK, raw, bytes(data), _hint(previous), sort_of(name) if name is not None else None
-            )
+            self._queue(ObjectKind.CHUNK, raw, bytes(data), _hint(previous), None if name is None else sort_of(name))
         return BlobID(raw.hex())
 
     def save_content(self, read: Reader, previous: BlobID | None = None) -> BlobID:
@@ -182,7 +180,7 @@ class PackRepository(RepositoryWriter):
             return self.save_bytes(begin, previous)
         hasher = self.reader.identity.content_hasher()
         earlier = _hint(previous)
-        guide = Guide(self.reader.parts_of(earlier))
+        guide = Guide(self.reader.contents.parts_of(earlier))
         parts: list[tuple[bytes, int]] = []
         for chunk in chunks.cut(begin, read):
             hasher.update(chunk)
@@ -278,23 +276,11 @@ class PackRepository(RepositoryWriter):
 
     def _dispatch(self) -> None:
         """Have the batch encoded: without existing objects, and with the bases of deltas."""
-        fresh, known = self._without_existing(self._batch.take())
+        fresh, known = self._unflushed.without_existing(self._batch.take())
         for queued in fresh:
             self._plan(queued, known)
             self._place(self._encoders.add(queued))
         self._place(self._encoders.end_task())
-
-    def _without_existing(self, batch: list[Queued]) -> tuple[list[Queued], dict[bytes, IndexEntry]]:
-        """The objects of a batch that do not exist yet, and the places of the others and of previous versions in the
-        index."""
-        if not batch:
-            return [], {}
-        wanted = {queued.id for queued in batch} | {queued.previous for queued in batch if queued.previous is not None}
-        known = self.index.find_many([raw for raw in wanted if not isinstance(self._unflushed.get(raw), IndexEntry)])
-        for queued in batch:
-            if queued.id in known:
-                self._unflushed.exists(queued)
-        return [queued for queued in batch if queued.id not in known], known
 
     def _plan(self, queued: Queued, known: dict[bytes, IndexEntry]) -> None:
         """Choose the level and the base of an object."""
@@ -306,28 +292,6 @@ class PackRepository(RepositoryWriter):
             queued.base = self._unflushed.place_of(queued.base.id)
         if queued.sort is not None and queued.base is None and queued.level >= compress.HIGH_LEVEL:
             self._bases.plan_similar(queued, queued.sort)
-
-    def _job(self, queued: Queued, check: bool) -> Job:
-        base_id, base = self._base_of(queued, queued.level)
-        similar = tuple((one.id, one.data) for one in queued.similar)
-        return Job(queued.kind, queued.id, queued.data, base_id, base, queued.level, check, similar)
-
-    def _base_of(self, queued: Queued, level: int) -> tuple[bytes | None, bytes | None]:
-        """(id, plain bytes) of the base of the object's delta."""
-        base = queued.base
-        if isinstance(base, Queued):
-            return base.id, base.data
-        if base is None:
-            return None, None
-        try:
-            if not queued.branch:
-                return base.id, self.reader.plain(base.id)
-            chain = self.reader.chain(base)[::-1]
-            plains = [self.reader.plain(entry.id) for entry in chain]
-            place = encode.best_base(queued.data, plains, level)
-            return chain[place].id, plains[place]
-        except (DataLoss, NotFound):
-            return None, None  # a hint only: the object is stored in full; a reader of the damaged one gets the error
 
     def _place(self, results: Iterable[Done]) -> None:
         """Put encoded objects into packs."""
@@ -355,12 +319,12 @@ class PackRepository(RepositoryWriter):
             self._packers.begin_flush()
         if not self._output.empty or self._unflushed.awaits_others:
             with self.index.transaction():
-                self._add_to_index(0)
+                self.index.add_stored(self._output.stored)
                 added = len(self._output.stored)
                 if self._packers is not None:
                     self._packers.flush()
                 self._output.wait(0)
-                self._add_to_index(added)
+                self.index.add_stored(self._output.stored[added:])
                 stored = self._output.take_stored()  # the index may know them from here on: no failure takes them back
             failpoints.hit("repo.index.committed")
         self._unflushed.indexed(stored)
@@ -371,11 +335,6 @@ class PackRepository(RepositoryWriter):
         self._seen_bytes = 0
         if self._unflushed.empty:
             self._encoders.nothing_queued()
-
-    def _add_to_index(self, first: int) -> None:
-        for row, entries in self._output.stored[first:]:
-            self.index.add_pack(row)
-            self.index.add_objects(entries)
 
     @property
     def refuses(self) -> bool:
@@ -414,24 +373,14 @@ class PackRepository(RepositoryWriter):
             self._packers.drop()
         rows = self._output.put_so_far()
         self._reset()
-        try:
+        # The first failure is raised; packs that stay are garbage that nothing refers to, for the garbage collection.
+        with suppress(OSError, SnapshotdError):
             for row in rows:
                 self.reader.store.delete(pack.pack_key(row.id))
-        except (OSError, SnapshotdError):
-            # the first failure is raised; these packs are garbage that nothing refers to, for the garbage collection
-            return
 
     def _save_list(self, content: bytes, parts: list[tuple[bytes, int]], previous: bytes | None) -> None:
-        level = 0
-        while len(parts) > chunks.MAX_PARTS:
-            above: list[tuple[bytes, int]] = []
-            for some in chunks.group(parts):
-                data = chunks.encode_list(some, level, True)
-                raw = self.reader.identity.inner_list(data)
-                self._queue(ObjectKind.LIST, raw, data, None)
-                above.append((raw, sum(length for _, length in some)))
-            parts, level = above, level + 1
-        self._queue(ObjectKind.LIST, content, chunks.encode_list(parts, level, False), previous)
+        for raw, data in chunks.lists_of(content, parts, self.reader.identity.inner_list):
+            self._queue(ObjectKind.LIST, raw, data, previous if raw == content else None)
 
 
 def _hint(previous: str | None) -> bytes | None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import snapshotd
-from snapshotd.engine.protocol.agent_handler import BodyWriter, Intent, Outcome
+from snapshotd.engine.protocol.agent_handler import BodyWriter, Intent, Outcome, Question
 from snapshotd.engine.protocol.agent_protocol import AgentServer
 from snapshotd.errors import Conflict
 from snapshotd.types import Message
@@ -141,19 +141,8 @@ class Recorder:
     def tasks(self) -> list[dict[str, Any]]:
         return self.subtasks
 
-    def approve(
-        self,
-        pid: int,
-        call_id: str,
-        question: str,
-        details: Any,
-        expires_s: float | None,
-        within: str | None,
-        cancelled: threading.Event,
-        *,
-        again: bool,
-    ) -> dict[str, Any]:
-        return {"approved": details == "yes"}
+    def approve(self, pid: int, question: Question, cancelled: threading.Event, *, again: bool) -> dict[str, Any]:
+        return {"approved": question.details == "yes"}
 
     def store(self, op: str, fields: dict[str, Any], within: str | None, rid: str | None) -> dict[str, Any]:
         self.events.append(("store", op, fields))

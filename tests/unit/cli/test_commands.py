@@ -247,7 +247,7 @@ def test_fork_prints_ids_and_its_json_has_the_shape_of_the_contract(cli: Cli, bo
         ("0", "from 1"),
         ("-1", "from 1"),
         ("two", "from 1"),
-        ("10001", "to 10000"),
+        ("10001", "from 1 to 256, or with --parallel to 10,000"),
         ("257", "256"),
         ("10000", "--parallel"),
     ],
@@ -537,6 +537,9 @@ def test_a_file_of_variants_is_refused_with_the_line(cli: Cli, box: str, tmp_pat
         (("--variant", "a:name"), "'a:name' is no variant"),
         (("--variant", ":name=x"), "':name=x' is no variant"),
         (("--variant", "a:args='x"), "cannot be split into words"),
+        (("--variant", "a:cpus=lots"), "cpus='lots' of the variant a is not a number above 0"),
+        (("--variant", "a:state.k=word"), "state.k='word' of the variant a is not JSON; text has quotes there"),
+        (("--n", "0"), "'0' is not a whole number from 1 to 256, or with --parallel to 10,000"),
         (("--variant", "a", "--n", "2"), "leave the number out"),
         (("--variants", "/no/such/file"), "No such file"),
     ],
@@ -545,6 +548,15 @@ def test_a_variant_that_is_refused(cli: Cli, box: str, words: tuple[str, ...], s
     refused = cli("fork", box, *words)
     assert (refused.code, refused.out) == (2, "")
     assert said in refused.err
+
+
+def test_variants_without_names_are_told_with_their_ids(cli: Cli, box: str) -> None:
+    made = cli("fork", box, "--variant", "cold", "--variant", "warm")
+    ids = made.out.split()
+    said = zip(("cold", "warm"), ids, strict=True)
+    assert made.err == "".join(f"snapshotd: {label}: {one[:12]}\n" for label, one in said)
+    named = cli("fork", box, "--variant", "cold", "--variant", "warm", "--name", f"{box}-{{variant}}-y")
+    assert named.err == "", "their names tell them apart"
 
 
 def test_a_name_with_a_place_for_the_number(cli: Cli, box: str) -> None:

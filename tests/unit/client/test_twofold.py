@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import gc
 import inspect
@@ -15,6 +16,7 @@ from typing import Any, Self
 import pytest
 
 from snapshotd import client
+from snapshotd.client.sandbox import AnySandbox, ExecOptions, RunOptions
 from snapshotd.client.twofold import (
     Blocking,
     BlockingContext,
@@ -198,6 +200,30 @@ def test_every_class_of_the_client_is_there_in_both_forms() -> None:
         waiting = getattr(client, f"Async{name}")
         assert issubclass(waiting, Twofold)
         assert not issubclass(waiting, Blocking)
+
+
+@pytest.mark.parametrize("file", ["sandbox.py", "aio/sandbox.py"])
+@pytest.mark.parametrize(("name", "options"), [("exec", ExecOptions), ("run", RunOptions)])
+def test_overloads_have_the_keywords_of_their_verb(file: str, name: str, options: Any) -> None:
+    """They stand in each form, since a descriptor cannot carry them."""
+    tree = ast.parse((ROOT / "snapshotd" / "client" / file).read_text())
+    overloads = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name == name
+        and any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
+    ]
+    assert len(overloads) == 2
+    words = {one.arg for node in overloads for one in node.args.kwonlyargs}
+    whole = {
+        one.name
+        for one in inspect.signature(getattr(AnySandbox, name)).parameters.values()
+        if one.kind is one.KEYWORD_ONLY
+    }
+    assert words | options.__annotations__.keys() == whole | (
+        options.__annotations__.keys() if name == "run" else set()
+    )
 
 
 TYPED = """

@@ -578,7 +578,8 @@ def test_the_client_imports_nothing_heavy() -> None:
     heavy = ("fastapi", "pydantic", "uvicorn", "rich", "click", "docker", "asyncio", "subprocess")
     slow = ("http.client", "email", "ssl", "hashlib", "tarfile", "snapshotd.types", "snapshotd.client.aio.client")
     code = f"""
-import sys, snapshotd.client, snapshotd.client.results as results
+import sys, snapshotd.client.results as results
+from snapshotd.client import ExecResult, Port, Sandbox, Snapshotd, Terminal
 print([m for m in {heavy + slow} if m in sys.modules])
 print([c for c in vars(results).values() if isinstance(c, type) and isinstance(vars(c).get("__dataclass_fields__"), dict)])
 """

@@ -24,6 +24,7 @@ from snapshotd.engine.transfer.imports import import_bundle
 from snapshotd.formats.tar_reader import TarReader
 from snapshotd.kernel import files
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.view import open_stack
 from snapshotd.repo.spool import FileSpool
 from snapshotd.trees import archive
 from snapshotd.trees.stored_view import StoredView
@@ -119,7 +120,7 @@ class World:
         self.images += 1
         image = make_image(f"imported-{self.images}", env=env, workdir=workdir, source_id=f"empty {env} {workdir}")
         (self.directory / "layers/images" / image.id / "root").mkdir(parents=True)
-        self.catalog.add_image(image)
+        self.catalog.images.add(image)
         return image
 
     # -- what is exported ----------------------------------------------------------------------------------------------
@@ -177,7 +178,7 @@ class World:
 
     def export(self, snapshots: Sequence[Snapshot], *, since: Snapshot | None = None, compress: bool = False) -> bytes:
         out = io.BytesIO()
-        source = StoredSource(self.catalog, self.repo, lambda snapshot: self.catalog.find_image(snapshot.stack.image))
+        source = StoredSource(self.catalog, self.repo, lambda snapshot: self.catalog.images.find(snapshot.stack.image))
         assert export_bundle(snapshots, source, out.write, since=since, compress=compress) == ()
         return out.getvalue()
 
@@ -204,7 +205,7 @@ class World:
 
     def shown(self, snapshot_id: SnapshotID) -> Manifest:
         """An imported snapshot's files through its layers."""
-        with self.store.view(self.catalog.get_snapshot(snapshot_id).stack) as view:
+        with open_stack(self.store, self.catalog.get_snapshot(snapshot_id).stack) as view:
             return manifest(view)
 
     def archive_all(self) -> None:

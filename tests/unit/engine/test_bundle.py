@@ -88,7 +88,7 @@ def test_a_trajectory_comes_in_as_it_was(worlds: tuple[World, World], line: list
     (trajectory,) = result.trajectories
     assert trajectory == there.catalog.get_trajectory(line[0].trajectory)
     assert (trajectory.name, trajectory.head, trajectory.status) == ("line", line[-1].id, TrajectoryStatus.STOPPED)
-    image = there.catalog.find_image(trajectory.spec.image)
+    image = there.catalog.images.find(trajectory.spec.image)
     assert (image.env, image.workdir) == ((("PATH", "/x"), ("LANG", "C")), "/home")
 
 
@@ -421,7 +421,7 @@ def test_a_damaged_output_is_not_exported(worlds: tuple[World, World], line: lis
 
     with pytest.raises(DataLoss, match="1000"):
         export_bundle(
-            line, Short(here.catalog, here.repo, lambda s: here.catalog.find_image(s.stack.image)), io.BytesIO().write
+            line, Short(here.catalog, here.repo, lambda s: here.catalog.images.find(s.stack.image)), io.BytesIO().write
         )
 
 

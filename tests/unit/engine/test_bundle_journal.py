@@ -151,7 +151,7 @@ def test_a_line_begins_as_early_as_its_conversation_went_back(
 
 def test_what_went_on_from_another_line_is_exported_alone(worlds: tuple[World, World], line: list[Snapshot]) -> None:
     here, there = worlds
-    image = here.catalog.find_image(line[0].stack.image)
+    image = here.catalog.images.find(line[0].stack.image)
     other, first = begin(image, "other", began=line[0].id)
     first = replace(first, call=called())
     here.catalog.add_trajectories([(other, first)])

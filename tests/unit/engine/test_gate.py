@@ -15,6 +15,7 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind.approval.gate import Gate
 from snapshotd.engine.mind.approval.records import ApprovalRecords, WaitingCaller
 from snapshotd.engine.mind.approval.webhook import Webhooks
+from snapshotd.engine.protocol.agent_handler import Question
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, CallID, SideEffect, Snapshot, ToolCall, Trajectory, new_id
@@ -67,7 +68,7 @@ class Rig:
         return WaitingCaller(cast("Sandbox", self.sandbox), self._step, event)
 
     def question(self, call: CallID, *, cancelled: bool = False) -> Approval:
-        return self.gate.question(self._caller(cancelled), call, "Charge the card?", None, expires_s=None)
+        return self.gate.question(self._caller(cancelled), Question(call, "Charge the card?", None))
 
     def outside(self, call: str, arguments: Any = None, **how: Any) -> Approval | None:
         """Another program asks."""

@@ -25,6 +25,7 @@ from snapshotd.errors import UsageError
 from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.layers.amend import amend
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.view import open_stack
 from snapshotd.trees.materialise import materialise
 from snapshotd.trees.stack_view import StackView
 from snapshotd.trees.three_way import Item, MergePlan, Present
@@ -70,9 +71,9 @@ class Trees:
         fd, made = os.open(self.theirs, DIR_FLAGS), self.place / "made"
         made.mkdir()
         try:
-            with store.view(Stack(IMAGE)) as present, StackView([fd]) as view:
+            with open_stack(store, Stack(IMAGE)) as present, StackView([fd]) as view:
                 layer = amend(store, Stack(IMAGE), lambda root: write(root, present, view, items))
-            with store.view(Stack(IMAGE, (layer,))) as merged:
+            with open_stack(store, Stack(IMAGE, (layer,))) as merged:
                 target = os.open(made, DIR_FLAGS)
                 try:
                     materialise(merged, b"", target, whiteouts=True)

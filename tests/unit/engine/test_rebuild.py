@@ -22,6 +22,7 @@ from tests.records import (
     CREATED_AT_NS,
     World,
     begin,
+    blobs_of,
     committed,
     ended_entry,
     fork,
@@ -29,6 +30,7 @@ from tests.records import (
     make_image,
     new_digest,
     started,
+    trees_of,
 )
 
 Records = dict[RecordID, bytes]
@@ -51,7 +53,7 @@ def new() -> Iterator[SqliteCatalog]:
 def record_of(catalog: Catalog, snapshot: Snapshot) -> tuple[RecordID, bytes]:
     record = catalog.record(snapshot.id)
     assert record is not None
-    image = catalog.find_image(snapshot.stack.image)
+    image = catalog.images.find(snapshot.stack.image)
     return record, encode_from(catalog, snapshot, image)
 
 
@@ -68,7 +70,7 @@ def visible(catalog: Catalog) -> dict[str, Any]:
     trajectories = catalog.trajectories()
     used = {one.stack.image for one in snapshots} | {one.spec.image for one in trajectories}
     return {
-        "images": [one for one in catalog.images() if one.id in used],
+        "images": [one for one in catalog.images.list() if one.id in used],
         "trajectories": [replace(one, status=TrajectoryStatus.STOPPED, exit_code=None) for one in trajectories],
         "snapshots": snapshots,
         "own": {one.id: catalog.snapshots(one.id) for one in trajectories},
@@ -79,12 +81,9 @@ def visible(catalog: Catalog) -> dict[str, Any]:
         "state": {one.id: (catalog.own_state(one.id), catalog.state(one.id)) for one in snapshots},
         "named": {one.name: catalog.resolve_trajectory(one.name).id for one in trajectories if one.name},
         "tagged": {tag: catalog.resolve_snapshot(tag).id for one in snapshots for tag in one.tags},
-        "experiments": {
-            one.experiment: catalog.experiment(one.experiment) and None for one in trajectories if one.experiment
-        },
         "layers": catalog.referenced_layers(),
-        "blobs": catalog.referenced_blobs(),
-        "trees": catalog.referenced_trees(),
+        "blobs": blobs_of(catalog),
+        "trees": trees_of(catalog),
         "all records": catalog.referenced_records(),
         "unstored": catalog.unstored(),
     }
@@ -230,20 +229,20 @@ def test_what_follows_something_left_out_is_left_out(old: SqliteCatalog, new: Sq
 def test_trees_that_are_gone_make_lost_snapshots(old: SqliteCatalog, new: SqliteCatalog) -> None:
     records = Records()
     trajectory, first = started(old)
-    old.set_image_tree(trajectory.spec.image, TreeID("9" * 64))
+    old.images.set_tree(trajectory.spec.image, TreeID("9" * 64))
     first = stored(old, first, records)
     second = stored(old, committed(old, first), records)
     report = rebuild(records.items(), new, has_tree=lambda tree: tree == second.tree)
     assert report.lost == (first.id,)
     assert new.get_snapshot(first.id) == replace(first, state=SnapshotState.LOST, tree=None)
     assert new.get_snapshot(second.id) == second
-    assert new.find_image(trajectory.spec.image).tree is None
+    assert new.images.find(trajectory.spec.image).tree is None
 
 
 def test_a_name_that_two_had_in_turn_goes_to_the_newer(old: SqliteCatalog, new: SqliteCatalog) -> None:
     records = Records()
     image = make_image()
-    old.add_image(image)
+    old.images.add(image)
     ids = []
     for n in range(3):
         trajectory, first = begin(image, "same", created_at_ns=CREATED_AT_NS + 3 - n)
@@ -261,7 +260,7 @@ def test_a_name_that_is_a_tag_too_stays_the_tags(old: SqliteCatalog, new: Sqlite
     """A removed trajectory that comes back may bear the name of a tag that was given since."""
     records = Records()
     image = make_image()
-    old.add_image(image)
+    old.images.add(image)
     removed, first = begin(image, "best")
     old.add_trajectories([(removed, first)])
     stored(old, first, records)
@@ -280,32 +279,32 @@ def test_a_name_that_is_a_tag_too_stays_the_tags(old: SqliteCatalog, new: Sqlite
 def test_an_image_that_is_there_gets_its_tree(old: SqliteCatalog, new: SqliteCatalog) -> None:
     records = Records()
     trajectory, first = started(old)
-    image = old.find_image(trajectory.spec.image)
-    new.add_image(replace(image, name="mine"))
-    old.set_image_tree(image.id, TreeID("9" * 64))
+    image = old.images.find(trajectory.spec.image)
+    new.images.add(replace(image, name="mine"))
+    old.images.set_tree(image.id, TreeID("9" * 64))
     stored(old, first, records)
     rebuild(records.items(), new)
-    assert new.images() == [replace(image, name="mine", tree=TreeID("9" * 64))]
+    assert new.images.list() == [replace(image, name="mine", tree=TreeID("9" * 64))]
 
 
 def test_a_name_once_lost_is_not_found_again(old: SqliteCatalog, new: SqliteCatalog) -> None:
     """The image that took it is gone, and the record before that still tells of it."""
     records = Records()
     trajectory, first = started(old)
-    image = old.find_image(trajectory.spec.image)
+    image = old.images.find(trajectory.spec.image)
     first = stored(old, first, records)
     taker = make_image(image.name)
-    old.add_image(taker)
+    old.images.add(taker)
     stored(old, committed(old, first, created_at_ns=first.created_at_ns + 1), records)
-    old.remove_image(taker.id)
+    old.images.remove(taker.id)
     rebuild(records.items(), new)
-    assert new.images() == old.images()
-    assert new.images()[0].name == ""
+    assert new.images.list() == old.images.list()
+    assert new.images.list()[0].name == ""
 
 
 def hostile(records: Records, old: Catalog, snapshot: Snapshot, **fields: Any) -> Snapshot:
     """One more record, made by hand."""
-    trajectory, image = old.get_trajectory(snapshot.trajectory), old.find_image(snapshot.stack.image)
+    trajectory, image = old.get_trajectory(snapshot.trajectory), old.images.find(snapshot.stack.image)
     changed = replace(snapshot, id=SnapshotID(new_digest()[:32]), **fields)
     trajectory = replace(trajectory, id=changed.trajectory)
     records[RecordID(new_digest())] = encode(changed, trajectory, image, ())
@@ -338,7 +337,7 @@ def test_what_follows_something_missing_is_left_out(old: SqliteCatalog, new: Sql
     trajectory, first = started(old)
     first = stored(old, first, records)
     second = stored(old, committed(old, first, "1"), records)
-    other, begun = begin(old.find_image(trajectory.spec.image), began=second.id)
+    other, begun = begin(old.images.find(trajectory.spec.image), began=second.id)
     old.add_trajectories([(other, begun)])
     begun = stored(old, begun, records)
     rewound = stored(old, committed(old, begun, "2", after=second), records)
@@ -363,7 +362,7 @@ def test_journals_that_contradict_each_other_do_no_harm(old: SqliteCatalog, new:
     entry = ended_entry(first)
     second = stored(old, committed(old, first, entries=[entry]), records)
     stored(old, first, records)
-    trajectory, image = old.get_trajectory(first.trajectory), old.find_image(first.stack.image)
+    trajectory, image = old.get_trajectory(first.trajectory), old.images.find(first.stack.image)
     again = replace(second, id=SnapshotID("a" * 32), parent=second.id, seq=2, base=second.id)
     after = replace(again, id=SnapshotID("c" * 32), parent=second.id)
     stolen = replace(entry, snapshot=again.id, number=1)
@@ -383,7 +382,7 @@ def test_a_circle_of_records_ends(old: SqliteCatalog, new: SqliteCatalog) -> Non
     _, first = started(old)
     first = stored(old, first, records)
     one = hostile(records, old, first, parent=SnapshotID("d" * 32), seq=1)
-    trajectory, image = old.get_trajectory(first.trajectory), old.find_image(first.stack.image)
+    trajectory, image = old.get_trajectory(first.trajectory), old.images.find(first.stack.image)
     other = replace(first, id=SnapshotID("d" * 32), parent=one.id, seq=2, base=one.id)
     records[RecordID(new_digest())] = encode(other, trajectory, image, ())
     report = rebuild(records.items(), new)

@@ -478,7 +478,7 @@ def test_everything_in_a_random_world_comes_back() -> None:
         world = World(catalog, random.Random(seed))
         for snapshot in [world.store(one) for one in world.grow(80)]:
             trajectory = catalog.get_trajectory(snapshot.trajectory)
-            image = catalog.find_image(snapshot.stack.image)
+            image = catalog.images.find(snapshot.stack.image)
             own = tuple(catalog.own_messages(snapshot.id))
             record = decode(encode_from(catalog, snapshot, image))
             assert (record.snapshot, record.image, record.messages) == (replace(snapshot, tags=()), image, own)

@@ -39,7 +39,7 @@ def test_requests_at_the_same_time_make_one_thing(catalog: SqliteCatalog) -> Non
     def make() -> Ids:
         begun.append(present())
         assert both.wait(60)
-        catalog.add_request(present(), ["made"])
+        catalog.requests.add(present(), ["made"])
         return ("made",)
 
     def second() -> Ids:
@@ -61,7 +61,7 @@ def test_a_request_that_failed_has_made_nothing(catalog: SqliteCatalog) -> None:
     requests = Requests(catalog)
 
     def fail() -> Ids:
-        catalog.add_request(present(), ["half"])
+        catalog.requests.add(present(), ["half"])
         raise UsageError("no")
 
     with pytest.raises(UsageError):
@@ -75,7 +75,7 @@ def test_a_key_is_one_requests_and_none_is_needed(catalog: SqliteCatalog) -> Non
     requests = Requests(catalog)
 
     def make() -> Ids:
-        catalog.add_request(present(), ["made"])
+        catalog.requests.add(present(), ["made"])
         return ("made",)
 
     assert once(requests, make) == ("made",)

@@ -43,7 +43,7 @@ class World:
         self.catalog, self.store = SqliteCatalog(":memory:"), LayerStore(directory, "plain")
         image = make_image()
         (directory / "images" / image.id / "root").mkdir(parents=True)
-        self.catalog.add_image(image)
+        self.catalog.images.add(image)
         self.trajectory, self.first = begin(image)
         self.catalog.add_trajectories([(self.trajectory, self.first)])
         context = SimpleNamespace(catalog=self.catalog, store=self.store, state_dir=directory, config=Config())

@@ -13,7 +13,8 @@ import pytest
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.config import Config
 from snapshotd.engine.base import SandboxRequest
-from snapshotd.engine.runs import sessions
+from snapshotd.engine.runs import launched, sessions
+from snapshotd.engine.runs.forks import fork_agent
 from snapshotd.engine.runs.resume import Resumes
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.live import Survival
@@ -40,7 +41,7 @@ class World:
     def __init__(self, directory: Path) -> None:
         self.catalog = SqliteCatalog(":memory:")
         image = make_image()
-        self.catalog.add_image(image)
+        self.catalog.images.add(image)
         self.trajectory, self.first = begin(image)
         self.catalog.add_trajectories([(self.trajectory, self.first)])
         self.made: list[Any] = []
@@ -97,7 +98,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
     monkeypatch.setattr(sessions, "alive", lambda sandbox: not sandbox.closed)
-    monkeypatch.setattr(sessions, "record_of", lambda *_: SimpleNamespace(open=lambda: None))
+    monkeypatch.setattr(launched, "record_of", lambda *_: SimpleNamespace(open=lambda: None))
     return World(tmp_path)
 
 
@@ -287,7 +288,7 @@ def test_who_resumes_while_another_does_stops_nothing(world: World, monkeypatch:
 def test_the_arguments_of_a_fork(program: int, args: tuple[str, ...], argv: tuple[str, ...]) -> None:
     """A command cannot begin with a dash: such arguments are for the recorded one."""
     agent = AgentSpec(("claude", "-p", "the task"), program)
-    assert sessions.fork_agent(cast(Any, SimpleNamespace(agent=agent)), args, 3).argv == argv
+    assert fork_agent(cast(Any, SimpleNamespace(agent=agent)), args, 3).argv == argv
 
 
 @pytest.mark.parametrize("shell", ["sh", "/bin/bash"])
@@ -296,7 +297,7 @@ def test_the_arguments_of_a_fork_are_those_of_a_script(shell: str) -> None:
 
     def forked(*argv: str) -> tuple[str, ...]:
         agent = AgentSpec(argv, 0)
-        return sessions.fork_agent(cast(Any, SimpleNamespace(agent=agent)), ("--continue",), 0).argv
+        return fork_agent(cast(Any, SimpleNamespace(agent=agent)), ("--continue",), 0).argv
 
     assert forked(shell, "-c", "exec agent $*", "agent", "-p", "x") == (
         shell,

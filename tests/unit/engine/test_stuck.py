@@ -36,7 +36,7 @@ class Rig:
         self.catalog, self.store = SqliteCatalog(state / "catalog.db"), LayerStore(state / "layers", "plain")
         image = make_image()
         (state / "layers/images" / image.id / "root").mkdir(parents=True)
-        self.catalog.add_image(image)
+        self.catalog.images.add(image)
         trajectory, first = begin(image)
         self.snapshot = replace(first, call=replace(first.call, output=None, stdout=None, stderr=None))
         self.catalog.add_trajectories([(trajectory, self.snapshot)])
@@ -46,7 +46,7 @@ class Rig:
             catalog=self.catalog,
             store=self.store,
             spool=spool,
-            image=lambda _: self.catalog.images()[0],
+            image=lambda _: self.catalog.images.list()[0],
             secrecy=SimpleNamespace(vault=SimpleNamespace(flush=lambda: None)),
         )
         command = ["sh", "-c", _DIES, str(self._deaths), *places.command("archive")]

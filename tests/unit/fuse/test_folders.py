@@ -131,7 +131,7 @@ def test_tags_lead_to_snapshots(shown: History) -> None:
 def test_a_name_that_looks_like_an_id_is_found_unless_it_is_one(shown: History) -> None:
     """As older versions allowed it."""
     trajectory, _ = started(shown.catalog)
-    image = shown.catalog.find_image(trajectory.spec.image)
+    image = shown.catalog.images.find(trajectory.spec.image)
     (lookalike, first), (impostor, second) = begin(image, "0" * 32), begin(image, trajectory.id)
     shown.catalog.restore_rows([], [lookalike, impostor], [SnapshotRow(first), SnapshotRow(second)])
     assert sorted(shown.names("trajectories")) == sorted([trajectory.id, lookalike.id, "0" * 32, impostor.id])

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import struct
 
-from snapshotd.fuse.ids import UNMAPPED_ID, shifted_id, shifted_xattrs
+from snapshotd.fuse.ids import shifted_xattrs
+from snapshotd.trees.target import UNMAPPED_ID, shifted_id
 
 SHIFT = 1_700_000_000
 NO_ID = 0xFFFFFFFF

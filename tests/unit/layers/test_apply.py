@@ -16,6 +16,7 @@ from snapshotd.kernel.files import DIR_FLAGS
 from snapshotd.kernel.namespaces import CONTAINER_IDS, user_namespace
 from snapshotd.layers.amend import amend
 from snapshotd.layers.store import LayerStore
+from snapshotd.layers.view import open_stack
 from snapshotd.trees import diff
 from snapshotd.trees.apply import apply
 from snapshotd.trees.base import RestoreReport
@@ -289,7 +290,7 @@ def test_a_layer_over_a_stack(place: Path) -> None:
     try:
         with StackView(fds[:1]) as a, StackView(fds[1:]) as b, StackView(fds[1:]) as reading:
             layer = amend(store, Stack(image), lambda fd: apply(fd, diff.diff(a, b), reading, whole_groups=True))
-        with store.view(Stack(image, (layer,))) as made:
+        with open_stack(store, Stack(image, (layer,))) as made:
             target = tree(place / "made")
             fd = os.open(target, DIR_FLAGS)
             try:

@@ -247,7 +247,7 @@ def test_lists_of_lists(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     content = repo.save_bytes(data)
     later = repo.save_bytes(data[: 20 << 20] + b"inserted" + data[20 << 20 :], content)
     repo.flush()
-    assert repo.reader.chunk_list(bytes.fromhex(content)).level >= 2
+    assert repo.reader.contents.chunk_list(bytes.fromhex(content)).level >= 2
     assert b"".join(repo.load(content)) == data
     assert b"".join(repo.load(later)) == data[: 20 << 20] + b"inserted" + data[20 << 20 :]
     for offset in (0, 5_000_000, (40 << 20) - 10):

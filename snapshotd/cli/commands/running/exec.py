@@ -41,6 +41,7 @@ _EXAMPLES = [
     "snapshotd exec box -- sh -c 'echo hello > note.txt'",
     "snapshotd exec -it box bash",
     "tar -c src | snapshotd exec -i box -- tar -x",
+    "snapshotd exec --input queries.sql box -- sqlite3 shop.db",
     "snapshotd exec --snapshot a1b2c3 -- ls -la   # in a throw-away fork",
     "snapshotd exec --snapshot known-good --junit out.xml -- sh -c 'pytest --junit-xml $SNAPSHOTD_JUNIT'",
     "snapshotd exec --if-head a1b2c3 box -- make release",
@@ -87,6 +88,12 @@ class _Exec(CliCommand):
     shell_complete=complete_snapshot,
 )
 @click.option("-i", "--interactive", is_flag=True, help="Send standard input to the command; else it has none.")
+@click.option(
+    "--input",
+    "from_file",
+    metavar="FILE",
+    help="Send this file to the command as its standard input; - is ours, as with -i.",
+)
 @click.option(
     "-t",
     "--tty",
@@ -142,6 +149,7 @@ def command(
     snapshot: str | None,
     if_head: str | None,
     interactive: bool,
+    from_file: str | None,
     tty: bool,
     detach: bool,
     idle_timeout: float | None,
@@ -172,7 +180,8 @@ def command(
     of a new size. All that it prints goes to standard output. It ends, with a snapshot, when this client goes away.
 
     With -i the command reads this command's standard input; it may end before it has read all of it. Without -i its
-    standard input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused.
+    standard input is empty, and data on ours (`echo hi | snapshotd exec box -- cat`) is refused. With --input FILE it reads
+    that file of this machine, of any size, as far as it wants to.
 
     With --junit, a JUnit report outlives the throw-away fork: the command may write one to $SNAPSHOTD_JUNIT; else the
     command itself is its one test.
@@ -195,6 +204,7 @@ def command(
         )
     given = {"if_head": if_head, "idle_timeout": idle_timeout, "junit": junit}
     options.update({name: value for name, value in given.items() if value is not None}, env=dict(options["env"]))
+    _check_input(from_file, interactive=interactive, tty=tty, detach=detach)
     if detach:
         if snapshot is not None or if_head is not None or tty or wait is not None:
             refuse(
@@ -202,10 +212,7 @@ def command(
                 "--detach, or --snapshot, --if-head, -t and --wait"
             )
         return _detached(connect(ctx), trajectory, argv, {**options, "stdin": interactive}, as_json)
-    if interactive:
-        options["stdin"] = standard_input() or io.BytesIO()
-    else:
-        refuse_input("add -i to send it")
+    _give_input(ctx, options, "-" if interactive else from_file)
     if wait is not None:
         options["wait"] = wait
     if tty and junit is not None:
@@ -232,6 +239,27 @@ def command(
                 f"taken when it ends, and `snapshotd log {trajectory}` shows that"
             )
         return INTERRUPTED
+
+
+def _check_input(from_file: str | None, *, interactive: bool, tty: bool, detach: bool) -> None:
+    if from_file is not None and (interactive or tty or detach):
+        refuse(
+            "a file is the whole input of a command that is waited for and has no terminal; leave out --input, or -i, -t and -d"
+        )
+
+
+def _give_input(ctx: click.Context, options: dict[str, Any], path: str | None) -> None:
+    """The command reads that file, which may be `-`; without one, it refuses data that nobody would read."""
+    if path == "-":
+        options["stdin"] = standard_input() or io.BytesIO()
+        return
+    refuse_input("add -i to send it")
+    if path is None:
+        return
+    try:
+        options["stdin"] = ctx.with_resource(open(path, "rb", buffering=0))  # noqa: SIM115 - closed with ctx
+    except OSError as exc:
+        refuse(f"the input {path} cannot be read: {exc.strerror}; name a file that you may read")
 
 
 def _check_throw_away(wait: Wait | None, if_head: str | None, idle_timeout: float | None) -> None:

@@ -140,7 +140,7 @@ def compare(ctx: click.Context, name: str, as_json: bool) -> int:
 @click.argument("branch", required=False, metavar="[VARIANT.RUN]")
 @click.pass_context
 def promote(ctx: click.Context, name: str, branch: str | None, yes: bool, wait: Wait | None, as_json: bool) -> int:
-    """Make the best branch the head of the trajectory that the experiment began from.
+    """Promote the best branch to the trajectory that all began from.
 
     As `snapshotd promote`. The best branch has passed, and among those has the highest score, then the fewest calls. With
     --json: the new snapshot as `log --json` has it.

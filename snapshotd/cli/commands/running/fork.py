@@ -35,7 +35,7 @@ _EXAMPLES = [
     "-n",
     "--n",
     "count",
-    type=Count(1, QUEUE_MAX),
+    type=Count(1, QUEUE_MAX, f"from 1 to {FORK_MAX}, or with --parallel to {QUEUE_MAX:,}"),
     default="1",
     show_default=True,
     metavar="N",
@@ -166,6 +166,9 @@ def command(
             }
         )
     else:
+        for label, item in zip(variants, forked.trajectories, strict=False):
+            if item.name is None:
+                note(f"{printable(label)}: {short(item.id)}")
         for each in ids:
             click.echo(each)
     return 0

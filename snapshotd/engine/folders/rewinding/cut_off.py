@@ -35,7 +35,7 @@ class CutOff:
         return CutOff(head.id, to.id, new_place(), [relative(change) for change in plan.changes], changes)
 
     def text(self) -> str:
-        """For the catalog."""
+        """The form that the catalog keeps."""
         names = [name_of(path) for path in self.paths]
         facts = {"head": self.head, "to": self.to, "place": self.place.decode(), "paths": names}
         return json.dumps(facts | {"changes": self.changes.record(0)})

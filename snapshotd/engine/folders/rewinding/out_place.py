@@ -1,4 +1,4 @@
-"""The directory of a folder in which the files lie that a rewind takes out or has made, numbered as its changes are.
+"""A directory in the user's folder for the files that a rewind takes out or makes. A file's number is that of its change.
 
 Everything is done as the folder's user, by descriptors from the folder down.
 """
@@ -46,7 +46,7 @@ def new_place() -> bytes:
 
 
 def numbered(number: int) -> bytes:
-    """The name of a file in the place that is the user's, or is to be: the one of the change of this number."""
+    """The name of the file of this change in the place."""
     return b"n%d" % number
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.mind.approval.records import ApprovalRecords, Asked, WaitingCaller, digest
 from snapshotd.engine.mind.replay import DENIED
+from snapshotd.engine.protocol.agent_handler import Question
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.errors import Conflict, Denied, NotFound
@@ -78,14 +79,13 @@ class Gate:
             return approval
         raise Denied(_refusal(approval))
 
-    def question(
-        self, caller: WaitingCaller, call_id: CallID, question: str, details: Any, *, expires_s: float | None
-    ) -> Approval:
+    def question(self, caller: WaitingCaller, question: Question) -> Approval:
         """Ask a person something, and return the answer: approved (`edited` is the answer, if one was given), denied or
         expired. Conflict: as `admit`."""
-        limit_s = expires_s if expires_s is not None else self._approvals.policy.read().expires_s
-        bound = digest(QUESTION, [question, details])
-        return self._ask(caller, Asked(call_id, QUESTION, details, SideEffect.LOCAL, question, limit_s, bound))
+        call, words, details = CallID(question.call_id), question.question, question.details
+        limit_s = question.expires_s if question.expires_s is not None else self._approvals.policy.read().expires_s
+        bound = digest(QUESTION, [words, details])
+        return self._ask(caller, Asked(call, QUESTION, details, SideEffect.LOCAL, words, limit_s, bound))
 
     def _ask(self, caller: WaitingCaller, asked: Asked) -> Approval:
         """The decided approval. A stale one is not returned: the call asks anew."""

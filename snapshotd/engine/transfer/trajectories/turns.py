@@ -137,11 +137,13 @@ class Dialog:
             and not any(call.result is not None for call in turn.calls)
         )
 
-    def unsaid(self, model: ModelFacts, text: str, at: Snapshot, copied: bool) -> None:
+    def add_unsaid_reply(self, model: ModelFacts, text: str, at: Snapshot, copied: bool) -> None:
         """A model call whose reply is no message of the conversation."""
         self._begin(Turn("agent", text, at.id, copied, model=model))
 
-    def ran(self, call: ToolCall, wire_id: str | None, at: Snapshot, copied: bool, result: Callable[[], str]) -> None:
+    def end_call(
+        self, call: ToolCall, wire_id: str | None, at: Snapshot, copied: bool, result: Callable[[], str]
+    ) -> None:
         """A call has ended, and `at` is its snapshot. `result` reads what it returned, if no message says it."""
         found = self._asked(call, wire_id)
         if found is None:
@@ -261,7 +263,7 @@ class Walk:
             text = None if facts.api is not None else reply_text(entry.result)
             if text is None or text.strip() == said.text.strip():
                 return facts
-            self.main.unsaid(facts, text, at, copied)
+            self.main.add_unsaid_reply(facts, text, at, copied)
         return None
 
     def _entry(self, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
@@ -276,7 +278,7 @@ class Walk:
                 self._aside(lane, entry, at, copied)
             elif entry.status is CallStatus.DONE:
                 text = None if _is_wire(entry) else reply_text(entry.result)
-                self.main.unsaid(_facts(entry), text or "", at, copied)
+                self.main.add_unsaid_reply(_facts(entry), text or "", at, copied)
 
     def _tool(self, lane: Dialog, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
         wire_id = entry.details.get(CALL)
@@ -286,7 +288,7 @@ class Walk:
         began, status = entry.began_at_ns, entry.status or CallStatus.UNKNOWN  # a promotion binds it, with its result
         spent = (entry.ended_at_ns or began) - began
         call = ToolCall(entry.id, entry.name, entry.arguments, status, began, spent, error=entry.error)
-        lane.ran(call, wire_id, at, copied, lambda: "\n".join(filter(None, (_shown(entry.result), entry.error))))
+        lane.end_call(call, wire_id, at, copied, lambda: "\n".join(filter(None, (_shown(entry.result), entry.error))))
 
     def _aside(self, lane: Dialog, entry: JournalEntry, at: Snapshot, copied: bool) -> None:
         """A turn of another conversation: its messages are with the model call, and in the reply."""
@@ -322,7 +324,7 @@ class Walk:
         conversation.params = entry.details.get(PARAMS) or conversation.params
 
     def _ran(self, lane: Dialog, call: ToolCall, wire_id: str | None, at: Snapshot, copied: bool) -> None:
-        lane.ran(call, wire_id, at, copied, lambda: self._output(call))
+        lane.end_call(call, wire_id, at, copied, lambda: self._output(call))
 
     def _output(self, call: ToolCall) -> str:
         """A call's recorded output as text."""

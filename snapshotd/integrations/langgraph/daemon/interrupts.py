@@ -46,7 +46,7 @@ class Interrupts:
 
     # -- interrupts become approvals -----------------------------------------------------------------------------------
 
-    def stored(
+    def settle_writes(
         self, thread: str, trajectory: str, task: str, writes: Sequence[tuple[str, Any]], before: Sequence[PendingWrite]
     ) -> None:
         """A task's writes have been stored. Answers among them (the graph itself was resumed with these) decide the

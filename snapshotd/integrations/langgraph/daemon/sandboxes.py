@@ -106,7 +106,7 @@ class Sandboxes:
         bound = self._bindings.find(thread, ns, checkpoint)
         return self._home if bound is None or bound.trajectory is None else bound.trajectory
 
-    def stored(self, thread: str, ns: str, checkpoint: str, failed: Exception | None = None) -> None:
+    def release_calls(self, thread: str, ns: str, checkpoint: str, failed: Exception | None = None) -> None:
         """A checkpoint has been stored, or could not be: calls that wait for it go on, or fail as it did."""
         with self._stored:
             self._failed.pop((thread, ns, checkpoint), None)
@@ -142,14 +142,14 @@ class Sandboxes:
         with self._lock(bound):
             while True:
                 bound, line = self._go_to(bound, in_step="__pregel_task_id" in config["configurable"])
-                known = self._known(bound, name, argv, line, irreversible)
+                known = self._find_made_call(bound, name, argv, line, irreversible)
                 if not admitted:
-                    other = self._admitted(config, bound, name, argv, irreversible, made=known is not None)
+                    other = self._admit(config, bound, name, argv, irreversible, made=known is not None)
                     admitted = True
                     if other is not None:
-                        argv, known = other, self._known(bound, name, other, line, irreversible)
+                        argv, known = other, self._find_made_call(bound, name, other, line, irreversible)
                 if known is not None:
-                    return self._recorded(known, argv, options)
+                    return self._repeat_result(known, argv, options)
                 sandbox = Sandbox.connect(str(bound.trajectory), client=self._client)
                 call = self._bindings.begin(bound, name, sandbox.id, line.head)
                 hit("langgraph.call.begun")
@@ -173,7 +173,7 @@ class Sandboxes:
                 self._bindings.end(call, result.snapshot_id)
                 return result
 
-    def _admitted(
+    def _admit(
         self, config: RunnableConfig, bound: Bound, name: str, argv: Sequence[str], irreversible: bool, *, made: bool
     ) -> list[str] | None:
         """See `Interrupts.admit`. A call outside of a task is a person's own. One that was made is looked at only if its
@@ -187,7 +187,7 @@ class Sandboxes:
         call = hashlib.blake2b(json.dumps([bound.thread, bound.id, name]).encode(), digest_size=16).hexdigest()
         return self.interrupts.admit(str(bound.trajectory), call, argv, irreversible=irreversible, made=made)
 
-    def _known(
+    def _find_made_call(
         self, bound: Bound, name: str, argv: Sequence[str], line: Line, irreversible: bool
     ) -> SnapshotInfo | None:
         """The snapshot of this call, if it has been made on this line. Undecided: it was cut off and must not be made
@@ -205,7 +205,7 @@ class Sandboxes:
                 raise _undecided(bound, argv)
         return None
 
-    def _recorded(self, info: SnapshotInfo, argv: Sequence[str], options: Mapping[str, Any]) -> ExecResult:
+    def _repeat_result(self, info: SnapshotInfo, argv: Sequence[str], options: Mapping[str, Any]) -> ExecResult:
         found = {}
         for which in ("stdout", "stderr"):
             listener = options.get(f"on_{which}") or (lambda _: None)

@@ -1,0 +1,55 @@
+"""Reading snapshots in pages, so that a step never waits until ten thousand are read; and their lost outputs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+from snapshotd.catalog import rows
+from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
+from snapshotd.sqlite import Database
+from snapshotd.types import BlobID, Snapshot
+
+_AFTER_ALL = (1 << 63) - 1
+"""More than any `seq`."""
+
+
+def newest_snapshots(db: Database, trajectory: int, last: int | None) -> list[Snapshot]:
+    """See `Catalog.snapshots`; of the trajectory in row `trajectory`."""
+    decode = rows.SnapshotDecoder()
+    found: list[Snapshot] = []
+    wanted, before = (sys.maxsize if last is None else last), _AFTER_ALL
+    while len(found) < wanted:
+        page = db.read_page(
+            rows.SNAPSHOT_SELECT + "WHERE s.trajectory = ? AND s.seq < ? ORDER BY s.seq DESC",
+            (trajectory, before),
+            rows=min(wanted - len(found), PAGE_ROWS),
+            size=PAGE_CHARS,
+        )
+        if not page:
+            break
+        found.extend(map(decode, page))
+        before = found[-1].seq
+    found.reverse()
+    return found
+
+
+def all_snapshots(db: Database) -> Iterator[Snapshot]:
+    """See `Catalog.all_snapshots`."""
+    last = 0
+    while page := db.read_page(
+        rows.SNAPSHOT_SELECT + "WHERE s.pk > ? ORDER BY s.pk", (last,), rows=PAGE_ROWS, size=PAGE_CHARS
+    ):
+        decode = rows.SnapshotDecoder()
+        yield from map(decode, page)
+        last = page[-1][0]
+
+
+def forget_outputs(db: Database, blobs: Mapping[BlobID, int | None]) -> None:
+    """See `Catalog.forget_outputs`. Inside a transaction of the caller."""
+    for which in ("output", "stdout", "stderr"):
+        having = f"call_{which} = ?1 AND state <> 'captured'"
+        db.write_many(
+            f"INSERT INTO damaged_outputs SELECT pk, '{which}', ?1, ?2 FROM snapshots WHERE {having}", blobs.items()
+        )
+        db.write_many(f"UPDATE snapshots SET call_{which} = NULL WHERE {having}", ((blob,) for blob in blobs))

@@ -1,0 +1,58 @@
+"""Images in SQLite. See `parts.py`."""
+
+from __future__ import annotations
+
+from snapshotd.catalog import rows
+from snapshotd.catalog.inserts import add_image
+from snapshotd.catalog.lookup import CANDIDATES, check_unique, id_range, image_number, no, searchable
+from snapshotd.catalog.parts import ImageTable
+from snapshotd.errors import Conflict
+from snapshotd.sqlite import Database
+from snapshotd.types import Image, ImageID, TreeID, short
+
+
+class SqliteImages(ImageTable):
+    def __init__(self, db: Database) -> None:
+        self._db = db
+
+    def add(self, image: Image) -> None:
+        with self._db.transaction():
+            add_image(self._db, image)
+
+    def list(self) -> list[Image]:
+        return [rows.decode_image(row) for row in self._db.read(rows.IMAGE_SELECT + " ORDER BY i.pk DESC")]
+
+    def find(self, ref: str) -> Image:
+        if not ref or not searchable(ref):
+            raise no("image", ref)
+        called = self._db.read_one(
+            rows.IMAGE_SELECT + " WHERE i.id = ?1 OR i.name = ?1 ORDER BY i.id = ?1 DESC LIMIT 1", (ref,)
+        )
+        if called is not None:
+            return rows.decode_image(called)
+        found = self._db.read(
+            rows.IMAGE_SELECT + " WHERE i.id >= ? AND i.id < ? LIMIT ?", (*id_range(ref), CANDIDATES + 1)
+        )
+        if not found:
+            raise no("image", ref)
+        check_unique(ref, [row[0] for row in found])
+        return rows.decode_image(found[0])
+
+    def remove(self, image_id: ImageID) -> None:
+        with self._db.transaction():
+            number = image_number(self._db, image_id)
+            user = self._db.read_one(
+                "SELECT id FROM trajectories WHERE image = ?1 UNION ALL"
+                " SELECT t.id FROM stacks k JOIN snapshots s ON s.stack = k.pk JOIN trajectories t ON t.pk = s.trajectory"
+                " WHERE k.image = ?1 LIMIT 1",
+                (number,),
+            )
+            if user is not None:
+                raise Conflict(
+                    f"image {short(image_id)} cannot be removed because trajectory {short(user[0])} uses it: remove that first"
+                )
+            self._db.write("DELETE FROM images WHERE pk = ?", (number,))
+
+    def set_tree(self, image_id: ImageID, tree: TreeID) -> None:
+        with self._db.transaction():
+            self._db.write("UPDATE images SET tree = ? WHERE id = ?", (tree, image_id))
