@@ -11,7 +11,7 @@ What Python or a module reads once, when it starts, cannot be given to a fork: `
 environment has any of it. Tests of how a process starts, of its pipes and of its memory start it themselves.
 
 This file is also the program that forks; it imports nothing of the tests then, but for the programs that it
-forks: the daemon over the fake engine, and what tests name.
+forks: the daemon over the smallest runtime, and what tests name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from types import ModuleType, SimpleNamespace
 from typing import IO, Any
 
 ROOT = Path(__file__).parents[1]
-FAKE_DAEMON = "tests.unit.daemon.fake_daemon"
+SMALL_DAEMON = "tests.small_daemon"
 _READ_AT_START = ("PATH", "TMPDIR", "TZ", "LANG")
 _READ_AT_START_BEGIN = ("PYTHON", "LC_")
 _COMMANDS = "/commands"
@@ -606,14 +606,15 @@ def _import_commands() -> None:
 
 def _import_everything() -> None:
     import snapshotd.daemon
-    from snapshotd.daemon import wiring
+    from snapshotd.daemon import library
 
     _import_all_of(snapshotd.daemon)
-    wiring._library()  # each daemon has it then
+    library.library()  # each daemon has it then
     for name in _LATER:
         importlib.import_module(name)
     sys.path.append(str(ROOT))
-    importlib.import_module(FAKE_DAEMON)
+    importlib.import_module(SMALL_DAEMON)
+    importlib.import_module("tests.unit.daemon.fake_daemon")
 
 
 def _import_all_of(*packages: ModuleType) -> None:

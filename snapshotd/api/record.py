@@ -220,10 +220,26 @@ class ApiRecord:
 
 
 class Request(ApiRecord):
-    """The base of what is sent to the daemon, which refuses members that it does not know."""
+    """The base of what is sent to the daemon, which refuses members that it does not know, and a text or a truth value in
+    the place of a number."""
 
     __slots__ = ()
     __pydantic_config__: ClassVar[Json] = {"extra": "forbid"}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: Callable[[Any], Json]) -> Json:
+        strict: Json = _strict(handler(source))
+        return strict
+
+
+def _strict(schema: Any) -> Any:
+    """A pydantic schema that takes numbers and truth values as JSON has them."""
+    if isinstance(schema, list):
+        return [_strict(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    strict = {"strict": True} if schema.get("type") in ("int", "float", "bool") else {}
+    return {key: _strict(item) for key, item in schema.items()} | strict
 
 
 def encode(value: Any) -> Json:

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import marshal
-import os
-import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
-from importlib import resources
-from importlib.machinery import SourceFileLoader
+from functools import partial
 from pathlib import Path
 from socket import socket
-from types import CodeType
 
 from snapshotd import sqlite
 from snapshotd.catalog.base import Catalog
@@ -25,6 +19,7 @@ from snapshotd.config import Config, UserPlaces
 from snapshotd.daemon import state_files
 from snapshotd.daemon.children import StatePlaces, open_repository
 from snapshotd.daemon.host import AS_ROOT, Footing, choose_mode, hand_down_controllers, host_mounts
+from snapshotd.daemon.library import write_share
 from snapshotd.engine.context import Context
 from snapshotd.engine.engine import Engine, EnginePart, Life
 from snapshotd.engine.events import EventLogs
@@ -110,9 +105,6 @@ _INSTANCE, _STATE_DIR = "instance", "state-dir"
 _SWITCH_INTERVAL_S = 0.0005
 """Time for which a busy thread may hold the interpreter against one that answers a tool call; every system call of a
 pivot gives it up once."""
-_CHECKED_HASH = (0b11).to_bytes(4, "little")
-"""Flags of a .pyc, as in PEP 552."""
-_LIBRARY_TEXT = b'"""snapshotd inside a sandbox: only `snapshotd.agent` is here."""\n'
 
 
 def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
@@ -169,7 +161,7 @@ def open_engine(config: Config, footing: Footing = AS_ROOT) -> Engine:
             config=config,
             state_dir=state_dir,
             run_dir=run_dir,
-            share_dir=_share(where.share_root / instance, with_init=mode is not Mode.FOLDER),
+            share_dir=write_share(where.share_root / instance, None if mode is Mode.FOLDER else CATATONIT),
             instance=instance,
             catalog=catalog,
             spool=spool,
@@ -460,72 +452,3 @@ def _inode_of(state_dir: Path) -> str:
     # Not its path, which leads elsewhere in another mount namespace.
     found = state_dir.stat()
     return f"{found.st_dev}:{found.st_ino}"
-
-
-def _share(share: Path, *, with_init: bool) -> Path:
-    """The directory that every sandbox sees at /run/snapshotd/share: the init binary, if there are containers, and the
-    in-sandbox library. It is brought up to date at every start.
-
-    Sandboxes of an earlier daemon may still use it: directories stay the same ones, and a changed file is replaced at
-    once.
-    """
-    wanted = dict(_library())
-    if with_init:
-        init = next((path for path in CATATONIT if os.path.exists(path)), None)
-        if init is None:
-            raise Unsupported("no init for sandboxes: catatonit is not installed; `snapshotd setup` installs it")
-        wanted[Path("init")] = Path(init).read_bytes()
-    directories = {share / parent for name in wanted for parent in name.parents}
-    for directory in sorted({share.parent, *directories}):
-        directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(0o755)
-    for path in sorted(share.rglob("*"), reverse=True):  # entries of a directory before the directory
-        if path.is_dir() and path not in directories:
-            path.rmdir()
-        elif not path.is_dir() and path.relative_to(share) not in wanted:
-            path.unlink()
-    for name, content in wanted.items():
-        mode = 0o755 if name.name == "init" or name.parent.name == "bin" else 0o644
-        if not _is_file(share / name, content, mode):
-            temporary = share / name.with_name(f"{name.name}.new")
-            temporary.write_bytes(content)
-            temporary.chmod(mode)
-            temporary.rename(share / name)
-    return share
-
-
-@cache
-def _library() -> dict[Path, bytes]:
-    """The files of the in-sandbox library, which are read once in a process."""
-    found = {Path("lib/snapshotd/__init__.py"): _LIBRARY_TEXT}
-    with resources.as_file(resources.files("snapshotd") / "agent") as agent:
-        for path in agent.rglob("*"):
-            if path.is_file() and "__pycache__" not in path.parts:
-                name = "lib/snapshotd/agent" / path.relative_to(agent)
-                found[name] = path.read_bytes()
-                if path.suffix == ".py":
-                    compiled = Path(importlib.util.cache_from_source(name)).name  # it may be kept in a folder elsewhere
-                    found[name.parent / "__pycache__" / compiled] = _compiled(path, found[name])
-    return found
-
-
-def _compiled(source: Path, content: bytes) -> bytes:
-    """A module for sandboxes that have this Python; others compile it at each start. It names its source by the hash of
-    its content, which every import compares."""
-    code = SourceFileLoader(source.stem, str(source)).get_code(source.stem)
-    assert code is not None
-    head = importlib.util.MAGIC_NUMBER + _CHECKED_HASH + importlib.util.source_hash(content)
-    return head + marshal.dumps(_called(code, source.name))
-
-
-def _called(code: CodeType, name: str) -> CodeType:
-    """The same without the path on the host. An import fills in the path that it finds it at."""
-    constants = (_called(one, name) if isinstance(one, CodeType) else one for one in code.co_consts)
-    return code.replace(co_filename=name, co_consts=tuple(constants))
-
-
-def _is_file(path: Path, content: bytes, mode: int) -> bool:
-    try:
-        return stat.S_IMODE(path.stat().st_mode) == mode and path.read_bytes() == content
-    except FileNotFoundError:
-        return False

@@ -1,7 +1,9 @@
-"""What the tests of daemon, client and command line share: a daemon over a fake engine."""
+"""What the tests of daemon, client and command line share: a small daemon. Modules that
+have not come over yet name another one as `start_daemon`."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,16 +21,25 @@ def short_dir() -> Iterator[Path]:
 
 
 @pytest.fixture
-def daemon(short_dir: Path) -> Iterator[Daemon]:
-    running = start(short_dir / "state", short_dir / "s.sock")
+def daemon(request: pytest.FixtureRequest, short_dir: Path) -> Iterator[Daemon]:
+    running = getattr(request.module, "start_daemon", start)(short_dir / "state", short_dir / "s.sock")
     yield running
     running.close()
 
 
 @pytest.fixture(scope="module")
-def shared_daemon() -> Iterator[Daemon]:
+def shared_daemon(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """One for many tests that leave it as it was, but for what they make under names of their own."""
     with tempfile.TemporaryDirectory(prefix="sd-") as name:
-        running = start(Path(name) / "state", Path(name) / "s.sock")
+        running = getattr(request.module, "start_daemon", start)(Path(name) / "state", Path(name) / "s.sock")
         yield running
         running.close()
+
+
+@pytest.fixture(scope="session")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for sandboxes to begin with."""
+    made = tmp_path_factory.mktemp("workspace")
+    (made / "a.txt").write_text("hello\n")
+    os.symlink(b"a\xff", bytes(made / "link"))
+    return made

@@ -71,7 +71,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("base", "caller", "context", "events", "identity", "pins", "requests", "secrecy", "watch"),
     ),
     "repo": (("upkeep",), ("writing",), ("reading",), ("format", "spool", "spool_format"), ("base", "key")),
-    "daemon": (("children", "hook_places", "hooks", "host", "lock", "logs", "server", "wiring"), ("http",)),
+    "daemon": (("children", "hook_places", "hooks", "host", "library", "lock", "logs", "server", "wiring"), ("http",)),
     "cli": (
         ("main", "reference"),
         ("habits",),

@@ -20,6 +20,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 import snapshotd
 from snapshotd.api.wire import API_PREFIX, API_VERSION
@@ -84,15 +85,27 @@ async def _answer_error(request: Request, exc: Exception) -> Response:
     failure: SnapshotdError
     if isinstance(exc, RequestValidationError):
         failure = UsageError(_first_problem(exc))
+    elif isinstance(exc, HTTPException) and exc.status_code == 405:
+        return _answer_method(request)
     elif isinstance(exc, HTTPException):
         failure = NotFound(
             f"the API has no {request.method} {request.url.path}; {API_PREFIX}/openapi.json describes what it has"
         )
-        if exc.status_code not in (404, 405):
+        if exc.status_code != 404:
             failure = UsageError(f"the request was refused: {exc.detail}")
     else:
         failure = failure_of(exc)
     return error_response(failure)
+
+
+def _answer_method(request: Request) -> Response:
+    """The answer to a method that a path does not have: it names those that the path has."""
+    routes = (route for route in request.app.router.routes if route.matches(request.scope)[0] is not Match.NONE)
+    allowed = ", ".join(sorted({method for route in routes for method in route.methods}))
+    failure = UsageError(f"{request.url.path} of the API has no {request.method}; it has {allowed}")
+    answer = error_response(failure, status=405)
+    answer.headers["Allow"] = allowed
+    return answer
 
 
 def _first_problem(exc: RequestValidationError) -> str:

@@ -369,8 +369,9 @@ def _failure_of_producer(produce: Callable[[], None]) -> SnapshotdError | None:
     return None
 
 
-def error_response(failure: SnapshotdError) -> Response:
-    return Response(json_bytes(error_json(failure)), failure.http_status, media_type=JSON)
+def error_response(failure: SnapshotdError, status: int | None = None) -> Response:
+    """`status`: another one than the error's own."""
+    return Response(json_bytes(error_json(failure)), status or failure.http_status, media_type=JSON)
 
 
 def require(sent: bool) -> None:

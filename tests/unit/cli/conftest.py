@@ -1,4 +1,4 @@
-"""The command line in this process, against a daemon over the fake engine."""
+"""The command line in this process, against a small daemon."""
 
 from __future__ import annotations
 
@@ -57,18 +57,20 @@ def cli(shared_daemon: Daemon, capfdbinary: pytest.CaptureFixture[bytes], monkey
 
 
 @pytest.fixture
-def box(cli: Cli) -> str:
+def box(cli: Cli, workspace: Path) -> str:
     """The name of a sandbox of the test's own."""
     name = f"box-{new_id()[:8]}"
-    assert cli("create", "--name", name).code == 0
+    assert cli("create", "--name", name, "--workspace", str(workspace)).code == 0
     return name
 
 
 @pytest.fixture
 def edited(daemon: Daemon) -> Daemon:
-    """With a snapshot `box`, whose state has a list."""
+    """With a snapshot `box` that has a state and two messages."""
     daemon.client.create(name="box")
-    daemon.client.exec("box", ["remember", "tasks", "a,b"])
+    daemon.client.exec("box", ["remember", "tasks", '["a", "b"]'])
+    for role in ("user", "assistant"):
+        daemon.client.exec("box", ["snapshotd-agent", "message", role, "fix it"])
     return daemon
 
 

@@ -14,6 +14,7 @@ from snapshotd.cli.documents import as_page, in_short
 from snapshotd.types import new_id, short
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 # -- approvals ---------------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import pytest
 from snapshotd.types import short
 from tests.unit.cli.conftest import Cli, Ran
 from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 
 def test_create_prints_the_id(cli: Cli) -> None:

@@ -25,6 +25,7 @@ from tests import long
 from tests.own_sources import texts
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -28,7 +28,7 @@ def test_the_recommended_promote_is_taken(
         client.exec(line.id, ["ls"])
     said = cli("experiment", "status", "ways").out.splitlines()[-1]
     assert cli("experiment", "status", "--branches", "ways").out.splitlines()[-1] == said
-    assert said.startswith("best: 0.0")
+    assert said.startswith(("best: 0.0", "best: 1.0"))
     assert ("did not pass" in said, "box went on" in said) == (not passed, went_on)
     (command,) = re.findall(r"`snapshotd ([^`]+)`", said)
     done = cli(*command.split())

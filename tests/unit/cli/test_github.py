@@ -68,8 +68,8 @@ def test_a_command_that_fails_in_a_step_is_an_annotation(step: Path, cli: Cli, b
     (step / "full" / "file").touch()
     for words, why in (
         (["restore", "nothing", "--to", str(step / "out")], "nothing"),
-        (["restore", box, "--to", str(step / "full")], "is not empty"),
-        (["exec", box, "--", "missing"], "no such program"),
+        (["restore", box, "--to", str(step / "full")], "is not an empty directory"),
+        (["exec", box, "--", "missing"], "there is no program missing"),
         (["tag", "nothing", "best"], "nothing"),
     ):
         failed = cli(words[0], "--github", *words[1:])

@@ -12,8 +12,9 @@ from snapshotd.daemon.http.words import WORDS
 from tests.json_words import faults
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.world import World
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
-ELSEWHERE = {"bisect", "daemon", "port"}
+ELSEWHERE = {"bisect", "daemon", "merge", "port"}
 SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
     *("address", "port"),

@@ -20,6 +20,7 @@ from snapshotd.cli.values import Count, Duration, Size
 from snapshotd.types import new_id
 from tests.unit.cli.conftest import Cli
 from tests.unit.daemon.process import Daemon, environment
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 MIB = 1 << 20
 

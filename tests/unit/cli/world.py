@@ -75,7 +75,7 @@ class World:
         yield from (f"edit {first} --state a=1", "approvals", f"approval {self.approvals[0]}")
         yield from (f"approve {self.approvals[0]}", f"deny {self.approvals[1]}", "store put n k 1", "store get n k")
         yield from ("store ls n", "store history n k", "store rm n k", f"restore box --to {folder}/out")
-        yield from (f"apply {first} --to {folder}/work --base {first}", f"merge {fork} box")
+        yield f"apply {first} --to {folder}/work --base {first}"
         yield from (
             "exec box -- raw ff00",
             f"export box --cache {folder}/cache --key k",

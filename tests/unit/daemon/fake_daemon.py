@@ -1,8 +1,8 @@
 """The real server over the fake engine, as a process: `python fake_daemon.py STATE_DIR SOCKET [READY_FD]`. Needs no
 root.
 
-In the environment: FAKE_SANDBOXED takes every peer for a sandboxed one, FAKE_FAILURE is what the engine says when it is
-opened, FAKE_EXIT dies without a word.
+In the environment: SMALL_SANDBOXED takes every peer for a sandboxed one, SMALL_FAILURE is what the engine says when it is
+opened, SMALL_EXIT dies without a word.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from tests.unit.daemon.fake_engine import FakeEngine
 
 
 def open_engine(_state_dir: Path) -> FakeEngine:
-    if "FAKE_FAILURE" in os.environ:
-        raise Unsupported(os.environ["FAKE_FAILURE"])
+    if "SMALL_FAILURE" in os.environ:
+        raise Unsupported(os.environ["SMALL_FAILURE"])
     return FakeEngine()
 
 
@@ -29,9 +29,9 @@ def main() -> int:
     state_dir, socket_path = Path(sys.argv[1]), Path(sys.argv[2])
     ready_fd = int(sys.argv[3]) if len(sys.argv) > 3 else None
     options = ServerOptions(state_dir, socket_path, ready_fd=ready_fd)
-    if "FAKE_SANDBOXED" in os.environ:
+    if "SMALL_SANDBOXED" in os.environ:
         options = dataclasses.replace(options, is_sandboxed=lambda pid: True)
-    if "FAKE_EXIT" in os.environ:
+    if "SMALL_EXIT" in os.environ:
         return 3
     try:
         with told_to(ready_fd):

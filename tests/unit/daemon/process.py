@@ -1,7 +1,8 @@
-"""A daemon over the fake engine, as a process of its own."""
+"""A small daemon (tests/small_daemon.py), as a process of its own."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -15,15 +16,15 @@ from snapshotd.client import autostart
 from snapshotd.client.client import Snapshotd
 from tests import forked
 
-FAKE_DAEMON = Path(__file__).with_name("fake_daemon.py")
+SMALL_DAEMON = Path(__file__).parents[2] / "small_daemon.py"
 
 
-def start_fakes(monkeypatch: pytest.MonkeyPatch, *, forked_ones: bool = True) -> None:
-    """From now on commands start daemons over the fake engine, as root would real ones. `forked_ones=False`: in the
+def start_small_ones(monkeypatch: pytest.MonkeyPatch, *, forked_ones: bool = True) -> None:
+    """From now on commands start small daemons (tests/small_daemon.py), as root would its own. `forked_ones=False`: in the
     client's own way, with an interpreter of their own."""
 
     def argv(state_dir: Path, socket_path: Path, ready_fd: int, _isolation: str | None) -> list[str]:
-        return [sys.executable, str(FAKE_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
+        return [sys.executable, str(SMALL_DAEMON), str(state_dir), str(socket_path), str(ready_fd)]
 
     def spawn(state_dir: Path, socket_path: Path, ready_fd: int, isolation: str | None) -> Any:
         if not forked.can_be_forked(os.environ):
@@ -31,7 +32,7 @@ def start_fakes(monkeypatch: pytest.MonkeyPatch, *, forked_ones: bool = True) ->
         args = [str(state_dir), str(socket_path), str(ready_fd)]
         with autostart._open_log(state_dir) as log, open(os.devnull, "rb") as nothing:
             fds = {0: nothing.fileno(), 1: log.fileno(), 2: log.fileno(), ready_fd: ready_fd}
-            return forked.start(args, fds, env=os.environ, cwd="/", module=forked.FAKE_DAEMON, new_session=True)
+            return forked.start(args, fds, env=os.environ, cwd="/", module=forked.SMALL_DAEMON, new_session=True)
 
     ordinary = autostart._spawn
     if forked_ones:
@@ -53,11 +54,15 @@ class Daemon:
         return Snapshotd(self.state_dir, self.socket_path, autostart=False)
 
     def kill(self) -> None:
+        """As `kill -9` does; then end what is left to the next daemon."""
         self.process.kill()
         self.process.wait(60)
+        for pid in processes_below(self.socket_path.parent / "run"):
+            os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
-        self.kill()
+        if self.process.poll() is None and self.terminate():
+            raise AssertionError(f"the daemon ended badly: {self.log()}")
         assert self.process.stderr is not None
         self.process.stderr.close()
 
@@ -65,8 +70,31 @@ class Daemon:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(60)
 
+    def log(self) -> str:
+        return (self.state_dir / "daemon.log").read_text()
 
-def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
+
+def processes_below(directory: Path) -> list[int]:
+    """Those that name something below a directory in their command lines."""
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if os.fsencode(f"{directory}/") in Path("/proc", name, "cmdline").read_bytes():
+                found.append(int(name))
+    return found
+
+
+def start_fake(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
+    """The same over the fake engine."""
+    return start(state_dir, socket_path, module="tests.unit.daemon.fake_daemon", **environment)
+
+
+def start_with_ports(state_dir: Path, socket_path: Path) -> Daemon:
+    """Sandboxes have the ports of this machine."""
+    return start(state_dir, socket_path, SMALL_PORTS="1")
+
+
+def start(state_dir: Path, socket_path: Path, module: str = forked.SMALL_DAEMON, **environment: str) -> Daemon:
     """Start one and wait until it answers; AssertionError with what it said if it dies.
 
     Its own end of the ready pipe closes when it dies, so nothing can hang.
@@ -74,7 +102,7 @@ def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
     ready_r, ready_w = os.pipe()
     error_r, error_w = os.pipe()
     args, fds = [str(state_dir), str(socket_path), str(ready_w)], {2: error_w, ready_w: ready_w}
-    process = forked.start(args, fds, env={**os.environ, **environment}, cwd=os.getcwd(), module=forked.FAKE_DAEMON)
+    process = forked.start(args, fds, env={**os.environ, **environment}, cwd=os.getcwd(), module=module)
     process.stderr = os.fdopen(error_r, "rb")
     os.close(error_w)
     os.close(ready_w)
@@ -87,6 +115,18 @@ def start(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
         process.wait(60)
         raise AssertionError(f"the daemon did not start: {error}")
     return Daemon(state_dir, socket_path, process)
+
+
+def damage(daemon: Daemon) -> None:
+    """Change a byte in the middle of every pack."""
+    packs = [path for path in (daemon.state_dir / "repo/store/packs").rglob("*") if path.is_file()]
+    assert packs
+    for pack in packs:
+        with pack.open("r+b") as file:
+            file.seek(pack.stat().st_size // 2)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 0xFF]))
 
 
 def environment(daemon: Daemon) -> dict[str, str]:

@@ -8,6 +8,7 @@ from snapshotd.types import new_id
 from tests import long
 from tests.any_request import Operation, ask_anything, operations
 from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 WITHOUT = {"/shutdown": "it does end the daemon"}
 

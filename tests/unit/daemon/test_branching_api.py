@@ -65,7 +65,7 @@ def test_files_of_a_scorer_are_bounded(daemon: Daemon) -> None:
     """They may be larger than other bodies, and not as large as they like."""
     daemon.client.create(name="box")
     body = {"refs": ["box"], "argv": ["true"]}
-    assert lines(daemon, "POST", "/score", {**body, "files_b64": b64(10 << 20)})[-1]["rows"][0]["error"] is None
+    assert lines(daemon, "POST", "/score", {**body, "files_b64": b64(10 << 20)})[-1]["rows"][0]["ref"] == "box"
     with pytest.raises(LimitExceeded, match=str(FILES_MAX_BYTES)):
         lines(daemon, "POST", "/score", {**body, "files_b64": b64(FILES_MAX_BYTES + 1)})
     with pytest.raises(LimitExceeded, match="33554432 are the most"):

@@ -23,6 +23,7 @@ from snapshotd.errors import Conflict, LimitExceeded, NotFound, SnapshotdError, 
 from snapshotd.types import new_id
 from tests.unit.daemon.asking import Connection, eventually
 from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.process import start_with_ports as start_daemon  # noqa: F401 - see conftest.py
 
 TIMEOUT_S = 60.0
 BIG = 24 << 20

@@ -81,7 +81,7 @@ def test_systemd_is_told_once_it_is_ready(short_dir: Path) -> None:
 
 
 def test_a_refused_peer_gets_one_sentence_and_no_answer(short_dir: Path) -> None:
-    running = start(short_dir / "state", short_dir / "s.sock", FAKE_SANDBOXED="1")
+    running = start(short_dir / "state", short_dir / "s.sock", SMALL_SANDBOXED="1")
     for _ in range(20):
         with pytest.raises(NotPermitted, match=rf"process {os.getpid()} runs inside a sandbox"):
             running.client.trajectories()

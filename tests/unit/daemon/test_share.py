@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from snapshotd.daemon import wiring
+from snapshotd.daemon import library
+from snapshotd.daemon.library import write_share
 from snapshotd.errors import Unsupported
 
 
 @pytest.fixture
-def init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def init(tmp_path: Path) -> Path:
     """What stands for the init program."""
     program = tmp_path / "catatonit"
     program.write_bytes(b"one")
-    monkeypatch.setattr(wiring, "CATATONIT", ("/no/such/catatonit", str(program)))
     return program
 
 
@@ -29,19 +29,19 @@ def _inodes(share: Path) -> dict[Path, int]:
 
 def test_it_is_left_alone_when_it_is_right(tmp_path: Path, init: Path) -> None:
     share = tmp_path / "shares" / "instance"
-    assert wiring._share(share, with_init=True) == share
+    assert write_share(share, ("/no/such/catatonit", str(init))) == share
     before = _inodes(share)
     times = {name: (share / name).stat().st_mtime_ns for name in before}
     assert {Path("init"), Path("lib/snapshotd/__init__.py"), Path("lib/snapshotd/agent/__init__.py")} < before.keys()
     assert not [name for name in before if name.suffix == ".new"]
-    wiring._share(share, with_init=True)
+    write_share(share, ("/no/such/catatonit", str(init)))
     assert _inodes(share) == before
     assert {name: (share / name).stat().st_mtime_ns for name in before} == times
 
 
 def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Path) -> None:
     """Whoever has the old file open goes on with it; a directory that is looked at shows the new one."""
-    share = wiring._share(tmp_path / "share", with_init=True)
+    share = write_share(tmp_path / "share", ("/no/such/catatonit", str(init)))
     before = _inodes(share)
     agent = share / "lib/snapshotd/agent"
     right = (agent / "__init__.py").read_bytes()
@@ -53,7 +53,7 @@ def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Pat
     init.write_bytes(b"two")
     library = os.open(agent, os.O_RDONLY | os.O_DIRECTORY)
     with open(share / "init", "rb") as old:
-        wiring._share(share, with_init=True)
+        write_share(share, ("/no/such/catatonit", str(init)))
         assert old.read() == b"one"
     assert (share / "init").read_bytes() == b"two"
     assert sorted(os.listdir(library)) == sorted(os.listdir(agent))
@@ -69,15 +69,15 @@ def test_what_changed_is_replaced_and_directories_stay(tmp_path: Path, init: Pat
 def test_python_takes_the_compiled_library(tmp_path: Path, init: Path) -> None:
     """Nothing is compiled in a sandbox that has the daemon's Python, tracebacks name the file that it has, and no path
     of the host is told."""
-    lib = wiring._share(tmp_path / "share", with_init=True) / "lib"
+    lib = write_share(tmp_path / "share", ("/no/such/catatonit", str(init))) / "lib"
     assert _imported(lib) == [f"{lib}/snapshotd/agent/tools.py", "compiled: []"]
     for path in lib.rglob("*.pyc"):
-        assert os.fsencode(Path(wiring.__file__).parents[1]) not in path.read_bytes()
+        assert os.fsencode(Path(library.__file__).parents[1]) not in path.read_bytes()
 
 
 def test_a_source_that_changed_is_compiled_where_it_is_imported(tmp_path: Path, init: Path) -> None:
     """A sandbox may begin while a later daemon replaces one file after the other."""
-    lib = wiring._share(tmp_path / "share", with_init=True) / "lib"
+    lib = write_share(tmp_path / "share", ("/no/such/catatonit", str(init))) / "lib"
     with (lib / "snapshotd/agent/tools.py").open("a") as source:
         source.write("\n")
     assert _imported(lib) == [f"{lib}/snapshotd/agent/tools.py", f"compiled: ['{lib}/snapshotd/agent/tools.py']"]
@@ -108,7 +108,7 @@ print("compiled:", [path for path in compiled if path.startswith({str(lib / "sna
 def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:
     before = os.umask(0o077)
     try:
-        share = wiring._share(tmp_path / "shares" / "instance", with_init=True)
+        share = write_share(tmp_path / "shares" / "instance", ("/no/such/catatonit", str(init)))
     finally:
         os.umask(before)
     for path in (share.parent, share, *share.rglob("*")):
@@ -116,7 +116,6 @@ def test_everybody_may_read_it(tmp_path: Path, init: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o755 if program else 0o644), path
 
 
-def test_a_missing_init_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wiring, "CATATONIT", ("/no/such/catatonit",))
+def test_a_missing_init_is_named(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="catatonit is not installed"):
-        wiring._share(tmp_path / "share", with_init=True)
+        write_share(tmp_path / "share", ("/no/such/catatonit",))

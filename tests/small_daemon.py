@@ -1,0 +1,105 @@
+"""The real daemon over the smallest runtime, as a process: `python small_daemon.py STATE_DIR SOCKET [READY_FD]`. Its
+sandboxes are plain folders, and all that it keeps lies beside its socket, so it needs no root. Commands find the
+programs of tests/programs. A command `crash` is a defect of the engine, a command `full` finds the disk full, and the
+file `broken` of a workspace cannot be read to its end.
+
+In the environment: SMALL_PORTS has a sandbox's ports be those of this machine, where a plain folder has none;
+SMALL_SANDBOXED takes every peer for a sandboxed one, SMALL_FAILURE is what the engine says when it is
+opened, SMALL_EXIT dies without a word.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from snapshotd.api.commands import ExecRequest
+from snapshotd.config import UserPlaces, read
+from snapshotd.daemon.host import Footing
+from snapshotd.daemon.server import ServerOptions, serve
+from snapshotd.daemon.wiring import open_engine
+from snapshotd.engine.base import ExecResult
+from snapshotd.engine.engine import Engine
+from snapshotd.engine.runs import ports
+from snapshotd.engine.sandbox.sandbox import Sandbox
+from snapshotd.errors import SnapshotdError, Unsupported
+from snapshotd.kernel import abilities
+from snapshotd.kernel.abilities import Mode
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+
+def open_small(state_dir: Path, footing: Footing) -> Engine:
+    if "SMALL_FAILURE" in os.environ:
+        raise Unsupported(os.environ["SMALL_FAILURE"])
+    if "SMALL_PORTS" in os.environ:
+        _open_ports()
+    abilities.loop_devices = lambda: "a file system of their own is not for small layers"
+    os.environ["PATH"] = f"{PROGRAMS}:{os.environ['PATH']}"
+    engine = open_engine(dataclasses.replace(read(), state_dir=str(state_dir)), footing)
+    _put_defects(engine)
+    return engine
+
+
+class _WithPorts:
+    """A sandbox that takes connections."""
+
+    isolated = True
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sandbox, name)
+
+
+def _open_ports() -> None:
+    connect = ports.connect
+    ports.in_network_namespace = lambda _, action: action()
+    ports.connect = lambda sandbox, *told: connect(sandbox and _WithPorts(sandbox), *told)
+
+
+def _put_defects(engine: Engine) -> None:
+    execute, cat = engine.runs.exec, engine.snapshots.cat
+
+    def execute_or_fail(ref: str, request: ExecRequest, **told: Any) -> ExecResult:
+        if request.argv[0] == "crash":
+            raise ZeroDivisionError("a defect")
+        if request.argv[0] == "full":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return execute(ref, request, **told)
+
+    def cat_to_the_middle(ref: str, path: bytes) -> Iterator[bytes]:
+        if path == b"workspace/broken":
+            yield b"begin"
+            raise ZeroDivisionError("in the middle")
+        yield from cat(ref, path)
+
+    engine.runs.exec, engine.snapshots.cat = execute_or_fail, cat_to_the_middle
+
+
+def main() -> int:
+    state_dir, socket_path = Path(sys.argv[1]), Path(sys.argv[2])
+    ready_fd = int(sys.argv[3]) if len(sys.argv) > 3 else None
+    beside = socket_path.parent
+    places = UserPlaces(state_dir, beside, beside / "run", beside / "share")
+    footing = Footing(places, Mode.FOLDER)
+    sandboxed = (lambda pid: True) if "SMALL_SANDBOXED" in os.environ else None
+    options = ServerOptions(state_dir, socket_path, ready_fd=ready_fd, footing=footing, is_sandboxed=sandboxed)
+    if "SMALL_EXIT" in os.environ:
+        return 3
+    try:
+        return serve(options, lambda ground: open_small(state_dir, ground))
+    except SnapshotdError as error:
+        sys.stderr.write(f"{error.code}: {error.message}\n")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    sys.exit(main())
