@@ -138,13 +138,13 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
-    "httpx2": ("gateway/forward.py",),
+    "httpx2": ("gateway/forward.py", "page/server.py"),
     "re2": ("engine/folders/ignore.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
-    "uvicorn": ("daemon/",),
-    "starlette": ("daemon/",),  # comes with fastapi
+    "uvicorn": ("daemon/", "page/server.py"),
+    "starlette": ("daemon/", "page/server.py"),  # comes with fastapi
     "pydantic": ("daemon/", "engine/transfer/trajectories/", "engine/experiments/"),  # comes with fastapi
     "anyio": ("daemon/",),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it

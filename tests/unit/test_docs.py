@@ -151,7 +151,10 @@ EXECUTED = {
 }
 """What tests of `tests/e2e` run as it stands, and the test: the `console` blocks of pages, all of a recipe for CI."""
 
-ON_NO_PAGE = {"setup": "installs packages on the machine that runs the tests"}
+ON_NO_PAGE = {
+    "setup": "installs packages on the machine that runs the tests",
+    "ui": "tests/e2e/test_page.py drives it in a browser",
+}
 """Commands that no test runs from a page."""
 
 
