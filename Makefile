@@ -34,7 +34,7 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
 endif
 
-.PHONY: help demo test test-all check lint bench bench-storage bench-compare bench-savers docs setup clean
+.PHONY: help demo test test-all check lint bench bench-storage bench-compare bench-savers docs pictures setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -58,6 +58,10 @@ lint: $(DEVELOPS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+
+# The pictures of docs/ui.md.
+pictures: $(DEVELOPS)
+	SNAPSHOTD_PICTURES=docs/images $(BIN)/pytest --quiet tests/e2e/test_page.py
 
 bench: $(STAMPS)/packages-demo $(DEVELOPS)
 	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
