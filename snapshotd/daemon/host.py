@@ -154,15 +154,14 @@ def _tried(places: UserPlaces, state_dir: Path) -> Iterator[tuple[int | None, st
         except (OSError, NotPermitted) as exc:
             said = exc.message if isinstance(exc, NotPermitted) else exc.strerror or str(exc)
         finally:
-            os.write(tell, os.fsencode(said))
-            os.close(tell)
+            os.write(tell, os.fsencode(said.replace("\n", " ")) + b"\n")
             os.read(ends, 1)
             os._exit(0)
     for fd in (tell, ends):
         os.close(fd)
     try:
         with open(told, "rb") as f:
-            said = os.fsdecode(f.read())
+            said = os.fsdecode(f.readline()).strip()  # not to the end: a helper of the child has the pipe, too
         yield (int(said), "") if said.isdigit() else (None, said or "it was killed")
     finally:
         os.close(end)

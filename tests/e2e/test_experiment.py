@@ -114,7 +114,7 @@ def test_variants_are_scored_ranked_promoted_and_removed(snap: Snap, described: 
     assert len(snap("experiment", "status", "--branches", name).stdout.splitlines()) == 1 + 6 + 2
     compared = snap.json("experiment", "compare", name)
     assert len(compared["pairs"]) == 2
-    assert "left behind" in snap("experiment", "promote", name, code=Conflict.exit_code).stderr
+    assert "leaves them behind" in snap("experiment", "promote", name, code=Conflict.exit_code).stderr
     taken = snap.json("experiment", "promote", "--yes", name)
     assert taken["tool"]["name"] == "promote"
     assert "n * n" in snap("cat", "origin:/workspace/answer.py").stdout

@@ -99,7 +99,7 @@ def test_what_a_queue_refuses(snap: Snap, box: str, tmp_path: Path) -> None:
         ),
         (("--variants", too_many, "--", "true"), "10001 forks"),
         (("--n", "10000", "--", "true"), "--parallel"),
-        (("--n", "10001", "--parallel", "5", "--", "true"), "10000"),
+        (("--n", "10001", "--parallel", "5", "--", "true"), "10,000"),
         (("--n", "3", "--parallel", "0", "--", "true"), "whole number"),
         (("--n", "3", "--parallel", "2"), "programs that end"),
     ):

@@ -65,7 +65,7 @@ def test_a_branch_becomes_the_head_and_undo_takes_it_back(snap: Snap, line: str)
     left, right = forked(snap, line, "left", "right")
     before, log = mind(snap, line), snap.json("log", line)
     refused = snap("promote", right, code=Conflict.exit_code).stderr
-    assert "left behind" in refused
+    assert "leaves them behind" in refused
     assert "1 irreversible call," in refused
     assert snap.json("log", line) == log, "a refusal changes nothing"
     taken = snap.json("promote", "--yes", right)

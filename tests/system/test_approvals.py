@@ -223,7 +223,7 @@ action = "approve"
 
 
 def test_what_outside_tools_see(agent: Agent, pool: ThreadPoolExecutor) -> None:
-    watching = agent.engine.life.watch()
+    watching = (event for event in agent.engine.life.watch() if event["event"] == "approval")
     begun = asked(pool, agent, {"to": "a"})
     (approval,) = pending(agent)
     event = {"event": "approval", "id": approval.id, "tool": "mail", "trajectory": agent.id}

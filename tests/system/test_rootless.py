@@ -496,7 +496,7 @@ def test_a_directory_of_sockets_that_is_another_users() -> None:
         place.mkdir(mode=0o777)
         try:
             user.env.pop("XDG_RUNTIME_DIR")
-            assert f"{place} is not a directory of this user's own" in user.refused("ls")
+            assert f"{place}, the place of the sockets, is not a directory of this user's own" in user.refused("ls")
             os.chown(place, user.id, user.id)
             place.chmod(0o700)
             assert user.json("ls") == []

@@ -22,6 +22,7 @@ READERS = {
     "snapshotd/engine/host/system_packages.py": "a program of one file for any Python, which passes its environment on",
     "snapshotd/daemon/server.py": "NOTIFY_SOCKET is taken out of the environment, so that no child has it",
     "snapshotd/trees/git.py": "git gets the user's environment, without what would lead it elsewhere",
+    "snapshotd/cli/commands/looking/ui.py": "DISPLAY and WAYLAND_DISPLAY say that a browser can be shown",
     "snapshotd/cli/reference.py": "takes COLUMNS out, which click would read",
 }
 """Files or folders that may touch the environment, and why."""

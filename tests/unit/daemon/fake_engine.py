@@ -462,18 +462,23 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         except NotFound:
             raise NotFound(f"there is no snapshot {ref!r}; `snapshotd tree` shows those there are") from None
 
-    def log(self, ref: str, last: int | None = None) -> list[t.Snapshot]:
+    def overview(self) -> list[base.Overview]:
+        return [base.Overview(line, len(self.log(line.id)), None, None) for line in self.lines.values()]
+
+    def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[t.Snapshot]:
         line = self.trajectory(ref)
         own = [s for s in list(self.taken.values()) if s.trajectory == line.id]
+        own = own if before is None else [s for s in own if s.seq < before]
         return own if last is None else own[-last:]
 
     def all(self) -> list[t.Snapshot]:
         return list(self.taken.values())
 
-    def conversation(self, ref: str) -> list[t.Message]:
-        return self.messages.get(
+    def conversation(self, ref: str, start: int = 0, count: int | None = None) -> list[t.Message]:
+        said = self.messages.get(
             self.get(ref).id, [t.Message("user", "fix it"), t.Message("assistant", {"text": "done\x1b[31m"})]
         )
+        return said[start : None if count is None else start + count]
 
     def output(self, ref: str, which: Literal["stdout", "stderr", "output"]) -> Iterator[bytes]:
         self.get(ref)

@@ -326,12 +326,12 @@ def test_a_watcher_hears_what_happens_from_now_on(daemon: Daemon) -> None:
         assert json.loads(answers[-1].readline()) == {"event": "watching"}
     asked(daemon, "box", "second")
     for answer in answers:
-        event = next(item for item in map(json.loads, answer) if item["event"] != "alive")
+        event = next(item for item in map(json.loads, answer) if item["event"] == "approval")
         assert (event["event"], event["name"], event["status"]) == ("approval", "second", "pending")
         assert event["trajectory"] == ask(daemon, "GET", "/trajectories/box")[1]["id"]
     assert daemon.terminate() == 0, "watchers hold nobody up"
     for answer, connection in zip(answers, connections, strict=True):
-        assert all(json.loads(line)["event"] == "alive" for line in answer)
+        assert all(json.loads(line)["event"] != "approval" for line in answer)
         connection.close()
 
 
