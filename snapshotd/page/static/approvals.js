@@ -32,7 +32,7 @@ export const Approvals = view(() => {
       <section><h1>${line(one.name, 200)}</h1>
         <p>${one.question ? plain(one.question, 2000) : "The policy asks a person about this call."}</p>
         <p class="faint">asked by <a href=${link("t", of ? nameOf(of.trajectory) : one.trajectory)}>${of ? nameOf(of.trajectory) : short(one.trajectory)}</a> ·
-          files of <code>${short(one.snapshot)}</code> · ${one.side_effect} · ${ago(one.created_at)} ago</p>
+          files of <code>${short(one.snapshot)}</code> · ${one.side_effect} · asked ${ago(one.created_at) === "now" ? "just now" : `${ago(one.created_at)} ago`}</p>
         <h3>Arguments</h3>
         ${edited.value === null ? html`<pre class="given">${plain(JSON.stringify(one.arguments, null, 2), 100_000)}</pre>`
           : html`<textarea aria-label="Arguments" rows="8" value=${edited.value} onInput=${(/** @type {any} */ event) => (edited.value = event.target.value)}></textarea>`}

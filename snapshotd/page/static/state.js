@@ -110,8 +110,10 @@ async function heard(/** @type {any} */ event) {
 function advance(/** @type {any} */ event) {
   const known = overview.value.find(({ trajectory }) => trajectory.id === event.trajectory);
   if (!known) return false;
-  const trajectory = { ...known.trajectory, head: event.snapshot.id };
-  const next = { ...known, trajectory, snapshots: known.snapshots + 1, newest: event.snapshot };
+  const seq = known.newest?.seq ?? -1, { snapshot } = event;
+  if (snapshot.seq < seq) return true;
+  const trajectory = { ...known.trajectory, head: snapshot.id };
+  const next = { ...known, trajectory, snapshots: known.snapshots + (snapshot.seq > seq ? 1 : 0), newest: snapshot };
   overview.value = overview.value.map((one) => (one === known ? next : one));
   return true;
 }
