@@ -250,6 +250,7 @@ class Database:
         kernel forgets the dirty pages: DataLoss now and at every later flush.
         """
         with self._flushing:
+            _ = self.connection  # a defect if it is closed
             if self._wal_fd < 0 or self.form.durable_commits:
                 return
             if self._lost is None:

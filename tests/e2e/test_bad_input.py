@@ -157,7 +157,7 @@ def test_a_second_daemon_is_told_about_the_first(snap: Snap) -> None:
 def test_not_root_is_said_clearly(tmp_path: Path) -> None:
     code = (
         "import os, sys; sys.path.insert(0, sys.argv.pop(1)); from snapshotd.cli.main import main\n"
-        "import snapshotd.cli.commands.running.ls, snapshotd.client.autostart\n"
+        "import snapshotd.cli.commands.running.ls, snapshotd.client.autostart, snapshotd.client.client\n"
         "os.setgroups([]); os.setgid(65534); os.setuid(65534); sys.exit(main())"
     )
     root = Path(__file__).parents[2]

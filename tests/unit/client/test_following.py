@@ -230,11 +230,11 @@ def test_watching_begins_with_the_call(daemon: Daemon) -> None:
     client = daemon.client
     box = Sandbox.create(client=client)
     events = client.watch()
-    box.exec(["ask", "deploy"])
-    event = next(events)
+    client.ask(box.id, "call-1", "deploy", {"n": 1}, question="really?")
+    event = next(one for one in events if one["event"] == "approval")
     assert (event["event"], event["name"], event["trajectory"]) == ("approval", "deploy", box.id)
     client.deny(event["id"])
-    assert next(events)["status"] == "denied"
+    assert next(one for one in events if one["event"] == "approval")["status"] == "denied"
     ending = threading.Thread(target=daemon.kill)
     ending.start()
     with pytest.raises(DaemonUnavailable):
