@@ -66,7 +66,7 @@ def test_a_branch_becomes_the_head_and_undo_takes_it_back(snap: Snap, line: str)
     before, log = mind(snap, line), snap.json("log", line)
     refused = snap("promote", right, code=Conflict.exit_code).stderr
     assert "leaves them behind" in refused
-    assert "1 irreversible call," in refused
+    assert "1 irreversible call since" in refused
     assert snap.json("log", line) == log, "a refusal changes nothing"
     taken = snap.json("promote", "--yes", right)
     assert taken["trajectory"] == log[-1]["trajectory"]
