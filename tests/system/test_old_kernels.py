@@ -42,10 +42,13 @@ $AS mkdir shop
 echo 'def total(price): return price * 1.19' > shop/shop.py
 snapshotd run --image minimal --workspace shop --name tax /tour/agent.py 2>&1 | tee run &
 told run 'it waits'
+all=
 for each in /proc/[0-9]*; do
     case $before in *" ${each#/proc/} "*) continue ;; esac
-    grep -q witness_main "$each/cmdline" || kill -KILL "${each#/proc/}" || true
+    grep -q witness_main "$each/cmdline" || all="$all ${each#/proc/}"
 done
+kill -STOP $all || true  # or the daemon would live to see the agent's end
+kill -KILL $all || true
 wait
 started
 snapshotd ls | grep interrupted
@@ -65,7 +68,7 @@ snapshotd resume tax
 snapshotd exec tax -- grep 1.16 shop.py
 
 snapshotd create --image minimal --name box
-snapshotd exec box -- sh -c 'mkdir -p d/e && echo one > d/f && ln d/f h && chown 5:6 d/e'
+snapshotd exec box -- sh -c 'mkdir -p d/e && echo one > d/f && ln d/f h && chown '$OWNER' d/e'
 snapshotd tag box first
 snapshotd exec box -- sh -c 'mv d d2 && echo two >> d2/f'
 snapshotd fork first --name other
@@ -75,7 +78,7 @@ snapshotd exec box -- sh -c 'until [ -s held ]; do sleep 0.1; done; echo changed
 snapshotd log box
 snapshotd diff first box
 snapshotd rewind box first
-snapshotd exec --wait stored box -- sh -c '[ "$(cat d/f)" = one ] && [ ! -e d2 ] && [ "$(stat -c %u:%g d/e)" = 5:6 ]'
+snapshotd exec --wait stored box -- sh -c '[ "$(cat d/f)" = one ] && [ ! -e d2 ] && [ "$(stat -c %u:%g d/e)" = '$OWNER' ]'
 snapshotd restore other --path /workspace --to out
 [ "$(cat out/d3/f)" = one ]
 snapshotd export other --output other.bundle
@@ -91,12 +94,18 @@ echo TOUR OK
 """A script of root's; the commands are those of the user that `AS` becomes. All that has begun since the script did is
 killed, but for the process that syncs layers when the daemon is gone: without it captured snapshots are lost
 (docs/limits.md)."""
+_PERSON = "HOME=/home/person AS='setpriv --reuid=person --regid=person --init-groups --inh-caps=-all'"
 _USERS = {
-    "root": "export AS=",
-    "range": """
+    "root": "export AS= OWNER=5:6",
+    "range": f"""
 useradd --create-home person
 grep person /etc/subuid
-export HOME=/home/person AS='setpriv --reuid=person --regid=person --init-groups --inh-caps=-all'
+export OWNER=5:6 {_PERSON}
+""",
+    "one-id": f"""
+useradd --create-home -K SUB_UID_COUNT=0 -K SUB_GID_COUNT=0 person
+if grep person /etc/subuid; then exit 1; fi
+export OWNER=0:0 {_PERSON}
 """,
 }
 
