@@ -24,7 +24,6 @@ from urllib.parse import quote
 import httpx2
 import uvicorn
 from starlette.applications import Starlette
-from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -77,20 +76,19 @@ class PageServer:
             raise Conflict(f"127.0.0.1:{port} cannot be listened on ({exc.strerror}); choose another port") from exc
         self.port: int = self._listener.getsockname()[1]
         self._token = secrets.token_urlsafe(24)
+        session = _Session(self._token)
         app = Starlette(
             routes=[
-                Route("/session", _Session(self._token).open, methods=["POST"]),
+                Route("/session", session.open, methods=["POST"]),
                 Route(f"{API_PREFIX}/{{path:path}}", _pass_on, methods=["GET", "POST", "PUT", "DELETE"]),
                 Route("/{path:path}", _file, methods=["GET"]),
             ],
             exception_handlers={SnapshotdError: _refused},
             lifespan=lambda app: _to_daemon(app, socket_path),
         )
-        session = app.routes[0].endpoint.__self__  # type: ignore[attr-defined]
-        self._idle = _Idle(_Guard(app, session, self.port), idle_s, self.stop)
         self._server = _Server(
             uvicorn.Config(
-                self._idle,
+                _Idle(_Guard(app, session, self.port), idle_s, self.stop),
                 lifespan="on",
                 log_config=None,
                 access_log=False,
@@ -253,7 +251,7 @@ async def _pass_on(request: Request) -> Response:
     headers = {name: answer.headers[name] for name in ("content-type", "content-length") if name in answer.headers}
     if headers.get("content-type") == BYTES:  # bytes of a sandbox: a browser stores them, and shows nothing of them
         headers["content-disposition"] = "attachment"
-    return StreamingResponse(_pieces(answer), answer.status_code, headers, background=BackgroundTask(answer.aclose))
+    return StreamingResponse(_pieces(answer), answer.status_code, headers)
 
 
 async def _pieces(answer: httpx2.Response) -> AsyncIterator[bytes]:

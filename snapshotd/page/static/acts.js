@@ -1,7 +1,7 @@
 // What can be done from the page. Each act says what it will do before it does it.
-import { html, line, plain, render, short, signal, view } from "./dom.js";
+import { html, line, short, signal, view } from "./dom.js";
 import { at, get, send } from "./api.js";
-import { current, go, link, nameOf, overview, place, refresh, say } from "./state.js";
+import { current, go, nameOf, overview, refresh, say } from "./state.js";
 import { inspected } from "./inspector.js";
 
 /** The dialog that is open. */
@@ -50,14 +50,6 @@ async function attempt(/** @type {() => Promise<any>} */ doing, /** @type {strin
 function ask(/** @type {{title: string, text?: any, fields: any[], button: string, run: (values: Record<string, string>) => void}} */ asked) {
   dialog.value = asked;
 }
-
-const known = (/** @type {string} */ text) => {
-  try {
-    return JSON.parse(text);
-  } catch (error) {
-    throw new Error(`that is no JSON: ${/** @type {Error} */ (error).message}`);
-  }
-};
 
 function fork(/** @type {import("./state.js").Snapshot} */ one) {
   const program = current.value?.trajectory.agent;

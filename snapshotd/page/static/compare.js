@@ -6,7 +6,7 @@ import { brief } from "./ledger.js";
 import { Rows } from "./rows.js";
 import { Loaded, Patch } from "./text.js";
 
-const ROW = 28, BEFORE = 3;
+const ROW = 28;
 
 export const Compare = view(() => {
   const tab = signal(0);

@@ -1,7 +1,7 @@
 // Experiments: the live table of their branches, and scores against what they cost.
 import { ago, html, line, signal, view } from "./dom.js";
 import { at, get, lines, send } from "./api.js";
-import { go, link, place, say } from "./state.js";
+import { link, place, say } from "./state.js";
 import { Loaded } from "./text.js";
 
 export const Experiments = view((self) => {

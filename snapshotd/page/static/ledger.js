@@ -1,5 +1,5 @@
 // A trajectory's calls in order, one row each, with the lanes of the forks that leave it.
-import { ago, duration, html, line, short, signal, size, view } from "./dom.js";
+import { ago, duration, html, line, signal, size, view } from "./dom.js";
 import { Log, current, find, follow, go, link, nameOf, overview, place } from "./state.js";
 import { Rows } from "./rows.js";
 
@@ -156,5 +156,3 @@ function forest(known) {
   }
   return found;
 }
-
-export { short };

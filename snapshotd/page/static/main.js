@@ -1,7 +1,7 @@
 // The page: a session, then the views.
 import { html, line, render, signal, view } from "./dom.js";
 import { at, get, openSession } from "./api.js";
-import { approvals, away, filter, find, go, link, nameOf, current, notice, place, refresh, say, waiting, watch } from "./state.js";
+import { approvals, away, filter, find, go, nameOf, current, notice, place, refresh, say, waiting, watch } from "./state.js";
 import { Ledger, Trajectories, log, step } from "./ledger.js";
 import { Inspector, TABS } from "./inspector.js";
 import { Dialog, dialog, press } from "./acts.js";

@@ -70,8 +70,7 @@ export function Patch(/** @type {{a: string, b?: string}} */ { a, b }) {
 }
 
 /** The outputs of a call: its end first, more on demand. */
-export const Output = view((self, props) => {
-  const start = signal(-1);
+export const Output = view(() => {
   return ({ snapshot }) => {
     const { outputs, damaged } = snapshot.tool;
     if (!outputs.length && !damaged.length) return html`<p class="pad faint">The call left no output.</p>`;
