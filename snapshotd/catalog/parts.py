@@ -271,8 +271,8 @@ class Figures(ABC):
     """Sums and counts over many rows. Each method reads in pages, so that a step never waits for more than one page."""
 
     @abstractmethod
-    def totals(self) -> dict[TrajectoryID, TrajectoryTotals]:
-        """Every trajectory that has snapshots of its own. Cost: the snapshots that came since the last call, since the
+    def totals(self, only: TrajectoryID | None = None) -> dict[TrajectoryID, TrajectoryTotals]:
+        """Every trajectory that has snapshots of its own, or one. Cost: the snapshots that came since the last call, since the
         sums are kept in memory."""
 
     @abstractmethod

@@ -99,13 +99,14 @@ class SqliteFigures(Figures):
         self._uncounted: dict[int, TrajectoryID] = {}
         """Rows of snapshots whose files were not counted when they were added."""
 
-    def totals(self) -> dict[TrajectoryID, TrajectoryTotals]:
+    def totals(self, only: TrajectoryID | None = None) -> dict[TrajectoryID, TrajectoryTotals]:
         with self._one_at_a_time:
             while self._add_page():
                 turns.give_way()
             self._add_counted()
             with self._db.lock:
-                return {trajectory: own.sum() for trajectory, own in self._own.items()}
+                chosen = self._own if only is None else self._own.keys() & {only}
+                return {trajectory: self._own[trajectory].sum() for trajectory in chosen}
 
     def forget(self, trajectory_id: TrajectoryID) -> None:
         """The trajectory was just removed, by a holder of the database's lock."""

@@ -38,7 +38,8 @@ class SnapshotService:
         """All trajectories as a list or a tree shows them, oldest first; with `ref` this one alone. The number of queries
         grows with their pages (500 trajectories), not with trajectories."""
         chosen = self._catalog.trajectories() if ref is None else [self._catalog.resolve_trajectory(ref)]
-        totals, size = self._catalog.figures.totals(), self._context.store.sizes.total
+        totals = self._catalog.figures.totals(None if ref is None else chosen[0].id)
+        size = self._context.store.sizes.total
         newest = [totals[one.id].newest for one in chosen if one.id in totals]
         origins = [one.forked_from for one in chosen if one.forked_from is not None]
         snapshots = self._catalog.get_snapshots({*newest, *origins})
