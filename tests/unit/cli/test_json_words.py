@@ -31,6 +31,7 @@ SAID_ELSEWHERE = {
         "weaker",
     ),
     *("argument", "left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
+    *("input_tokens", "output_tokens", "cached_tokens", "cost_usd"),
 }
 """The fake engine has no answers for them; tests/e2e/test_json.py has most."""
 

@@ -34,7 +34,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -462,8 +462,12 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         except NotFound:
             raise NotFound(f"there is no snapshot {ref!r}; `snapshotd tree` shows those there are") from None
 
-    def overview(self) -> list[base.Overview]:
-        return [base.Overview(line, len(self.log(line.id)), None, None) for line in self.lines.values()]
+    def overview(self, ref: str | None = None) -> list[base.Overview]:
+        chosen = self.lines.values() if ref is None else [self.trajectory(ref)]
+        return [base.Overview(line, len(self.log(line.id)), None, None) for line in chosen]
+
+    def look_at(self, snapshots: Sequence[t.Snapshot]) -> list[base.LookedAt]:
+        return [base.LookedAt(one, None, None) for one in snapshots]
 
     def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[t.Snapshot]:
         line = self.trajectory(ref)
