@@ -18,7 +18,7 @@ from snapshotd.catalog.database import open_database
 from snapshotd.catalog.inserts import add_tag, set_warnings
 from snapshotd.catalog.lookup import check_name, find, no, searchable, snapshot_numbers, trajectory_number
 from snapshotd.catalog.parts import ApprovalTable, Compensations, ExperimentTable, ImageTable, KeyValues, RequestTable
-from snapshotd.catalog.removal import check_removable, remove_trajectory
+from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.requests import SqliteRequests, add_request
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, newest_snapshots
@@ -146,6 +146,13 @@ class SqliteCatalog(Catalog):
         with self._db.transaction():
             remove_trajectory(self._db, trajectory_id)
         self._listener(trajectory_id)
+
+    def removed_trajectories(self) -> set[TrajectoryID]:
+        return removed_trajectories(self._db)
+
+    def forget_removed(self, trajectories: Collection[TrajectoryID]) -> None:
+        with self._db.transaction():
+            forget_removed(self._db, trajectories)
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
