@@ -380,6 +380,41 @@ def test_files_are_shown_as_they_were(own_snap: Snap, person: Person, name: str,
     assert "116 / 100" in Path(download.value.path()).read_text()
 
 
+def test_a_family_is_one_file_that_opens_without_a_server(
+    own_snap: Snap, chromium: Any, name: str, agent: Path, tmp_path: Path
+) -> None:
+    own_snap("run", "--name", name, agent)
+    own_snap("fork", own_snap.json("log", name)[4]["id"], "--name", f"{name}-fork")
+    own_snap(
+        "exec", name, "--", "sh", "-c", "yes snapshot | head -c 100000; echo '</script><script>hacked = 1</script>' >&2"
+    )
+    file = tmp_path / "page.html"
+    own_snap("export", name, "--format", "html", "--with-forks", "-o", file)
+    assert "1 text cut at 64 KiB" in own_snap("export", name, "--format", "html", "-o", file).stderr
+    own_snap("export", name, "--format", "html", "--with-forks", "-o", file)
+    context = chromium.new_context(offline=True)
+    try:
+        person = Person(context.new_page())
+        person.page.goto(file.as_uri())
+        person.opens(name)
+        person.sees("1 text cut at 64 KiB", ".away")
+        person.chooses(4)
+        person.sees("return round(price * 1.61, 2)", ".lines")
+        person.presses("5")
+        person.sees("I make it shorter. <script>window.hacked = 1</script> <202E>gnp.exe", ".conversation")
+        person.presses("G 2")
+        person.sees("</script><script>hacked = 1</script>", ".lines")
+        person.presses("6")
+        person.sees("No irreversible call", ".inspector")
+        person.presses("v")
+        person.sees("2 trajectories, 1 fork", ".tree")
+        assert person.page.evaluate("typeof hacked") == "undefined"
+        assert person.page.get_by_role("button", name="Fork from here").count() == 0
+        assert person.problems == []
+    finally:
+        context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 360])
 def test_every_view_fits(
