@@ -165,6 +165,14 @@ class Catalog(ABC):
         layers and blobs."""
 
     @abstractmethod
+    def removed_trajectories(self) -> set[TrajectoryID]:
+        """Ids of trajectories that were removed, until `forget_removed`: packs that a crash has left may hold them."""
+
+    @abstractmethod
+    def forget_removed(self, trajectories: Collection[TrajectoryID]) -> None:
+        """Forget even the ids of removed trajectories: no pack holds them."""
+
+    @abstractmethod
     def restore_rows(
         self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
     ) -> None:

@@ -26,7 +26,7 @@ from snapshotd.catalog.parts import (
     KeyValues,
     RequestTable,
 )
-from snapshotd.catalog.removal import check_removable, remove_trajectory
+from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
 from snapshotd.catalog.tables.approvals import SqliteApprovals, SqliteCompensations
@@ -160,6 +160,13 @@ class SqliteCatalog(Catalog):
                 remove_trajectory(self._db, trajectory_id)
             self._figures.forget(trajectory_id)
         self._listener(trajectory_id)
+
+    def removed_trajectories(self) -> set[TrajectoryID]:
+        return removed_trajectories(self._db)
+
+    def forget_removed(self, trajectories: Collection[TrajectoryID]) -> None:
+        with self._db.transaction():
+            forget_removed(self._db, trajectories)
 
     # -- snapshots -----------------------------------------------------------------------------------------------------
 
