@@ -48,7 +48,7 @@ def command(
     if found.next is not None:
         click.echo(f"there are more: add --before {found.next}", err=True)
     if found.waiting:
-        click.echo(f"{number_of(found.waiting, 'snapshot')} will be looked at when they are in the index", err=True)
+        click.echo(f"{number_of(found.waiting, 'snapshot')} not in the index yet", err=True)
     return 0
 
 
