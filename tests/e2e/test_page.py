@@ -56,6 +56,14 @@ if "deploy" in sys.argv:
 while "wait" in sys.argv and not os.path.exists("go"):
     time.sleep(0.05)
 """
+NOTIFICATION = """
+window.Notification = class {
+  static permission = "default";
+  static async requestPermission() { return (this.permission = "granted"); }
+  constructor(title, { body }) { (window.told ??= []).push(`${title} ${body}`); }
+};
+"""
+"""A browser without a screen shows none, so the test looks at what the page asks it to show."""
 PICTURES = os.environ.get("SNAPSHOTD_PICTURES")
 """The folder that docs/ui.md has its pictures from; `make pictures` makes them."""
 
@@ -414,19 +422,17 @@ def test_the_machine_shows_disk_pauses_and_sandboxes(own_snap: Snap, person: Per
 def test_the_browser_tells_of_an_approval(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     page = person.page
     page.context.grant_permissions(["notifications"])
-    page.add_init_script(
-        "window.Notification = class { static permission = 'default'; static async requestPermission() { return (this.permission = 'granted'); } constructor(title, { body }) { (window.told ??= []).push(`${title} ${body}`); } };"
-    )
+    page.add_init_script(NOTIFICATION)
     page.reload()
     page.evaluate("location.hash = '#/approvals'")
     person.clicks("Notify me in this browser")
     own_snap("run", "--detach", "--name", name, agent, "deploy")
-    page.wait_for_function("window.told")
+    page.wait_for_function("() => window.told")
     assert page.evaluate("told") == ["snapshotd: a call waits for you deploy"]
-    page.wait_for_function("document.title.startsWith('(1) ')")
+    page.wait_for_function("() => document.title.startsWith('(1) ')")
     (asked,) = [one for one in own_snap.json("approvals") if one["status"] == "pending"]
     own_snap("deny", asked["id"])
-    page.wait_for_function("!document.title.startsWith('(')")
+    page.wait_for_function("() => !document.title.startsWith('(')")
 
 
 def test_a_family_is_one_file_that_opens_without_a_server(

@@ -187,7 +187,7 @@ def test_policy(cli: Cli, fresh: Daemon) -> None:
         (("export", "box", "--format", "tar", "--trajectory", "-o", "x"), "one snapshot"),
         (("export", "box", "--format", "oci", "--since", "abcd", "-o", "x"), "one snapshot"),
         (("export", "a", "b", "-o", "x"), "several IDs"),
-        (("export", "a", "--with-forks", "-o", "x"), "for atif and jsonl"),
+        (("export", "a", "--with-forks", "-o", "x"), "for atif, jsonl and html"),
         (("export", "a", "--format", "atif", "--trajectory", "-o", "x"), "always has all"),
         (("export", "a", "--format", "jsonl", "--encrypt", "k", "-o", "x"), "are for bundles"),
         (("export", "--format", "jsonl"), "missing argument"),
