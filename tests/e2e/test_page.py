@@ -480,7 +480,16 @@ def test_every_view_fits(
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 720})
     first = own_snap.json("log", name)[5]["id"]
-    for place in ("", f"t/{name}", f"t/{name}/{first}", "approvals", "experiments", "machine"):
+    places = (
+        "",
+        f"t/{name}",
+        f"t/{name}/{first}",
+        f"compare/{name}/{first}",
+        "tree",
+        "find/*/tax",
+        f"experiments/new/{first}",
+    )
+    for place in (*places, "approvals", "experiments", "machine"):
         page.evaluate(f"location.hash = '#/{place}'")
         page.wait_for_function("document.querySelector('.panes')")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
