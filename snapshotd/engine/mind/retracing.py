@@ -1,10 +1,10 @@
 """The replay of a program that was started again.
 
-Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the same
-files. What it writes between two recorded calls is thereby replaced by the same, recorded. After the last of them nothing
-is, so what it writes there has to stay: the root is switched to the newest files of the trajectory with the answer of that
-call (or before the program begins, if it has made none), not when the program goes live with its next call, or ends. A
-program that leaves the recorded path is refused (a resume), or goes live right there, as a branch (a fork).
+Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the
+same files. The recorded files replace what it writes between two recorded calls. After the last one nothing does, so
+what it writes has to stay: the root is switched to the newest files of the trajectory with the answer of that call (or
+before the program begins, if it has made none), not when the program goes live with its next call, or ends. A program
+that leaves the recorded path is refused (a resume), or goes live right there, as a branch (a fork).
 
     replay.py       the recorded calls, matched
     retelling.py    the recorded conversation, matched
