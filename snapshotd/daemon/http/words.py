@@ -169,6 +169,11 @@ WORDS: dict[str, tuple[str, str]] = {
     "layers": ("count", "How many layers a snapshot's files are made of"),
     "checkpoints": ("count", "How many checkpoints were copied"),
     "rounds": ("count", "How many rounds a search took"),
+    "model_use": ("object", "Model calls before a call, and what they took"),
+    "input_tokens": ("count", "Tokens that went into model calls"),
+    "output_tokens": ("count", "Tokens that came out of them"),
+    "cached_tokens": ("count", "Input tokens from the provider's cache"),
+    "cost_usd": ("number", "The reported cost, in US dollars"),
     "tokens": ("list of count", "Tokens in and out of model calls"),
     "cost": ("number", "What the tokens cost"),
     # forks, comparisons, scores

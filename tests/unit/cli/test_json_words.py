@@ -29,20 +29,9 @@ SAID_ELSEWHERE = {
         "tag_count",
         "weaker",
     ),
-    *(
-        "merged",
-        "object",
-        "pack",
-        "what",
-        "left_out",
-        "output",
-        "hash",
-        "reuse",
-        "checkpoints",
-        "from",
-        "to",
-        "stderr_b64",
-    ),
+    *("merged", "object", "pack", "what"),  # an apply, and damage
+    *("left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
+    *("input_tokens", "output_tokens", "cached_tokens", "cost_usd"),
 }
 """No answer here has them; tests/e2e/test_json.py has most."""
 
