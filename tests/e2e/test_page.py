@@ -155,6 +155,7 @@ def test_the_call_that_broke_a_test_is_found_and_forked_before(
     person.takes_picture("calls")
     failed.click()
     person.sees("total(100) is 161.0", ".inspector")
+    person.page.locator(".timing .bad .tool").wait_for()
     person.presses("k")  # the call before
     person.sees("return round(price * 1.61, 2)", ".lines")
     person.takes_picture("patch")
@@ -275,6 +276,7 @@ def test_a_fork_has_another_message_result_and_arguments(
     assert "I make it shorter" not in texts
 
 
+@pytest.mark.long
 def test_a_fork_that_is_none_says_why(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     person.opens(name)
@@ -470,8 +472,14 @@ def test_a_family_is_one_file_that_opens_without_a_server(
         context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 360])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1400),
+        ("dark", 360),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [("dark", 1400), ("light", 360)]),
+    ],
+)
 def test_every_view_fits(
     own_snap: Snap, person: Person, name: str, agent: Path, scheme: str, width: int, tmp_path: Path
 ) -> None:
