@@ -19,7 +19,7 @@ from snapshotd.api.snapshots import (
     SnapshotInfo,
     TagRequest,
 )
-from snapshotd.api.trajectories import SandboxInfo, TrajectoryInfo
+from snapshotd.api.trajectories import OverviewInfo, SandboxInfo, TrajectoryInfo
 from snapshotd.api.wire import check_ref
 from snapshotd.client.local.arguments import check_flag, local_path, sandbox_path
 from snapshotd.client.results import ApplyInfo
@@ -74,6 +74,11 @@ class LookingVerbs(VerbPart):
         return await self._transport.call(operations.TRAJECTORIES)
 
     @verb
+    async def overview(self) -> list[OverviewInfo]:
+        """All trajectories, each with the snapshot that it was forked from and the one that it took last."""
+        return await self._transport.call(operations.OVERVIEW)
+
+    @verb
     async def sandboxes(self) -> list[SandboxInfo]:
         return await self._transport.call(operations.SANDBOXES)
 
@@ -92,9 +97,14 @@ class LookingVerbs(VerbPart):
         return await self._transport.call(operations.CONVERSATION, ref)
 
     @stream
-    async def output(self, ref: str, which: Which = "output") -> AsyncIterator[bytes]:
-        """A tool call's recorded output in pieces. DataLoss: it is damaged, or gone since it was."""
-        return await self._transport.pieces(*operations.OUTPUT.at(ref, which))
+    async def output(
+        self, ref: str, which: Which = "output", *, start: int = 0, count: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """A tool call's recorded output in pieces, or `count` bytes of it from byte `start` on. DataLoss: it is damaged,
+        or gone since it was."""
+        return await self._transport.pieces(
+            *operations.OUTPUT.at(ref, which), query={"start": start or None, "count": count}
+        )
 
     @stream
     async def diff(self, a: str, b: str | None = None) -> AsyncIterator[ChangeInfo]:

@@ -41,6 +41,7 @@ ONLY_COMMANDS = {
     "daemon": "is the daemon; the client starts one by itself",
     "doctor": "looks at the machine where no daemon can run",
     "hooks": "writes the settings of programs of this machine",
+    "mcp": "serves the verbs to a program that speaks the Model Context Protocol",
     "ui": "serves a page to a browser of this machine",
     "setup": "installs packages on this machine",
 }
@@ -60,6 +61,7 @@ ONLY_METHODS = {
     "read_file": "`cat` and `cp`",
     "lstat": "a part of `apply`",
     "flush": "`--wait stored` calls it",
+    "overview": "the page's list, and the MCP server's; `tree` draws its own",
     "wait": "`wait` follows the events, and tells the error that ended the run",
 }
 """Methods without a command of their own."""
