@@ -1,4 +1,5 @@
-"""What the tests of `snapshotd.integrations.mcp` share: clients, and what they get."""
+"""What the tests of `snapshotd.integrations.mcp` share: clients, and what they get. The SDK takes a second to import, so that
+is done where it is used."""
 
 from __future__ import annotations
 
@@ -6,10 +7,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from mcp import Client
-from mcp_types import CallToolResult, TextContent
+from snapshotd.client import AsyncSnapshotd
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import CallToolResult
 
 MODES = ("legacy", "auto")
 """The protocol's handshake, and its newest version, in which a question is the answer to a call."""
@@ -45,13 +49,22 @@ class Spoken:
 
 def text_of(result: CallToolResult) -> str:
     (content,) = result.content
-    assert isinstance(content, TextContent)
-    return content.text
+    text: str = content.text  # type: ignore[union-attr]
+    return text
+
+
+def server_over(client: AsyncSnapshotd, **options: Any) -> Any:
+    """A server that also takes sandboxes without isolation, as the small daemon's are."""
+    from snapshotd.integrations.mcp.server import McpOptions, SnapshotdServer
+
+    return SnapshotdServer(client, McpOptions(**{"unisolated": True, **options}))
 
 
 @asynccontextmanager
 async def speaking(to: Any, **more: Any) -> AsyncIterator[Spoken]:
     """A client of a server: an object, an address, or how to start one."""
+    from mcp import Client
+
     async with Client(to, **more) as client:
         yield Spoken(client)
 

@@ -18,7 +18,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotd.catalog.parts import ApprovalTable, Compensations, ExperimentTable, ImageTable, KeyValues, RequestTable
+from snapshotd.catalog.parts import (
+    ApprovalTable,
+    CallFacts,
+    Compensations,
+    ExperimentTable,
+    Figures,
+    ImageTable,
+    KeyValues,
+    RequestTable,
+    TrajectoryTotals,
+)
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -41,13 +51,16 @@ from snapshotd.types import (
 
 __all__ = [
     "ApprovalTable",
+    "CallFacts",
     "Catalog",
     "Compensations",
     "ExperimentTable",
+    "Figures",
     "ImageTable",
     "KeyValues",
     "RequestTable",
     "SnapshotRow",
+    "TrajectoryTotals",
 ]
 
 
@@ -150,6 +163,14 @@ class Catalog(ABC):
         layers and blobs."""
 
     @abstractmethod
+    def removed_trajectories(self) -> set[TrajectoryID]:
+        """Ids of trajectories that were removed, until `forget_removed`: packs that a crash has left may hold them."""
+
+    @abstractmethod
+    def forget_removed(self, trajectories: Collection[TrajectoryID]) -> None:
+        """Forget even the ids of removed trajectories: no pack holds them."""
+
+    @abstractmethod
     def restore_rows(
         self, images: Iterable[Image], trajectories: Sequence[Trajectory], snapshots: Iterable[SnapshotRow]
     ) -> None:
@@ -187,6 +208,10 @@ class Catalog(ABC):
     @abstractmethod
     def get_snapshot(self, snapshot_id: SnapshotID) -> Snapshot:
         """By exact id, tags included. NotFound."""
+
+    @abstractmethod
+    def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
+        """The snapshots with these ids, as far as they exist, read in pages."""
 
     @abstractmethod
     def snapshots(
@@ -327,6 +352,10 @@ class Catalog(ABC):
     @property
     @abstractmethod
     def experiments(self) -> ExperimentTable: ...
+
+    @property
+    @abstractmethod
+    def figures(self) -> Figures: ...
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:

@@ -36,6 +36,9 @@ AND EXISTS (SELECT 1 FROM entries e JOIN lines l ON l.pk = e.line WHERE e.id = c
 """
 """A fork's compensation stays with the call, which is an ancestor's: the call must not be compensated again."""
 
+_REMOVED = "removed/"
+"""Begin of the names of facts, one for each removed trajectory whose id is still known."""
+
 
 def check_removable(db: Database, trajectory_id: TrajectoryID, gone: Collection[TrajectoryID] = ()) -> int:
     """See `Catalog.check_removable`. Returns the trajectory's number."""
@@ -91,6 +94,7 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
     for table in ("approvals", "compensations"):
         db.write(f"DELETE FROM {table} WHERE trajectory = ?", own)
     db.write("DELETE FROM trajectories WHERE pk = ?", own)
+    db.write("INSERT INTO meta VALUES (? || ?, '') ON CONFLICT DO NOTHING", (_REMOVED, trajectory_id))
     for table in ("snapshots", "lines"):
         db.write(f"DELETE FROM {table} WHERE trajectory = ?", own)
     for table, column, numbers in (("stacks", "stack", stacks), ("states", "agent_state", states)):
@@ -99,3 +103,17 @@ def remove_trajectory(db: Database, trajectory_id: TrajectoryID) -> None:
             f" AND NOT EXISTS (SELECT 1 FROM snapshots s WHERE s.{column} = {table}.pk)",
             (numbers,),
         )
+
+
+def removed_trajectories(db: Database) -> set[TrajectoryID]:
+    """See `Catalog.removed_trajectories`."""
+    return {
+        TrajectoryID(key.removeprefix(_REMOVED))
+        for (key,) in db.read("SELECT key FROM meta WHERE key GLOB ? || '*'", (_REMOVED,))
+    }
+
+
+def forget_removed(db: Database, trajectories: Collection[TrajectoryID]) -> None:
+    """See `Catalog.forget_removed`."""
+    ids = rows.encode_json(list(trajectories))
+    db.write("DELETE FROM meta WHERE key IN (SELECT ? || value FROM json_each(?))", (_REMOVED, ids))

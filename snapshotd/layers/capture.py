@@ -196,6 +196,8 @@ class Copier:
 
     def walk(self, *, tolerant: bool) -> Iterator[tuple[bytes, os.stat_result, bool]]:
         """Path, status, and False for an entry that may change after this without a new ctime."""
+        # Before the status of each; one for all, or only some names of a file would change with it.
+        tick = sys.maxsize if self._fine_times else _tick_ns()
         pending, size = [b""], 0
         yield b"", os.fstat(self._source), True  # a directory is compared with nothing
         while pending:
@@ -209,7 +211,6 @@ class Copier:
             try:
                 with os.scandir(fd) as entries:
                     found = [os.fsencode(entry.name) for entry in entries]
-                tick = sys.maxsize if self._fine_times else _tick_ns()  # before the status of each
                 for name in found:
                     try:
                         st = os.stat(name, dir_fd=fd, follow_symlinks=False)

@@ -224,6 +224,8 @@ class Reclaimed:
     packs_bytes: int
     packs_removed: int
     packs_rewritten: int
+    packs_unknown: int
+    """Packs that stay although the index does not know them."""
 
 
 @dataclass(frozen=True, slots=True)

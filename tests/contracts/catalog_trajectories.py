@@ -149,6 +149,9 @@ def removal_waits_for_forks(catalog: Catalog) -> None:
     for remove in (catalog.check_removable, catalog.remove_trajectory):
         refuses(NotFound, remove, trajectory.id)
     started(catalog, "parent")  # the name is free again
+    assert catalog.removed_trajectories() == {child.id, trajectory.id}
+    catalog.forget_removed({child.id})
+    assert catalog.removed_trajectories() == {trajectory.id}
 
 
 def a_base_elsewhere_holds_until_its_user_is_stored(catalog: Catalog) -> None:

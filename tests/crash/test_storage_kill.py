@@ -55,10 +55,12 @@ def world(daemon: Daemon) -> World:
     return World(daemon.client, daemon.state_dir.parent / "scratch")
 
 
-@pytest.fixture(scope="module")
-def folder_world(daemon: Daemon) -> World:
+@pytest.fixture
+def folder_world(world: World) -> Iterator[World]:
     """The same history, whose newer sandboxes are plain folders."""
-    return World(daemon.client, daemon.state_dir.parent / "scratch", runtime=NO_ISOLATION)
+    runtime, world.runtime = world.runtime, NO_ISOLATION
+    yield world
+    world.runtime = runtime
 
 
 class Scenario:
@@ -368,6 +370,30 @@ WITH_A_MOUNT = ("engine.start.pivoted", "engine.cold.built", "layers.merge.built
 def test_killed_at_a_failpoint_without_isolation(daemon: Daemon, folder_world: World, name: str) -> None:
     with daemon.explained():
         _kill_at(daemon, folder_world, name)
+
+
+@pytest.mark.parametrize("name", ["repo.pack.stored", "repo.gc.forgotten"])
+def test_what_was_removed_is_collected_after_a_kill(daemon: Daemon, folder_world: World, name: str) -> None:
+    """The kill leaves packs that the index does not know, with snapshots that the catalog does not have: they were
+    removed, before they were stored or before the prune that was cut off."""
+    with daemon.explained():
+        _restart(daemon, folder_world, **NO_LAYERS)
+        other, line = folder_world.create(), folder_world.create()
+        folder_world.step(other)
+        folder_world.step(line, wait=name == "repo.gc.forgotten")
+        daemon.kill()
+        daemon.start(SNAPSHOTD_FAILPOINT=name, **NO_LAYERS)
+        if name == "repo.pack.stored":
+            with contextlib.suppress(SnapshotdError):
+                daemon.client.flush()
+        folder_world.forget(line)
+        with contextlib.suppress(SnapshotdError):
+            daemon.client.prune(grace_s=0)
+        assert daemon.reached(name) > 0
+        daemon.kill()
+        daemon.start(**NO_LAYERS)
+        _settle(folder_world)
+        clean(daemon)
 
 
 def _kill_at(daemon: Daemon, world: World, name: str) -> None:

@@ -14,11 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-from mcp import StdioServerParameters
-from mcp.client.streamable_http import streamable_http_client
-from mcp_types import ElicitResult
 
 from tests.e2e.console import environment
 from tests.e2e.support import Snap, processes_with, wait_until
@@ -32,6 +28,8 @@ BEATS = "echo begun; while :; do sleep 0.1; date >> beats; done"
 
 def play(snap: Snap, scene: Callable[[Spoken], Awaitable[None]], *options: str, **more: Any) -> None:
     """Plays a scene with a client that has started `snapshotd mcp`."""
+    from mcp import StdioServerParameters  # a second
+
     command = [sys.executable, "-m", "snapshotd", "mcp", *options]
     started = StdioServerParameters(command=command[0], args=command[1:], env=snap.env, cwd=ROOT)
 
@@ -147,6 +145,9 @@ def served(own_snap: Snap, tmp_path: Path) -> Iterator[tuple[str, str]]:
 
 @contextlib.asynccontextmanager
 async def connected(address: str, token: str, **more: Any) -> AsyncIterator[Spoken]:
+    import httpx2
+    from mcp.client.streamable_http import streamable_http_client
+
     headers = {"Authorization": f"Bearer {token}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=60) as http,
@@ -161,7 +162,9 @@ def test_over_http_with_a_person(own_snap: Snap, served: tuple[str, str], mode: 
     policy.write_text('[[rule]]\nname = "exec"\narguments = { argv = "deploy" }\naction = "approve"\n')
     said: list[str] = []
 
-    async def answer(_context: Any, params: Any) -> ElicitResult:
+    async def answer(_context: Any, params: Any) -> Any:
+        from mcp_types import ElicitResult
+
         said.append(params.message)
         return ElicitResult(action="accept", content={"approve": True})
 
@@ -192,6 +195,8 @@ def test_over_http_with_a_person(own_snap: Snap, served: tuple[str, str], mode: 
 
 
 def test_over_http_nobody_else_gets_in(served: tuple[str, str]) -> None:
+    import httpx2
+
     address, token = served
     assert address.startswith("http://127.0.0.1:")
     for headers, status in (

@@ -3,12 +3,13 @@ each with a scripted model that breaks its sandbox and rewinds it."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +65,11 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _steps(prefix: str) -> list[dict[str, Any]]:
-    """A model that tidies too much, sees that, and goes back."""
+def _steps(prefix: str = "", **more: str) -> list[dict[str, Any]]:
+    """A model that tidies too much, sees that, and goes back. `more`: of each of its calls."""
 
     def calls(text: str, tool: str, **arguments: Any) -> dict[str, Any]:
-        call = {"name": f"{prefix}{tool}", "arguments": {"trajectory": "hands", **arguments}}
+        call = {"name": f"{prefix}{tool}", "arguments": {"trajectory": "hands", **arguments}, **more}
         return {"text": text, "calls": [call]}
 
     return [
@@ -80,6 +81,13 @@ def _steps(prefix: str) -> list[dict[str, Any]]:
         calls("I look again.", "exec", command="cat app/config && echo better >> app/config"),
         {"text": "All is done."},
     ]
+
+
+@pytest.fixture
+def hands(own_snap: Snap) -> Iterator[None]:
+    own_snap("create", "--name", "hands")
+    yield
+    own_snap("rm", "--force", "hands")
 
 
 @pytest.fixture
@@ -106,7 +114,6 @@ def _rewound(snap: Snap) -> None:
         ("exec", "done"),
     ]
     assert snap("cat", "hands", "/workspace/app/config").stdout == "ok\nbetter\n"
-    snap("rm", "--force", "hands")
 
 
 def _home(tmp_path: Path) -> dict[str, str]:
@@ -116,33 +123,33 @@ def _home(tmp_path: Path) -> dict[str, str]:
 
 
 def _results(at: Provider) -> str:
-    return str(at.requests()[-1]["body"])
+    """All that the model was told."""
+    return json.dumps([request["body"] for request in at.requests()])
 
 
-def test_claude_code_rewinds(own_snap: Snap, wrapper: Path, tmp_path: Path) -> None:
+def test_claude_code_rewinds(own_snap: Snap, hands: None, wrapper: Path, tmp_path: Path) -> None:
     claude = from_npm(test_claude_code.PACKAGE, test_claude_code.VERSION, f"{test_claude_code.PACKAGE}/claude")
-    own_snap("create", "--name", "hands")
     env = {**_home(tmp_path), "ANTHROPIC_API_KEY": KEY, "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-    with provider(tmp_path, *_steps("mcp__snapshotd__"), toolless=[{"text": "A title"}]) as at:
+    waits = {"text": "I wait.", "calls": [{"name": "WaitForMcpServers", "arguments": {}}]}
+    with provider(tmp_path, waits, *_steps("mcp__snapshotd__"), toolless=[{"text": "A title"}]) as at:
         env |= {"ANTHROPIC_BASE_URL": at.url, "DISABLE_AUTOUPDATER": "1"}
         added = ["mcp", "add", "snapshotd", "--", str(wrapper), "mcp"]
         subprocess.run([claude, *added], env=env, cwd=tmp_path, check=True, capture_output=True, timeout=120)
         asked = ["-p", "make it better", "--dangerously-skip-permissions", "--model", "claude-sonnet-4-5"]
         done = subprocess.run([claude, *asked], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert (done.returncode, "All is done." in done.stdout) == (0, True), (done, at.asked())
-        assert "No such file" in _results(at)
+        assert "No such file" in _results(at), _results(at)[-6000:]
     _rewound(own_snap)
 
 
-def test_codex_rewinds(own_snap: Snap, wrapper: Path, tmp_path: Path) -> None:
+def test_codex_rewinds(own_snap: Snap, hands: None, wrapper: Path, tmp_path: Path) -> None:
     codex = from_npm("@openai/codex", test_codex.VERSION, test_codex.FILE)
-    own_snap("create", "--name", "hands")
-    env = {**_home(tmp_path), "OPENAI_API_KEY": KEY}
+    env = {**_home(tmp_path), "CODEX_API_KEY": KEY}
     (tmp_path / "home" / ".codex").mkdir()
     (tmp_path / "home" / ".codex" / "config.toml").write_text(
-        f'[mcp_servers.snapshotd]\ncommand = "{wrapper}"\nargs = ["mcp"]\ntool_timeout_sec = 900\n'
+        f'[mcp_servers.snapshotd]\ncommand = "{wrapper}"\nargs = ["mcp"]\ntool_timeout_sec = 900\nrequired = true\n'
     )
-    with provider(tmp_path, *_steps("mcp__snapshotd__")) as at:
+    with provider(tmp_path, *_steps(namespace="mcp__snapshotd")) as at:
         asked = ["exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "-m", "gpt-5"]
         asked += ["-c", f'openai_base_url="{at.url}/v1"', "make it better"]
         done = subprocess.run(
@@ -155,5 +162,5 @@ def test_codex_rewinds(own_snap: Snap, wrapper: Path, tmp_path: Path) -> None:
             stdin=subprocess.DEVNULL,
         )
         assert (done.returncode, "All is done." in done.stdout) == (0, True), (done, at.asked())
-        assert "No such file" in _results(at)
+        assert "No such file" in _results(at), _results(at)[-6000:]
     _rewound(own_snap)

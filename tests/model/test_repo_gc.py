@@ -163,7 +163,7 @@ def test_what_is_reached_stays_and_nothing_else(
 
 def test_nothing_is_left_of_nothing(tmp_path: Path) -> None:
     opened = Opened(tmp_path / "repo")
-    assert collect(opened, {}) == Reclaimed(0, 0, 0, 0)
+    assert collect(opened, {}) == Reclaimed(0, 0, 0, 0, 0)
     fill(opened, 1, 5)
     before = pack_bytes(tmp_path / "repo")
     done = collect(opened, {})

@@ -40,6 +40,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
         "integrations",
         "page",
     ),  # every command goes through the client; threads of LangGraph need no daemon
+    "page": ("client",),  # the wire: answers with frames, and conversations
     "integrations": ("client",),  # what has to do with a sandbox
 }
 """Package to the other packages of its own rank that it may import."""
@@ -138,7 +139,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
-    "httpx2": ("gateway/forward.py", "page/server.py"),
+    "httpx2": ("gateway/forward.py", "page/passing.py"),
     "re2": ("engine/folders/ignore.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
@@ -146,7 +147,7 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "mcp": ("integrations/mcp/",),
     "mcp_types": ("integrations/mcp/",),  # comes with mcp
     "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/"),
-    "starlette": ("daemon/", "page/server.py", "integrations/mcp/"),  # comes with fastapi
+    "starlette": ("daemon/", "page/", "integrations/mcp/"),  # comes with fastapi
     "pydantic": (
         "daemon/",
         "engine/transfer/trajectories/",

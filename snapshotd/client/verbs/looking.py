@@ -74,9 +74,11 @@ class LookingVerbs(VerbPart):
         return await self._transport.call(operations.TRAJECTORIES)
 
     @verb
-    async def overview(self) -> list[OverviewInfo]:
-        """All trajectories, each with the snapshot that it was forked from and the one that it took last."""
-        return await self._transport.call(operations.OVERVIEW)
+    async def overview(self, trajectory: str | None = None) -> list[OverviewInfo]:
+        """All trajectories, oldest first, or this one alone, each with its newest snapshot, the one that it was forked from,
+        what it takes on disk, and the tokens and cost of its model calls."""
+        chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
+        return await self._transport.call(operations.OVERVIEW, query={"trajectory": chosen})
 
     @verb
     async def sandboxes(self) -> list[SandboxInfo]:

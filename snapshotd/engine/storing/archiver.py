@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from snapshotd.repo.base import (
 )
 from snapshotd.trees import archive, diff
 from snapshotd.trees.stored_view import StoredView
-from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, SnapshotID, TreeID
+from snapshotd.types import BlobID, FileChanges, ImageID, LayerID, RecordID, SnapshotID, TrajectoryID, TreeID
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +93,19 @@ class Archiver:
         return FileChanges(**self._child.ask({"op": "count", "before": before, "after": after}))
 
     def prune(
-        self, roots: Roots, known: Sequence[SnapshotID], *, grace_s: float, dry_run: bool, progress: Progress
+        self,
+        roots: Roots,
+        known: Sequence[SnapshotID],
+        removed: Collection[TrajectoryID],
+        *,
+        grace_s: float,
+        dry_run: bool,
+        progress: Progress,
     ) -> Reclaimed:
         """Collect the objects that `roots` do not reach (dry run: only count them). Packs that the index does not know
-        stay if one has the record of a snapshot that is not `known`."""
-        request = {"op": "prune", "roots": _roots_json(roots), "known": known, "grace_s": grace_s, "dry_run": dry_run}
-        answer = self._child.ask(request, progress)
+        stay if one has the record of a snapshot that is not `known`, of a trajectory that was not `removed`."""
+        request = {"op": "prune", "roots": _roots_json(roots), "known": known, "removed": list(removed)}
+        answer = self._child.ask({**request, "grace_s": grace_s, "dry_run": dry_run}, progress)
         return Reclaimed(**answer)
 
     def check(self, roots: Roots, *, read_data: bool, progress: Progress) -> CheckResult:
@@ -223,14 +230,16 @@ class ArchiverService:
         return asdict(count_between(self._writer, TreeID(request["before"]), TreeID(request["after"])))
 
     def _do_prune(self, request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-        known = frozenset(request["known"])
+        known, removed = frozenset(request["known"]), frozenset(request["removed"])
 
         def wanted(document: bytes) -> bool:
             try:
                 record = decode_any(document)
             except (DataLoss, VersionMismatch):
                 return True
-            return isinstance(record, Record) and record.snapshot.id not in known
+            if not isinstance(record, Record):
+                return False
+            return record.snapshot.id not in known and record.snapshot.trajectory not in removed
 
         return asdict(
             self._maintenance.collect(

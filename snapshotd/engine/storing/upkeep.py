@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -27,7 +26,17 @@ from snapshotd.errors import DataLoss, NotFound
 from snapshotd.failpoints import hit
 from snapshotd.repo.base import CheckResult, Roots
 from snapshotd.terms import number_of
-from snapshotd.types import BlobID, RecordID, Snapshot, SnapshotID, SnapshotState, Trajectory, TreeID, short
+from snapshotd.types import (
+    BlobID,
+    RecordID,
+    Snapshot,
+    SnapshotID,
+    SnapshotState,
+    Trajectory,
+    TrajectoryID,
+    TreeID,
+    short,
+)
 
 READERS = "reader"
 """Owner of a tree that only a reader, or a layer in the course of writing, still needs."""
@@ -81,9 +90,12 @@ class Upkeep:
             with (
                 self._archive.paused()
             ):  # data that are in the repository but not in the catalog yet would count as garbage
+                removed = self._removed()
                 reclaimed = self._archiver.prune(
-                    self._roots(without), self._known(), grace_s=grace_s, dry_run=dry_run, progress=progress
+                    self._roots(without), self._known(), removed, grace_s=grace_s, dry_run=dry_run, progress=progress
                 )
+                if not dry_run and not reclaimed.packs_unknown:
+                    self._context.catalog.forget_removed(removed)
             lines = tuple(
                 PrunedInfo(s.id, s.trajectory, s.seq, iso_time(s.created_at_ns), reason)
                 for s, reason in ((d.snapshot, d.reason) for d in gone)
@@ -112,7 +124,7 @@ class Upkeep:
             # Without grace: data too young to go now go with the next prune, and count as gone here.
             with self._archive.paused():
                 return self._archiver.prune(
-                    self._roots(without), self._known(), grace_s=0, dry_run=True, progress=progress
+                    self._roots(without), self._known(), self._removed(), grace_s=0, dry_run=True, progress=progress
                 ).packs_bytes
 
         return retention.trim(decisions, size, limit)
@@ -155,6 +167,11 @@ class Upkeep:
     def _known(self) -> list[SnapshotID]:
         """The snapshots that no pack could bring back: the catalog has their files, or has given them up."""
         return [one.id for one in self._context.catalog.all_snapshots() if one.state is not SnapshotState.LOST]
+
+    def _removed(self) -> set[TrajectoryID]:
+        """Trajectories that a pack could bring back against the user's will. One that was imported again is none."""
+        catalog = self._context.catalog
+        return catalog.removed_trajectories().difference(one.id for one in catalog.trajectories())
 
     # -- check and repair ----------------------------------------------------------------------------------------------
 
@@ -291,14 +308,14 @@ class Upkeep:
     def usage(self, budget: int) -> UsageInfo:
         """See `StorageService.usage`."""
         context = self._context
-        states = Counter(str(s.state) for s in context.catalog.all_snapshots())
+        states = context.catalog.figures.states()
         return UsageInfo(
             layer_bytes=context.store.sizes.total(),
             layer_budget_bytes=budget,
             repository_bytes=context.repo.stored_bytes(),
             spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
-            states={state.value: states[state] for state in SnapshotState},
-            unarchived=states[SnapshotState.CAPTURED],
+            states={state.value: states.get(state, 0) for state in SnapshotState},
+            unarchived=states.get(SnapshotState.CAPTURED, 0),
         )
 
 

@@ -1,6 +1,6 @@
 """A server of the Model Context Protocol: the daemon's verbs as tools, its snapshots and files as resources.
 
-    a client (Claude Code, Codex, an IDE)  ──stdio, or HTTP on the loopback──►  server.py ─► tools.py ─► the daemon
+    a client (Claude Code, Codex, an IDE)  ──stdio, or HTTP on the loopback──►  server.py ─► hands, history, branches ─► the daemon
                                                                                  │           resources.py
                                                                                  ├─ reach.py      what this client may touch
                                                                                  └─ approvals.py  asks the person at the client

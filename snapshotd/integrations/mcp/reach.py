@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from snapshotd.api.snapshots import SnapshotInfo
-from snapshotd.api.trajectories import OverviewInfo, TrajectoryInfo
+from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import NotPermitted
 from snapshotd.types import FOLDER, NO_ISOLATION
@@ -30,8 +30,7 @@ class Reach:
 
     async def trajectories(self) -> list[TrajectoryInfo]:
         """All, newest first."""
-        rows = self._within(await self.client.overview())
-        found = [row.trajectory for row in rows if self.covers(row.trajectory)]
+        found = [info for info in await self.client.trajectories() if self.covers(info) and await self._is_within(info)]
         return sorted(found, key=lambda info: info.created_at, reverse=True)
 
     async def trajectory(self, ref: str) -> TrajectoryInfo:
@@ -42,36 +41,31 @@ class Reach:
                 f"{ref} is no sandbox: its commands and files are this machine's own, which an MCP client does not touch; name a "
                 "trajectory that `list` shows, or let a person start `snapshotd mcp --isolation none`"
             )
-        if self.only is not None and info.id not in {row.trajectory.id for row in await self._rows()}:
+        if not await self._is_within(info):
             raise self._outside(ref)
         return info
 
     async def snapshot(self, ref: str) -> SnapshotInfo:
-        """The snapshot of that id or tag; of a trajectory: its head."""
+        """The snapshot of that id or tag; of a trajectory: its head. The one that the only trajectory was forked from is
+        within reach, too: it is a part of its history."""
         info = await self.client.snapshot(ref)
-        if self.only is None:
-            await self.trajectory(info.trajectory)
+        if self.only is not None and info.id == (await self.client.trajectory(self.only)).forked_from:
             return info
-        rows = await self._rows()
-        origin = next((row.origin for row in rows if row.trajectory.id == self.only), None)
-        known = {row.trajectory.head for row in rows} | ({origin.id} if origin is not None else set())
-        if info.id not in known and info.trajectory not in {row.trajectory.id for row in rows}:
-            raise self._outside(ref)
+        try:
+            await self.trajectory(info.trajectory)
+        except NotPermitted:
+            if self.only is None:
+                raise
+            raise self._outside(ref) from None
         return info
 
-    async def _rows(self) -> list[OverviewInfo]:
-        return self._within(await self.client.overview())
-
-    def _within(self, rows: list[OverviewInfo]) -> list[OverviewInfo]:
-        """The one trajectory and its forks, to any depth."""
-        if self.only is None:
-            return rows
-        ids = {self.only}
-        while True:
-            within = [row for row in rows if row.trajectory.id in ids or (row.origin and row.origin.trajectory in ids)]
-            if len(within) == len(ids & {row.trajectory.id for row in within}):
-                return within
-            ids |= {row.trajectory.id for row in within}
+    async def _is_within(self, info: TrajectoryInfo) -> bool:
+        """True for the only trajectory, and for its forks to any depth."""
+        while self.only not in (None, info.id):
+            if info.forked_from is None:
+                return False
+            info = await self.client.trajectory((await self.client.snapshot(info.forked_from)).trajectory)
+        return True
 
     def _outside(self, ref: str) -> NotPermitted:
         assert self.only is not None

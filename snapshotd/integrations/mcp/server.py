@@ -27,9 +27,12 @@ from snapshotd.client.exchange import keyed
 from snapshotd.client.outcomes import argv_or_shell
 from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.integrations.mcp.approvals import PersonsAnswers
+from snapshotd.integrations.mcp.branches import BranchTools
+from snapshotd.integrations.mcp.hands import HandTools
+from snapshotd.integrations.mcp.history import HistoryTools
 from snapshotd.integrations.mcp.reach import Reach
 from snapshotd.integrations.mcp.resources import add_resources
-from snapshotd.integrations.mcp.tools import ToolRow, Tools
+from snapshotd.integrations.mcp.tools import ToolRow
 
 INSTRUCTIONS = """\
 Sandboxes whose every change is one snapshot. Work with `exec` and `write_file`; each answer names the snapshot after it. \
@@ -67,11 +70,11 @@ class SnapshotdServer(MCPServer[Any]):
         self._reach = Reach(client, options.only, options.unisolated)
         self._asking = PersonsAnswers(client, elicits=options.elicits)
         self._rows: dict[str, ToolRow] = {}
-        tools = Tools(self._reach, options.network)
-        for _, method in inspect.getmembers(tools, inspect.ismethod):
-            row: ToolRow | None = getattr(method, "row", None)
-            if row is not None and _is_offered(row, options):
-                self._offer(method.__name__.rstrip("_"), method, row)
+        for kind in (HandTools, HistoryTools, BranchTools):
+            for _, method in inspect.getmembers(kind(self._reach, options.network), inspect.ismethod):
+                row: ToolRow | None = getattr(method, "row", None)
+                if row is not None and _is_offered(row, options):
+                    self._offer(method.__name__.rstrip("_"), method, row)
         add_resources(self, self._reach)
 
     def _offer(self, name: str, method: Any, row: ToolRow) -> None:

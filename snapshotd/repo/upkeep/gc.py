@@ -128,7 +128,7 @@ def plan(
         orphans = []
     removed = [of for of in usage.values() if not of.live_objects and of.row.id not in young]
     groups = _groups([of for of in usage.values() if of.live_objects and of.row.id not in young])
-    return _plan(live, relist, dead, removed, groups, orphans, usage)
+    return _plan(live, relist, dead, removed, groups, orphans, len(unknown) - len(orphans), usage)
 
 
 def _old(raw: bytes, limit: float) -> bool:
@@ -142,6 +142,7 @@ def _plan(
     removed: list[_Usage],
     groups: list[list[_Usage]],
     orphans: list[tuple[bytes, int]],
+    left: int,
     usage: dict[bytes, _Usage],
 ) -> Plan:
     rewritten = [of for group in groups for of in group]
@@ -156,7 +157,7 @@ def _plan(
         groups=tuple(tuple(of.row for of in group) for group in groups),
         orphans=tuple(orphans),
         live_objects={of.row.id: of.live_objects for of in rewritten},
-        reclaimed=Reclaimed(gone - back, before - gone + back, len(removed) + len(orphans), len(rewritten)),
+        reclaimed=Reclaimed(gone - back, before - gone + back, len(removed) + len(orphans), len(rewritten), left),
     )
 
 
@@ -214,7 +215,7 @@ def run(reader: PackReader, index: Index, planned: Plan, progress: Progress) -> 
             break
     reader.forget()  # removed objects must not be answered from memory
     after = sum(row.bytes for row in index.packs())
-    return Reclaimed(before - after, after, removed, rewritten)
+    return Reclaimed(before - after, after, removed, rewritten, planned.reclaimed.packs_unknown)
 
 
 def _relist(reader: PackReader, index: Index, lists: tuple[bytes, ...]) -> None:

@@ -60,8 +60,8 @@ ONLY_METHODS = {
     "list_files": "`exec BOX -- ls`",
     "read_file": "`cat` and `cp`",
     "lstat": "a part of `apply`",
+    "overview": "the list of trajectories of `ui`",
     "flush": "`--wait stored` calls it",
-    "overview": "the page's list, and the MCP server's; `tree` draws its own",
     "wait": "`wait` follows the events, and tells the error that ended the run",
 }
 """Methods without a command of their own."""

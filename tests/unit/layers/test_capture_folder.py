@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import random
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from snapshotd.layers.capture import capture_folder, folder_changed, scan_folder
+from snapshotd.layers.capture import _CLOCK_REALTIME_COARSE, capture_folder, folder_changed, scan_folder
 from snapshotd.layers.store import LayerStore
 from snapshotd.trees.stack_view import StackView
 from snapshotd.types import Kind, LayerID
@@ -122,6 +124,27 @@ def test_the_layers_are_the_folder(world: World, number: int) -> None:
             world.check()
 
 
+def test_names_of_one_file_are_captured_together_though_the_clock_ticks(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(world.store), "host", replace(world.store.host, fine_times=False))
+    (world.folder / "d").mkdir()
+    (world.folder / "f").write_text("x")
+    os.link(world.folder / "f", world.folder / "d/e")
+    ticks = itertools.count(os.stat(world.folder / "f").st_ctime_ns)
+    monkeypatch.setattr("snapshotd.layers.capture._tick_ns", lambda: next(ticks))
+    assert world.capture()
+    assert world.capture(), "the file's time was the present tick's"
+    world.check()
+
+
+def _await_tick() -> None:
+    """Return when a file that was changed before is not of the present tick any more."""
+    before = time.clock_gettime_ns(_CLOCK_REALTIME_COARSE)
+    while time.clock_gettime_ns(_CLOCK_REALTIME_COARSE) == before:
+        pass
+
+
 def test_what_is_untouched_is_in_no_layer(world: World) -> None:
     (world.folder / "kept").mkdir()
     (world.folder / "kept/file").write_text("x")
@@ -129,6 +152,7 @@ def test_what_is_untouched_is_in_no_layer(world: World) -> None:
     world.capture()
     (world.folder / "gone").unlink()
     (world.folder / "new").write_text("x")
+    _await_tick()
     assert world.capture()
     top = world.store.root / world.layers[0] / "upper"
     assert sorted(one.name for one in top.iterdir()) == ["gone", "new"]
@@ -165,6 +189,7 @@ def test_a_mapped_file_is_copied_though_its_time_stands_still(world: World) -> N
     file.write_bytes(b"a" * 4096)
     with open(file, "r+b") as opened, mmap.mmap(opened.fileno(), 4096) as memory:
         memory[0] = ord("b")
+        _await_tick()
         world.capture()
         before = file.stat()
         memory[0] = ord("c")

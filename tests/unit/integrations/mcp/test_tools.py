@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from snapshotd.client import AsyncSnapshotd
-from snapshotd.integrations.mcp.server import McpOptions, SnapshotdServer
-from tests.mcp_rig import MODES, Spoken, speaking, until
+from tests.mcp_rig import MODES, Spoken, server_over, speaking, until
 from tests.unit.daemon.process import Daemon
 
 Scene = Callable[[Spoken], Awaitable[None]]
@@ -25,7 +24,7 @@ def play(shared_daemon: Daemon, mode: str) -> Callable[..., None]:
     def play(scene: Scene, *, elicitation_callback: Any = None, **options: Any) -> None:
         async def main() -> None:
             client = AsyncSnapshotd(shared_daemon.state_dir, shared_daemon.socket_path, autostart=False)
-            server = SnapshotdServer(client, McpOptions(**{"unisolated": True, **options}))
+            server = server_over(client, **options)
             async with speaking(server, mode=mode, elicitation_callback=elicitation_callback) as spoken:
                 await scene(spoken)
 

@@ -8,13 +8,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import Conflict, NotPermitted, SnapshotdError, UsageError
-from snapshotd.integrations.mcp import transports
-from snapshotd.integrations.mcp.server import McpOptions, SnapshotdServer
+from tests.mcp_rig import server_over
 
 TOKEN = "t" * 32
 HELLO = {
@@ -27,9 +25,16 @@ GIVEN = {"authorization": f"Bearer {TOKEN}", "accept": "application/json, text/e
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> SnapshotdServer:
+def transports() -> Any:
+    from snapshotd.integrations.mcp import transports  # a second
+
+    return transports
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Any:
     """Its daemon is asked nothing."""
-    return SnapshotdServer(AsyncSnapshotd(tmp_path, autostart=False), McpOptions())
+    return server_over(AsyncSnapshotd(tmp_path, autostart=False))
 
 
 @pytest.mark.parametrize(
@@ -50,10 +55,12 @@ def server(tmp_path: Path) -> SnapshotdServer:
         ({"origin": "http://localhost:1235"}, 403),
     ],
 )
-def test_who_gets_in(server: SnapshotdServer, headers: dict[str, Any], status: int) -> None:
+def test_who_gets_in(transports: Any, server: Any, headers: dict[str, Any], status: int) -> None:
     app: Any = transports.http_app(server, 1234, TOKEN)
 
     async def ask() -> int:
+        import httpx2
+
         async with server.session_manager.run():
             way = httpx2.ASGITransport(app=app)
             async with httpx2.AsyncClient(transport=way, base_url="http://127.0.0.1:1234") as client:
@@ -62,7 +69,7 @@ def test_who_gets_in(server: SnapshotdServer, headers: dict[str, Any], status: i
     assert asyncio.run(ask()) == status
 
 
-def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path) -> None:
+def test_the_token_is_made_once_and_for_its_user_alone(transports: Any, tmp_path: Path) -> None:
     path = tmp_path / "token"
     token = transports.token_of(path)
     assert (len(token) > 40, stat.S_IMODE(path.stat().st_mode)) == (True, 0o600)
@@ -78,7 +85,7 @@ def test_the_token_is_made_once_and_for_its_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short\n", b"\xff" * 40, b"two words of some length\nand lines\n"])
-def test_a_file_without_a_token(tmp_path: Path, content: bytes) -> None:
+def test_a_file_without_a_token(transports: Any, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     path.chmod(0o600)
@@ -87,12 +94,12 @@ def test_a_file_without_a_token(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["none/token", "."])
-def test_no_place_for_a_token(tmp_path: Path, name: str) -> None:
+def test_no_place_for_a_token(transports: Any, tmp_path: Path, name: str) -> None:
     with pytest.raises(SnapshotdError, match="another token file"):
         transports.token_of(tmp_path / name)
 
 
-def test_a_taken_port(server: SnapshotdServer) -> None:
+def test_a_taken_port(transports: Any, server: Any) -> None:
     def again(address: str) -> None:
         port = int(address.rpartition(":")[2].partition("/")[0])
         with pytest.raises(Conflict, match=f"{port} cannot be listened on"):
