@@ -113,7 +113,7 @@ def _rewound(snap: Snap) -> None:
         ("rewind", "done"),
         ("exec", "done"),
     ]
-    assert snap("cat", "hands", "/workspace/app/config").stdout == "ok\nbetter\n"
+    assert snap("cat", "hands:app/config").stdout == "ok\nbetter\n"
 
 
 def _home(tmp_path: Path) -> dict[str, str]:
