@@ -30,6 +30,7 @@ from snapshotd.errors import (
 
 if TYPE_CHECKING:
     from snapshotd.cli.github import GitHub
+    from snapshotd.client.aio.client import AsyncSnapshotd
     from snapshotd.client.client import Snapshotd
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -289,6 +290,13 @@ def connect(ctx: click.Context, *, autostart: bool = True) -> Snapshotd:
 
     isolation = ctx.params.get("isolation")
     return Snapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), autostart=autostart, isolation=isolation)
+
+
+def connect_async(ctx: click.Context) -> AsyncSnapshotd:
+    """The same for asyncio."""
+    from snapshotd.client.aio.client import AsyncSnapshotd
+
+    return AsyncSnapshotd(ctx.meta.get(_STATE_DIR), ctx.meta.get(_SOCKET), isolation=ctx.params.get("isolation"))
 
 
 def is_local(ctx: click.Context) -> bool:

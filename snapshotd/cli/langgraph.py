@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import click
 
 from snapshotd.cli.text import print_json
-from snapshotd.errors import SnapshotdError, Unsupported, UsageError
+from snapshotd.engine.host import integrations
+from snapshotd.errors import SnapshotdError, UsageError
 from snapshotd.terms import number_of
 
 WORD = "langgraph"
@@ -16,11 +17,10 @@ WORD = "langgraph"
 def move(source: str, target: str, threads: Sequence[str], *, as_json: bool) -> int:
     """Copy all threads, or these. The errors of `saver_at` and `copy_threads`; Unsupported: LangGraph is not
     installed."""
-    try:
-        from snapshotd.integrations.langgraph import copy_threads
-        from snapshotd.integrations.langgraph.addresses import said, saver_at
-    except ImportError as exc:
-        raise Unsupported("LangGraph is not installed: run `pip install 'snapshotd[langgraph]'`") from exc
+    integrations.require("langgraph")
+    from snapshotd.integrations.langgraph import copy_threads
+    from snapshotd.integrations.langgraph.addresses import said, saver_at
+
     with saver_at(source, may_create=False) as ours, saver_at(target, may_create=True) as theirs:
         try:
             count = copy_threads(ours, theirs, threads or None)

@@ -10,6 +10,9 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -77,7 +80,27 @@ def lost() -> AnswerLost:
 
 def new_key() -> str:
     """A name for a request that makes something: the daemon makes it once, however often it is asked."""
-    return os.urandom(16).hex()
+    named = _NAMED.get()
+    return os.urandom(16).hex() if named is None else next(named)
+
+
+_NAMED: ContextVar[Iterator[str] | None] = ContextVar("named", default=None)
+
+
+@contextmanager
+def keyed(name: str) -> Iterator[None]:
+    """Requests within get keys that follow from `name` and their order: whoever repeats them under the same name, in
+    another process too, gets what the first ones have made. For this thread, or task, and the tasks that it starts."""
+    from hashlib import blake2b  # only then: it loads OpenSSL
+
+    keys = (
+        blake2b(f"{number} {name}".encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() for number in count()
+    )
+    before = _NAMED.set(keys)
+    try:
+        yield
+    finally:
+        _NAMED.reset(before)
 
 
 class Again:

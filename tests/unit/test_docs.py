@@ -120,7 +120,7 @@ def test_no_sentence_begins_with_a_riddle(page: Path) -> None:
     assert [found for found in OPENING.findall(sentences) if not found.rstrip().endswith("?")] == []
 
 
-@pytest.mark.parametrize(("name", "least"), [("agents", 11), ("client", 1), ("integrations", 4)])
+@pytest.mark.parametrize(("name", "least"), [("agents", 11), ("client", 1), ("integrations", 5)])
 def test_pages_quote_their_examples_as_they_are(name: str, least: int) -> None:
     folder = ROOT / "docs" / name
     pages, up = (sorted(folder.glob("*.md")), "../") if folder.is_dir() else ([folder.with_suffix(".md")], "")
@@ -147,11 +147,13 @@ EXECUTED = {
     "commands.md": "test_commands_doc.py",
     "ci.md": "test_ci.py",
     "install.md": "test_install_doc.py",
+    "integrations/mcp.md": "test_mcp.py",
     "examples/ci/job.sh": "test_ci.py",
 }
 """What tests of `tests/e2e` run as it stands, and the test: the `console` blocks of pages, all of a recipe for CI."""
 
 ON_NO_PAGE = {
+    "mcp": "speaks a protocol to a program: tests/e2e/test_mcp.py is that program",
     "setup": "installs packages on the machine that runs the tests",
     "ui": "tests/e2e/test_page.py drives it in a browser",
 }

@@ -111,9 +111,14 @@ class LookingVerbs(VerbPart):
         return await self._transport.call(operations.CONVERSATION, ref)
 
     @stream
-    async def output(self, ref: str, which: Which = "output") -> AsyncIterator[bytes]:
-        """A tool call's recorded output in pieces. DataLoss: it is damaged, or gone since it was."""
-        return await self._transport.pieces(*operations.OUTPUT.at(ref, which))
+    async def output(
+        self, ref: str, which: Which = "output", *, start: int = 0, count: int | None = None
+    ) -> AsyncIterator[bytes]:
+        """A tool call's recorded output in pieces, or `count` bytes of it from byte `start` on. DataLoss: it is damaged,
+        or gone since it was."""
+        return await self._transport.pieces(
+            *operations.OUTPUT.at(ref, which), query={"start": start or None, "count": count}
+        )
 
     @stream
     async def diff(self, a: str, b: str | None = None) -> AsyncIterator[ChangeInfo]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from snapshotd.config import places, read
-from snapshotd.engine.host import system_packages
+from snapshotd.engine.host import integrations, system_packages
 from snapshotd.engine.mind.approval import policy
 from snapshotd.errors import UsageError
 from snapshotd.kernel import landlock, rootless
@@ -49,7 +49,8 @@ class Check:
 def diagnose(state_dir: Path) -> list[Check]:
     """Check everything, most important first. `state_dir` need not exist: then its nearest parent is checked.
 
-    Real probes (the system call is made), under a second together; nothing is left behind and nothing is changed.
+    Real probes (the system call is made), under a second together, and as long as it takes to load the integrations that are
+    installed; nothing is left behind and nothing is changed.
     """
     place = _existing(state_dir)
     machine = [_privileges(), _sockets(), *_host(place)]
@@ -64,6 +65,7 @@ def diagnose(state_dir: Path) -> list[Check]:
         _python(),
         _policy(state_dir),
         _whose_change(),
+        *_integrations(),
     ]
 
 
@@ -311,6 +313,20 @@ def _whose_change() -> Check:
         "runs counts as the call's",
         "as root, in a folder on ext4, XFS, Btrfs or tmpfs; elsewhere write nothing there during a call",
     )
+
+
+def _integrations() -> list[Check]:
+    """One line for each integration: installed, in a version that fits, and loaded; one that is not installed is no fault."""
+    checks = []
+    for one, failure in integrations.tried(list(integrations.INTEGRATIONS.values())):
+        version, name = one.version(), f"integration {one.extra}"
+        if version is None:
+            checks.append(Check(name, True, f"not installed; `{one.install}` adds {one.purpose}"))
+        elif failure is None:
+            checks.append(Check(name, True, f"{one.package} {version} works: {one.purpose}"))
+        else:
+            checks.append(Check(name, None, f"{failure}; it is for {one.purpose}", one.install))
+    return checks
 
 
 def _free_space(place: Path) -> Check:

@@ -16,6 +16,8 @@ from snapshotd.client.exchange import (
     LineSplitter,
     begin_bytes,
     chunk_bytes,
+    keyed,
+    new_key,
     request_bytes,
 )
 from snapshotd.errors import InternalError, LimitExceeded, NotFound
@@ -123,3 +125,12 @@ def test_requests() -> None:
     assert b"Transfer-Encoding: chunked" in begin_bytes("/x", None, "text/plain")
     with pytest.raises(LimitExceeded, match="put large input into files"):
         request_bytes("PUT", "/x", None, "x" * (8 << 20))
+
+
+def test_keys_follow_from_a_name() -> None:
+    def drawn(name: str) -> list[str]:
+        with keyed(name):
+            return [new_key(), new_key()]
+
+    assert drawn("a") == drawn("a")
+    assert len({*drawn("a"), *drawn("b"), new_key(), new_key()}) == 6

@@ -41,6 +41,7 @@ ONLY_COMMANDS = {
     "daemon": "is the daemon; the client starts one by itself",
     "doctor": "looks at the machine where no daemon can run",
     "hooks": "writes the settings of programs of this machine",
+    "mcp": "serves the verbs to a program that speaks the Model Context Protocol",
     "ui": "serves a page to a browser of this machine",
     "setup": "installs packages on this machine",
 }

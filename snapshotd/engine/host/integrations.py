@@ -1,0 +1,120 @@
+"""The integrations that come with snapshotd, each with the package that it is for: is that installed, in a version that it
+knows, and does it work? One row of `INTEGRATIONS` adds another."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from snapshotd.errors import Unsupported
+
+_TRY_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Integration:
+    """`extra`: of snapshotd, which is also its name. `package`: the one that it is for, from version `least` on, and below
+    `below`. `module`: ours; that it can be imported is the proof. `purpose`: what a user gets."""
+
+    extra: str
+    package: str
+    least: tuple[int, ...]
+    below: tuple[int, ...]
+    module: str
+    purpose: str
+
+    @property
+    def install(self) -> str:
+        return f"pip install 'snapshotd[{self.extra}]'"
+
+    def version(self) -> str | None:
+        """The installed version of its package; None: it is not installed."""
+        try:
+            return importlib.metadata.version(self.package)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def problem(self) -> str | None:
+        """Why it cannot be used, as far as that is known without loading it."""
+        version = self.version()
+        if version is None:
+            return f"{self.package} is not installed"
+        if not self.least <= _numbers(version) < self.below:
+            return f"{self.package} is {version}, but {_text(self.least)} or newer below {_text(self.below)} is needed"
+        return None
+
+
+INTEGRATIONS = {
+    one.extra: one
+    for one in (
+        Integration(
+            "langgraph",
+            "langgraph",
+            (1, 2),
+            (2,),
+            "snapshotd.integrations.langgraph",
+            "a saver and a store for LangGraph",
+        ),
+        Integration(
+            "mcp",
+            "mcp",
+            (2, 3),
+            (3,),
+            "snapshotd.integrations.mcp.server",
+            "`snapshotd mcp`, for agents that speak MCP",
+        ),
+    )
+}
+
+
+def require(extra: str) -> None:
+    """Unsupported, with the command that installs it: the package of this integration is missing, too old or too new."""
+    one = INTEGRATIONS[extra]
+    if (problem := one.problem()) is not None:
+        raise Unsupported(f"{problem}: run `{one.install}`")
+
+
+class Trial:
+    """Imports an integration in a process of its own, so that a broken package harms nobody, and several at once."""
+
+    def __init__(self, one: Integration) -> None:
+        """It has begun."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", f"import {one.module}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+
+    def failure(self) -> str | None:
+        """Why it did not work; None: it does. Waits for its end."""
+        try:
+            _, said = self._process.communicate(timeout=_TRY_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            return f"it was not loaded within {_TRY_S} s"
+        return None if self._process.returncode == 0 else (said.strip().splitlines() or ["it ended without a word"])[-1]
+
+
+def tried(found: Sequence[Integration]) -> list[tuple[Integration, str | None]]:
+    """Each with the reason why it does not work, if it is installed; None: it works, or is not installed."""
+    trials = [(one, None if one.problem() is not None else Trial(one)) for one in found]
+    return [
+        (one, trial.failure() if trial is not None else None if one.version() is None else one.problem())
+        for one, trial in trials
+    ]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+
+
+def _text(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

@@ -1,0 +1,122 @@
+"""How a client reaches the server: by its standard input and output, or by HTTP on the loopback.
+
+Every user of this machine, and every page that a browser has open, can connect to a loopback port. So over HTTP each
+request needs the token of a file that only its user reads, has to name this server as its host (a name that was rebound to
+the loopback address is refused), and may come from no page but one of this server's own address (there is none). There is
+no other address to listen on: the protocol has no encryption of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import uvicorn
+from mcp.server.mcpserver import MCPServer
+from mcp.server.transport_security import TransportSecuritySettings
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from snapshotd.errors import Conflict, NotPermitted, UsageError
+
+PATH = "/mcp"
+_CONNECTIONS_MAX = 256
+_TOKEN_MIN = 20
+
+
+def serve_stdio(server: MCPServer[Any]) -> None:
+    """Serve the one client at standard input and output until the input ends. Calls that run are cancelled then."""
+    try:
+        anyio.run(server.run_stdio_async)
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        pass
+
+
+def serve_http(server: MCPServer[Any], port: int, token: str, on_ready: Callable[[str], object]) -> None:
+    """Serve on 127.0.0.1 until a signal; port 0 is any free one. `on_ready` gets the address. Conflict: the port is
+    taken."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+    except OSError as exc:
+        listener.close()
+        raise Conflict(f"127.0.0.1:{port} cannot be listened on ({exc.strerror}); choose another port") from exc
+    with listener:
+        bound = listener.getsockname()[1]
+        on_ready(f"http://127.0.0.1:{bound}{PATH}")
+        config = uvicorn.Config(
+            http_app(server, bound, token),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            limit_concurrency=_CONNECTIONS_MAX,
+            timeout_graceful_shutdown=1,
+        )
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+def http_app(server: MCPServer[Any], port: int, token: str) -> ASGIApp:
+    """The server for requests to this port of the loopback that have the token."""
+    hosts = [f"{name}:{port}" for name in ("127.0.0.1", "localhost")]
+    settings = TransportSecuritySettings(allowed_hosts=hosts, allowed_origins=[f"http://{host}" for host in hosts])
+    return _WithToken(server.streamable_http_app(streamable_http_path=PATH, transport_security=settings), token)
+
+
+class _WithToken:
+    """Lets through what has the token."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._wanted = app, f"Bearer {token}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if hmac.compare_digest(given, self._wanted):
+            await self._app(scope, receive, send)
+            return
+        told = {"error": "this server wants `Authorization: Bearer TOKEN`, with the token of the file that it named"}
+        await JSONResponse(told, 401, {"www-authenticate": "Bearer"})(scope, receive, send)
+
+
+def token_of(path: Path) -> str:
+    """The token in a file, which is made with one if it is not there. NotPermitted: others may read it."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return _known_token(path)
+    except OSError as exc:
+        raise UsageError(f"the token file {path} cannot be made: {exc.strerror}; name another token file") from exc
+    token = secrets.token_urlsafe(32)
+    with open(fd, "w") as file:
+        file.write(f"{token}\n")
+    return token
+
+
+def _known_token(path: Path) -> str:
+    try:
+        with open(path) as file:
+            found = os.fstat(file.fileno())
+            token = file.read(4096).strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"the token file {path} cannot be read ({exc}); name another token file") from exc
+    if not stat.S_ISREG(found.st_mode) or found.st_mode & 0o077 or found.st_uid != os.geteuid():
+        raise NotPermitted(
+            f"the token file {path} is open to other users; `chmod 600` a file of your own, or name another token file"
+        )
+    if len(token) < _TOKEN_MIN or not token.isascii() or not token.isprintable():
+        raise UsageError(f"{path} holds no token of {_TOKEN_MIN} characters or more; remove it, and one is made")
+    return token
