@@ -303,4 +303,4 @@ def _page_files() -> dict[str, tuple[str, bytes]]:
 
 async def _refused(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, SnapshotdError)
-    return JSONResponse({"error": {"code": exc.code, "message": exc.message}}, exc.http_status)
+    return JSONResponse(exc.as_json(), exc.http_status)
