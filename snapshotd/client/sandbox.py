@@ -220,9 +220,9 @@ class AnySandbox(
         return self._snapshot_of(await self._verbs.take_snapshot(self.id, name, wait=wait))
 
     @verb
-    async def snapshots(self, last: int | None = None) -> list[SnapshotT]:
-        """Oldest first; with `last`, only this number of the newest."""
-        return [self._snapshot_of(info) for info in await self._verbs.log(self.id, last)]
+    async def snapshots(self, last: int | None = None, *, before: int | None = None) -> list[SnapshotT]:
+        """Oldest first; as `Snapshotd.log`."""
+        return [self._snapshot_of(info) for info in await self._verbs.log(self.id, last, before=before)]
 
     @verb
     async def head(self) -> SnapshotT:
