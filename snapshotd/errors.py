@@ -48,6 +48,10 @@ class SnapshotdError(Exception):
         """Stable name on the wire: the class name."""
         return type(self).__name__
 
+    def as_json(self) -> dict[str, object]:
+        """The error as every wire has it."""
+        return {"error": {"code": self.code, "message": self.message}}
+
 
 class UsageError(SnapshotdError):
     exit_code, http_status = 2, 400

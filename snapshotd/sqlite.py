@@ -446,8 +446,7 @@ def _keep_log(connection: apsw.Connection) -> None:
 
 @cache
 def _load_checksums() -> None:
-    """Load the checksum layer for every connection from now on. Files without checksums are read and written as without
-    it. Unsupported."""
+    """Load the checksum layer for every connection from now on. It leaves files without checksums alone. Unsupported."""
     try:
         with closing(apsw.Connection(":memory:")) as connection:
             apsw.sqlite_extra.load(connection, "cksumvfs")

@@ -331,33 +331,13 @@ class Catalog(ABC):
 
     # -- parts ---------------------------------------------------------------------------------------------------------
 
-    @property
-    @abstractmethod
-    def images(self) -> ImageTable: ...
-
-    @property
-    @abstractmethod
-    def requests(self) -> RequestTable: ...
-
-    @property
-    @abstractmethod
-    def approvals(self) -> ApprovalTable: ...
-
-    @property
-    @abstractmethod
-    def compensations(self) -> Compensations: ...
-
-    @property
-    @abstractmethod
-    def values(self) -> KeyValues: ...
-
-    @property
-    @abstractmethod
-    def experiments(self) -> ExperimentTable: ...
-
-    @property
-    @abstractmethod
-    def figures(self) -> Figures: ...
+    images: ImageTable
+    requests: RequestTable
+    approvals: ApprovalTable
+    compensations: Compensations
+    values: KeyValues
+    experiments: ExperimentTable
+    figures: Figures
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:

@@ -17,15 +17,6 @@ from snapshotd.catalog.commits import begin_trajectory, commit, set_began, write
 from snapshotd.catalog.database import open_database
 from snapshotd.catalog.inserts import add_tag, set_warnings
 from snapshotd.catalog.lookup import check_name, find, no, searchable, snapshot_numbers, trajectory_number
-from snapshotd.catalog.parts import (
-    ApprovalTable,
-    Compensations,
-    ExperimentTable,
-    Figures,
-    ImageTable,
-    KeyValues,
-    RequestTable,
-)
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
 from snapshotd.catalog.restore import restore_rows
 from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
@@ -63,13 +54,13 @@ class SqliteCatalog(Catalog):
         and gone with it. Errors: as `database.open_database`."""
         super().__init__()
         self._db = open_database(path)
-        self._images = SqliteImages(self._db)
-        self._requests = SqliteRequests(self._db)
-        self._approvals = SqliteApprovals(self._db)
-        self._compensations = SqliteCompensations(self._db)
-        self._values = SqliteValues(self._db)
-        self._experiments = SqliteExperiments(self._db)
-        self._figures = SqliteFigures(self._db)
+        self.images = SqliteImages(self._db)
+        self.requests = SqliteRequests(self._db)
+        self.approvals = SqliteApprovals(self._db)
+        self.compensations = SqliteCompensations(self._db)
+        self.values = SqliteValues(self._db)
+        self.experiments = SqliteExperiments(self._db)
+        self.figures: SqliteFigures = SqliteFigures(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -158,7 +149,7 @@ class SqliteCatalog(Catalog):
         with self._db.lock:
             with self._db.transaction():
                 remove_trajectory(self._db, trajectory_id)
-            self._figures.forget(trajectory_id)
+            self.figures.forget(trajectory_id)
         self._listener(trajectory_id)
 
     def removed_trajectories(self) -> set[TrajectoryID]:
@@ -310,34 +301,6 @@ class SqliteCatalog(Catalog):
             return entries.unbound(self._db, writer(self._db, trajectory_id, None).line)
 
     # -- parts ---------------------------------------------------------------------------------------------------------
-
-    @property
-    def images(self) -> ImageTable:
-        return self._images
-
-    @property
-    def requests(self) -> RequestTable:
-        return self._requests
-
-    @property
-    def approvals(self) -> ApprovalTable:
-        return self._approvals
-
-    @property
-    def compensations(self) -> Compensations:
-        return self._compensations
-
-    @property
-    def values(self) -> KeyValues:
-        return self._values
-
-    @property
-    def experiments(self) -> ExperimentTable:
-        return self._experiments
-
-    @property
-    def figures(self) -> Figures:
-        return self._figures
 
     # -- references by people ------------------------------------------------------------------------------------------
 

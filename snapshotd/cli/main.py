@@ -223,6 +223,6 @@ def report(error: SnapshotdError, exit_code: int, *, as_json: bool) -> int:
     from snapshotd.cli.text import printable
 
     if as_json:
-        click.echo(json.dumps({"error": {"code": error.code, "message": error.message}}))
+        click.echo(json.dumps(error.as_json()))
     click.echo(f"snapshotd: {printable(error.message)}", err=True)
     return exit_code

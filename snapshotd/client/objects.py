@@ -239,9 +239,9 @@ class AnySnapshot(Object[ClientT, SandboxT, SnapshotT, CommandT]):
         return self._sandbox_of(await self._verbs.edit(self.id, **changes))
 
     @verb
-    async def conversation(self) -> list[MessageInfo]:
-        """The conversation up to here."""
-        return await self._verbs.conversation(self.id)
+    async def conversation(self, *, start: int = 0, count: int | None = None) -> list[MessageInfo]:
+        """The conversation up to here, from message number `start` on; at most `count` messages."""
+        return await self._verbs.conversation(self.id, start=start, count=count)
 
     @verb
     async def journal(self) -> list[JournalInfo]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, Unpack, cast, overload
 
 from snapshotd.client.client import Snapshotd, Verbs
 from snapshotd.client.local.arguments import check_flag
@@ -83,8 +83,7 @@ class AnySandbox(
         snapshot, they return when it survives power loss."""
         given = cls._client_of(client)
         info, _ = await given._coroutines.create(idle_timeout=idle_timeout, wait=wait, **options)
-        made: SandboxT = cls._form.sandbox(given, info)
-        return made
+        return cast("SandboxT", cls._form.sandbox(given, info))
 
     @class_verb
     async def run(
@@ -107,16 +106,14 @@ class AnySandbox(
         given = cls._client_of(client)
         info = await given._coroutines.run(agent=agent, detach=detach, **options)
         if detach:
-            started: SandboxT = cls._form.sandbox(given, info)
-            return started
+            return cast("SandboxT", cls._form.sandbox(given, info))
         return await _ended(given._coroutines, info.id, on_stdout, on_stderr, check=check)
 
     @class_verb
     async def connect(cls, ref: str, *, client: ClientT | None = None) -> SandboxT:
         """An existing trajectory, by name or unique prefix of its id; running or not."""
         given = cls._client_of(client)
-        found: SandboxT = cls._form.sandbox(given, await given._coroutines.trajectory(ref))
-        return found
+        return cast("SandboxT", cls._form.sandbox(given, await given._coroutines.trajectory(ref)))
 
     @attribute
     async def info(self) -> TrajectoryInfo:
@@ -223,9 +220,9 @@ class AnySandbox(
         return self._snapshot_of(await self._verbs.take_snapshot(self.id, name, wait=wait))
 
     @verb
-    async def snapshots(self, last: int | None = None) -> list[SnapshotT]:
-        """Oldest first; with `last`, only this number of the newest."""
-        return [self._snapshot_of(info) for info in await self._verbs.log(self.id, last)]
+    async def snapshots(self, last: int | None = None, *, before: int | None = None) -> list[SnapshotT]:
+        """Oldest first; as `Snapshotd.log`."""
+        return [self._snapshot_of(info) for info in await self._verbs.log(self.id, last, before=before)]
 
     @verb
     async def head(self) -> SnapshotT:

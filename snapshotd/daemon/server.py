@@ -33,7 +33,6 @@ from snapshotd.api.wire import check_socket_path
 from snapshotd.daemon.hooks import HookServer
 from snapshotd.daemon.host import AS_ROOT, Footing, become_able, enter_own_mount_namespace, note_namespace
 from snapshotd.daemon.http.api import create_app
-from snapshotd.daemon.http.failures import error_json
 from snapshotd.daemon.http.peer import SandboxPredicate, in_sandbox_of, protocol_class
 from snapshotd.daemon.http.routes.shared import Service
 from snapshotd.daemon.lock import StateLock, make_state_dir
@@ -130,7 +129,7 @@ def serve_here(options: ServerOptions, open_engine: EngineFactory) -> int:
         finally:
             engine.life.close()
     except SnapshotdError as exc:
-        log.error("the daemon ends", extra={"fields": error_json(exc)})
+        log.error("the daemon ends", extra={"fields": exc.as_json()})
         raise
     except BaseException:
         log.critical("the daemon ends", exc_info=True)
@@ -296,7 +295,7 @@ def told_to(ready_fd: int | None) -> Iterator[None]:
     try:
         yield
     except SnapshotdError as exc:
-        _tell(ready_fd, error_json(exc))
+        _tell(ready_fd, exc.as_json())
         raise
 
 

@@ -255,4 +255,4 @@ async def _refused(request: Request, exc: Exception) -> Response:
 
 
 def _answer_error(exc: SnapshotdError) -> Response:
-    return JSONResponse({"error": {"code": exc.code, "message": exc.message}}, exc.http_status)
+    return JSONResponse(exc.as_json(), exc.http_status)

@@ -16,7 +16,7 @@ from functools import cache
 
 import pytest
 
-from tests.own_sources import no_collection, trees, walk
+from tests.own_sources import no_collection, texts, trees, walk
 
 MOST_FIELDS = 15
 RECORDS = frozenset({"NamedTuple", "TypedDict", "Protocol", "Enum", "IntEnum", "StrEnum", "IntFlag", "BaseModel"})
@@ -286,3 +286,20 @@ def test_fields_are_counted(bases: str, decorator: str, counted: bool) -> None:
     methods = "    def move(self):\n" + "".join(f"        self.b{number} = 1\n" for number in range(8))
     found = modules({"a.py": ast.parse(f"{decorator}class A({bases}):\n{annotated}{methods}")})
     assert large(found) == ({"a.py:A": 16} if counted else {})
+
+
+MOST_LINES = 300
+MOST_LINES_OF_A_MODULE = 500
+
+
+def test_no_class_and_no_module_is_too_long() -> None:
+    found = {file: len(text.splitlines()) for file, text in texts().items()}
+    assert {file: count for file, count in found.items() if count > MOST_LINES_OF_A_MODULE} == {}
+    classes = {
+        f"{file}:{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for file, tree in trees().items()
+        for node in walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+    assert len(classes) > 500
+    assert {name: count for name, count in classes.items() if count > MOST_LINES} == {}

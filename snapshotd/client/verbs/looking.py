@@ -97,28 +97,27 @@ class LookingVerbs(VerbPart):
         return await self._transport.call(operations.SANDBOXES)
 
     @verb
-    async def log(self, ref: str, last: int | None = None) -> list[SnapshotInfo]:
-        """A trajectory's own snapshots, oldest first; with `last` (1 or more), only this number of the newest."""
-        return await self._transport.call(operations.LOG, ref, query={"last": last})
+    async def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[SnapshotInfo]:
+        """A trajectory's own snapshots, oldest first; with `before`, only those whose `seq` is smaller; with `last` (1 or
+        more), only this number of the newest of these."""
+        return await self._transport.call(operations.LOG, ref, query={"last": last, "before": before})
 
     @verb
     async def all_snapshots(self) -> list[SnapshotInfo]:
         return await self._transport.call(operations.ALL_SNAPSHOTS)
 
     @verb
-    async def conversation(self, ref: str) -> list[MessageInfo]:
-        """The conversation up to a snapshot."""
-        return await self._transport.call(operations.CONVERSATION, ref)
+    async def conversation(self, ref: str, *, start: int = 0, count: int | None = None) -> list[MessageInfo]:
+        """The conversation up to a snapshot, from message number `start` on; at most `count` messages."""
+        return await self._transport.call(operations.CONVERSATION, ref, query={"start": start, "count": count})
 
     @stream
     async def output(
         self, ref: str, which: Which = "output", *, start: int = 0, count: int | None = None
     ) -> AsyncIterator[bytes]:
-        """A tool call's recorded output in pieces, or `count` bytes of it from byte `start` on. DataLoss: it is damaged,
-        or gone since it was."""
-        return await self._transport.pieces(
-            *operations.OUTPUT.at(ref, which), query={"start": start or None, "count": count}
-        )
+        """A tool call's recorded output in pieces, from byte `start` on; at most `count` bytes. DataLoss: it is damaged, or
+        gone since it was."""
+        return await self._transport.pieces(*operations.OUTPUT.at(ref, which), query={"start": start, "count": count})
 
     @stream
     async def diff(self, a: str, b: str | None = None) -> AsyncIterator[ChangeInfo]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from typing import Any
 
 from snapshotd.errors import NO_ROOM, InternalError, OutOfSpace, SnapshotdError
 
@@ -53,8 +52,3 @@ def _is_full() -> bool:
     except OSError:
         return False
     return st.f_bavail * st.f_frsize < _ROOM_BYTES
-
-
-def error_json(failure: SnapshotdError) -> dict[str, Any]:
-    """`{"error": {"code", "message"}}`."""
-    return {"error": {"code": failure.code, "message": failure.message}}

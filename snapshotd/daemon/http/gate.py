@@ -13,7 +13,6 @@ import snapshotd
 from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.wire import API_PREFIX, API_VERSION, VERSION_HEADER, body_max_bytes
 from snapshotd.daemon.http.counting import RequestCounts
-from snapshotd.daemon.http.failures import error_json
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
 log = logging.getLogger("snapshotd.request")
@@ -126,7 +125,7 @@ def _too_large(most: int) -> SnapshotdError:
 
 
 async def _answer(send: Send, failure: SnapshotdError) -> None:
-    body = json.dumps(error_json(failure)).encode()
+    body = json.dumps(failure.as_json()).encode()
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", str(len(body)).encode()),

@@ -18,7 +18,6 @@ from typing import Any
 from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from snapshotd.daemon.http.failures import error_json
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import NotPermitted
 from snapshotd.kernel import rootless
@@ -150,7 +149,7 @@ def protocol_class(is_sandboxed: SandboxPredicate = in_sandbox) -> type[HttpTool
 
 
 def _answer(failure: NotPermitted) -> bytes:
-    body = json.dumps(error_json(failure)).encode()
+    body = json.dumps(failure.as_json()).encode()
     head: dict[str, Any] = {"Content-Type": "application/json", "Content-Length": len(body), "Connection": "close"}
     lines = "".join(f"{key}: {value}\r\n" for key, value in head.items())
     return f"HTTP/1.1 {failure.http_status} Forbidden\r\n{lines}\r\n".encode() + body

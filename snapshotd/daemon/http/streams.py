@@ -22,7 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from snapshotd.api.wire import BYTES, FRAME_DATA, FRAME_EVENT, FRAME_HEADER, FRAME_MAX_BYTES, FRAMES, LINES
 from snapshotd.daemon.http.encoding import json_bytes
-from snapshotd.daemon.http.failures import error_json, failure_of
+from snapshotd.daemon.http.failures import failure_of
 from snapshotd.errors import LimitExceeded, SnapshotdError
 from snapshotd.kernel import turns
 
@@ -342,7 +342,7 @@ async def _with_error_event(
         async for data in channel.pieces():
             yield data
     except SnapshotdError as exc:
-        yield encode({"event": "error", **error_json(exc)})
+        yield encode({"event": "error", **exc.as_json()})
     finally:
         _end(beside)
         channel.close()
@@ -371,7 +371,7 @@ def _failure_of_producer(produce: Callable[[], None]) -> SnapshotdError | None:
 
 def error_response(failure: SnapshotdError, status: int | None = None) -> Response:
     """`status`: another one than the error's own."""
-    return Response(json_bytes(error_json(failure)), status or failure.http_status, media_type=JSON)
+    return Response(json_bytes(failure.as_json()), status or failure.http_status, media_type=JSON)
 
 
 def require(sent: bool) -> None:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.mind.replay import canonical
-from snapshotd.types import CallID, Message, Snapshot
+from snapshotd.engine.mind.replay import EDITED, canonical
+from snapshotd.types import CallID, JournalEntry, Message, Snapshot
 
 _EDIT = "edit"
 
@@ -102,3 +103,28 @@ def edits(catalog: Catalog, began: Snapshot, head: Snapshot) -> list[Edit]:
 def _says_otherwise(catalog: Catalog, edit: Edit) -> bool:
     """True if the edit has changed the conversation, or the place in it from which its own messages count."""
     return edit.source.messages != edit.edited.messages or bool(catalog.own_messages(edit.edited.id))
+
+
+def files_left_by(catalog: Catalog, entry: JournalEntry) -> Snapshot | None:
+    """The snapshot with the files that the call left; None if the entry is not of a call that ended with one."""
+    if entry.snapshot is None:
+        return None
+    snapshot = catalog.get_snapshot(entry.snapshot)
+    return snapshot if snapshot.call.id == entry.id or EDITED in entry.details else None
+
+
+_CHANGED_BY_PEOPLE = ("edit", "retry")
+"""Markers with a state that no program has made."""
+
+
+def changes_by_people(
+    catalog: Catalog, reached: Snapshot, head: Snapshot
+) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """The changes of the state that people made from `reached` to `head`, as the states before and after, oldest first."""
+    changes = []
+    while head.id != reached.id and head.continues is not None:
+        before = catalog.get_snapshot(head.continues)
+        if head.call.name in _CHANGED_BY_PEOPLE:
+            changes.append((catalog.state(before.id), catalog.state(head.id)))
+        head = before
+    return changes[::-1]

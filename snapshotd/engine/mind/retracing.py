@@ -1,13 +1,10 @@
 """The replay of a program that was started again.
 
-Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the
-same files. The recorded files replace what it writes between two recorded calls. After the last one nothing does, so
-what it writes has to stay: the root is switched to the newest files of the trajectory with the answer of that call (or
-before the program begins, if it has made none), not when the program goes live with its next call, or ends. A program
-that leaves the recorded path is refused (a resume), or goes live right there, as a branch (a fork).
-
-    replay.py       the recorded calls, matched
-    retelling.py    the recorded conversation, matched
+Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the same files. The recorded
+files replace what it writes between two recorded calls. After the last one nothing does, so what it writes has to stay: the root is
+switched to the newest files of the trajectory with the answer of that call (or before the program begins, if it has made none), not when
+the program goes live with its next call, or ends. A program that leaves the recorded path is refused (a resume), or goes live right there,
+as a branch (a fork). replay.py matches the recorded calls, retelling.py the recorded conversation.
 """
 
 from __future__ import annotations
@@ -24,19 +21,8 @@ from snapshotd.engine.context import Context
 from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.answers import as_recorded, reveal_entry
 from snapshotd.engine.mind.recorder import Recorder
-from snapshotd.engine.mind.replay import (
-    DENIED,
-    EDITED,
-    SAID,
-    Elsewhere,
-    Kept,
-    Mismatch,
-    Recorded,
-    Replay,
-    Resumption,
-    shown,
-)
-from snapshotd.engine.mind.retelling import OtherWords, Retelling, edits
+from snapshotd.engine.mind.replay import DENIED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
+from snapshotd.engine.mind.retelling import OtherWords, Retelling, changes_by_people, edits, files_left_by
 from snapshotd.engine.protocol.agent_handler import Answer, Intent
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -46,8 +32,6 @@ from snapshotd.types import CallID, EntryKind, JournalEntry, Message, Snapshot, 
 
 _OTHERS_S = 60.0
 """How long a conversation that has met everything recorded waits for the next step of another one."""
-_CHANGED_BY_PEOPLE = ("edit", "retry")
-"""Markers with a state that no program has made."""
 
 
 class NoReplay:
@@ -105,8 +89,8 @@ class NoReplay:
         return False
 
     def wait_for_calls(self, lane: int, call_ids: Sequence[str]) -> None:
-        """Wait before a replayed reply that asks for these calls. Where nothing that follows from them is recorded, they
-        run for real, so everything else has to be met before the program gets the reply. Diverged."""
+        """Wait before a replayed reply that asks for these calls. Where nothing that follows from them is recorded, they run for real, so
+        everything else has to be met before the program gets the reply. Diverged."""
 
     def before_live(self, call: Callable[[], None]) -> None:
         """Have `call` called when the replay ends, before the program goes live."""
@@ -124,8 +108,7 @@ class NoReplay:
         """Give the sandbox the files on which the program begins. To be called before that."""
 
     def finish(self) -> Diverged | None:
-        """The program has ended. Returns Diverged if recorded entries are left that it did not meet; the caller must
-        then record nothing of its end."""
+        """The program has ended. Returns Diverged if it did not meet all recorded entries; then nothing of its end is recorded."""
         return None
 
     def take_fact(self, kind: str) -> tuple[Any] | None:
@@ -203,7 +186,7 @@ class Retracing(NoReplay):
         """The edits on the way, by the snapshots that they were made of."""
         retelling = Retelling(context.catalog, resumption.began, resumption.head, changes, self._replay.has_met)
         self._way = _Way(resumption, retelling)
-        self._last = self._replay.last(lambda entry: self._files_of(entry) is not None)
+        self._last = self._replay.last(lambda entry: files_left_by(self._catalog, entry) is not None)
         """The recorded call after which no other files come."""
         self._has_newest = False
         """The sandbox was given the newest files of the trajectory: what is written now stays."""
@@ -332,15 +315,8 @@ class Retracing(NoReplay):
             if self._last is None:
                 self._go_to_newest()
 
-    def _files_of(self, entry: JournalEntry) -> Snapshot | None:
-        """The snapshot with the files that the call left; None if the entry is not of a call that ended with one."""
-        if entry.snapshot is None:
-            return None
-        snapshot = self._catalog.get_snapshot(entry.snapshot)
-        return snapshot if snapshot.call.id == entry.id or EDITED in entry.details else None
-
     def _met(self, entry: JournalEntry) -> Recorded:
-        reached = self._files_of(entry)
+        reached = files_left_by(self._catalog, entry)
         own = reached if reached is not None and reached.call.id == entry.id else None
         if reached is not None:
             if self._way.leads_to(entry):  # calls that ran side by side come in any order: the files never go back
@@ -369,28 +345,20 @@ class Retracing(NoReplay):
         return Recorded(reveal_entry(self._funnel, entry), None)
 
     def _go_live(self) -> None:
-        """End the replay: the program has met everything recorded. Its calls run from now on, on the newest files."""
+        """End the replay: the program has met everything recorded. Its calls run from now on, on the newest files, and with what people
+        changed in the state after that."""
         if not self._has_newest:
             self._go_to_newest()
-        self._carry_over(self._resumption.head)
+        changes = changes_by_people(self._catalog, self._way.reached, self._resumption.head)
+        with self.sandbox.lock:
+            mind = self.sandbox.mind
+            for old, new in changes:
+                mind.put(tasks.carry(mind.state, old, new), changed=mind.changed)
         self._live()
 
     def _go_to_newest(self) -> None:
         self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
         self._has_newest = True
-
-    def _carry_over(self, head: Snapshot) -> None:
-        """Apply to the state the changes that people made after everything that the program has met."""
-        changes, reached = [], self._way.reached
-        while head.id != reached.id and head.continues is not None:
-            before = self._catalog.get_snapshot(head.continues)
-            if head.call.name in _CHANGED_BY_PEOPLE:
-                changes.append((self._catalog.state(before.id), self._context.catalog.state(head.id)))
-            head = before
-        with self.sandbox.lock:
-            mind = self.sandbox.mind
-            for old, new in reversed(changes):
-                mind.put(tasks.carry(mind.state, old, new), changed=mind.changed)
 
     def _live(self) -> None:
         self._before_live()

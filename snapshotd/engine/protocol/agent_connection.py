@@ -94,7 +94,7 @@ class AgentConnection:
 
     def _fail(self, error: SnapshotdError) -> None:
         """Send an error that belongs to no request; the connection ends after it."""
-        self.wire.send({"id": None, "error": {"code": error.code, "message": error.message}})
+        self.wire.send({"id": None, **error.as_json()})
 
     def interrupt(self) -> None:
         self.wire.interrupt()
@@ -125,13 +125,13 @@ class AgentConnection:
             answer = action(self, request)
             body = answer.pop("body", None)
         except SnapshotdError as exc:
-            answer = {"error": {"code": exc.code, "message": exc.message}}
+            answer = exc.as_json()
         except (Malformed, Disconnected):
             raise
         except Exception:  # noqa: BLE001 - the top of a request: a defect in one must not end the others
             _LOG.exception("request %s of process %d failed", request.op, self.pid)
             error = InternalError(f"The daemon failed in {request.op}; its log has the details, please report them.")
-            answer = {"error": {"code": error.code, "message": error.message}}
+            answer = error.as_json()
         self.wire.skip_body()
         self.wire.send({"id": request.id, **answer}, body)
 

@@ -46,6 +46,19 @@ def test_journal_state_and_tasks_of_a_snapshot(box: Sandbox) -> None:
         box.retry("build", resume=False)
 
 
+def test_long_lists_come_in_parts(client: Snapshotd, box: Sandbox) -> None:
+    for number in range(3):
+        box.exec(f"snapshotd-agent message user {number}; echo output {number}")
+    last = box.snapshots()[-1].info.seq
+    assert [one.info.seq for one in box.snapshots(2, before=last)] == [last - 2, last - 1]
+    assert [one.seq for one in client.log(box.id, before=2)] == [0, 1]
+    assert [message.content for message in box.head().conversation(start=1, count=1)] == ["1"]
+    assert [message.content for message in client.conversation(box.id, start=2)] == ["2"]
+    assert b"".join(client.output(box.id, "stdout", start=2, count=4)) == b"tput"
+    with pytest.raises(UsageError, match="start"):
+        client.conversation(box.id, start=-1)
+
+
 def test_a_rewind_is_previewed_done_and_undone(box: Sandbox) -> None:
     first = box.head()
     box.exec("touch made; effect send")
