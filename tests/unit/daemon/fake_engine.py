@@ -34,7 +34,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +48,7 @@ from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine import base
 from snapshotd.engine.caller import Caller
 from snapshotd.engine.experiments.service import ExperimentService
+from snapshotd.engine.markers import MARKERS
 from snapshotd.engine.requests import Asking, T
 from snapshotd.engine.runs.forks import children
 from snapshotd.engine.secrecy import Secrecy
@@ -467,7 +468,10 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         return [base.Overview(line, len(self.log(line.id)), None, None) for line in chosen]
 
     def look_at(self, snapshots: Sequence[t.Snapshot]) -> list[base.LookedAt]:
-        return [base.LookedAt(one, None, None) for one in snapshots]
+        return [base.LookedAt(one, None, None, self.is_marker(one)) for one in snapshots]
+
+    def is_marker(self, snapshot: t.Snapshot, names: Collection[str] = MARKERS) -> bool:
+        return snapshot.call.name in names
 
     def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[t.Snapshot]:
         line = self.trajectory(ref)
