@@ -127,7 +127,7 @@ def _calls(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> tuple[tuple[s
     ]
     if left.forked_with != right.forked_with:
         rows.insert(0, ("~", "", *(f"forked with {_forked_with(side)}" for side in (left, right))))
-    return ("", "CALL", left_title, right_title), rows
+    return ("", "CALL", left_title.upper(), right_title.upper()), rows
 
 
 def _shown(one: SnapshotInfo | None) -> str:
