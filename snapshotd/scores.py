@@ -13,6 +13,11 @@ from snapshotd.junit import JUnitCounts
 
 SCORER_PATH = "/tmp/score"
 """Place of the scorer's files in a fork, unless another is named."""
+REPORT_PATH = "/tmp/junit.xml"
+"""Place of a command's report in a throw-away fork, unless another is named."""
+REPORT_VARIABLE = "SNAPSHOTD_JUNIT"
+"""Name of the variable that tells the place to each command which runs in such a fork as a check: of `exec --junit`,
+`tag --if`, `score`, `bisect` and an experiment. So one command line serves all of them."""
 SCORE_TIMEOUT_S = 600.0
 """Time that the score of an experiment's branch may take, unless another is named."""
 STOPPED = "it was stopped"
@@ -180,12 +185,13 @@ class ExperimentInfo:
 
     @property
     def variants(self) -> tuple[VariantInfo, ...]:
-        """The best mean first; those of the same mean stay in their order."""
+        """The best mean first; among those of the same mean the one with the best branch first, as `best` says it."""
         found: dict[str, list[ExperimentBranch]] = {}
         for one in self.branches:
             found.setdefault(one.label, []).append(one)
+        labels = sorted(found, key=lambda label: min(map(_merit, filter(_may_be_best, found[label])), default=_LEAST))
         rows = [
-            VariantScores(label, tuple(_run(one) for one in own if one.state in FINAL)) for label, own in found.items()
+            VariantScores(label, tuple(_run(one) for one in found[label] if one.state in FINAL)) for label in labels
         ]
         return tuple(VariantInfo(row.ref, tuple(found[row.ref]), row) for row in ranked(rows))
 
@@ -196,8 +202,7 @@ class ExperimentInfo:
     @property
     def best(self) -> ExperimentBranch | None:
         """The branch to promote: a passed one before others, then the highest score, the fewest calls, the shortest."""
-        scored = [one for one in self.branches if one.state == "scored" and not one.protected]
-        return min(scored, key=_merit, default=None)
+        return min(filter(_may_be_best, self.branches), key=_merit, default=None)
 
     def best_of(self, label: str) -> ExperimentBranch | None:
         """The variant's branch to look at: the one to promote, else the first that has begun."""
@@ -231,6 +236,14 @@ def _run(branch: ExperimentBranch) -> ScoredRun:
     return ScoredRun(branch.score, int(not branch.passed), branch.seconds, error=branch.error)
 
 
+def _may_be_best(branch: ExperimentBranch) -> bool:
+    return branch.state == "scored" and not branch.protected
+
+
 def _merit(branch: ExperimentBranch) -> tuple[bool, float, int, float]:
     """The least is the best."""
     return not branch.passed, -(branch.score or 0.0), branch.calls, branch.seconds
+
+
+_LEAST = (True, math.inf, 0, 0.0)
+"""Merit of a variant without a branch that has one."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from typing import Any
 
 SHORT_ID_CHARS = 12
@@ -60,6 +61,15 @@ ARGUMENT_CHARS = 200
 """Most characters of a call's main argument that are shown."""
 _SCRIPTS = (["sh", "-c"], ["bash", "-c"], ["/bin/sh", "-c"], ["/bin/bash", "-c"], ["snapshotd-line"])
 """Programs whose one further argument is a script. The last one is that of `shell --each`."""
+
+
+def nearest(key: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` if a known key is like this one, else all that are known."""
+    import difflib  # for errors alone
+
+    names = sorted(known)
+    close = difflib.get_close_matches(key, names, 1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
 
 
 def main_argument(arguments: Any) -> str:

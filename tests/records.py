@@ -195,19 +195,19 @@ def started(catalog: Catalog, name: str | None = None, **fields: Any) -> tuple[T
 def committed(
     catalog: Catalog,
     parent: Snapshot,
-    *texts: str,
+    *texts: str | Message,
     entries: Sequence[JournalEntry] = (),
     ended: Ended | None = None,
     saved: dict[str, Any] | None = None,
     fence: int | None = None,
     **fields: Any,
 ) -> Snapshot:
-    """A recorded snapshot after `parent`, which must be the head; one user message per text. `fields`: as `follow`;
+    """A recorded snapshot after `parent`, which must be the head; one user message per text, or whole messages. `fields`: as `follow`;
     `saved`: the state."""
     snapshot = follow(parent, messages=len(texts), **fields)
     catalog.commit_snapshot(
         snapshot,
-        [Message("user", text) for text in texts],
+        [Message("user", text) if isinstance(text, str) else text for text in texts],
         expected_head=parent.id,
         entries=entries,
         ended=ended,

@@ -59,6 +59,8 @@ class BranchInfo(ApiRecord):
     added: int
     changed: int
     deleted: int
+    forked_with: str = ""
+    """The changes that its forks began with: messages, files, arguments, ..., in words for people. Empty: none."""
 
 
 @record(frozen=True)

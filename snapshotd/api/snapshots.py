@@ -106,6 +106,10 @@ class SnapshotInfo(ApiRecord):
     log."""
     model_use: ModelUseInfo | None = None
     """The model calls that came before its call and after the one before. Null as `side_effect`, or where there were none."""
+    kind: Annotated[str, OneOf("call", "marker")] | None = None
+    """call: of a tool of the agent, or of a command; marker: the daemon took it, for a person or on its own account (`start`,
+    `edit`, `exit`, ...), and an agent's tool of the same name is a call. Null where the answer is not about one snapshot or a
+    log."""
 
 
 @record(frozen=True)

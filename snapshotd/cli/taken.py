@@ -79,7 +79,7 @@ def snapshot_json(item: SnapshotInfo) -> dict[str, Any]:
     """One snapshot as `log --json` prints it."""
     answer = {name: getattr(item, name) for name in _IN_LOG}
     answer["tool"] = {name: getattr(item.tool, name) for name in _TOOL_IN_LOG}
-    return answer | {"files": None if item.files is None else dataclasses.asdict(item.files)}
+    return answer | {"kind": item.kind, "files": None if item.files is None else dataclasses.asdict(item.files)}
 
 
 def details_json(item: SnapshotInfo) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from snapshotd.api.commands import ExecInfo
 from snapshotd.api.wire import socket_path_of
 from snapshotd.client.exchange import AGAIN_S
 from snapshotd.client.links import Links, ThreadLinks
-from snapshotd.client.local.arguments import local_path
+from snapshotd.client.local.arguments import local_path, texts_of
 from snapshotd.client.transport import Transport
 from snapshotd.client.twofold import Blocking, verb
 from snapshotd.client.verbs.approvals import ApprovalVerbs
@@ -114,9 +114,13 @@ class Verbs(
         on_output: OutputSink | None = None,
     ) -> ExecInfo:
         """Run a command in a throw-away fork of a snapshot (of a trajectory: of its head, as it is now), and move the
-        tag to that snapshot if it ends with exit code 0. Returns how it ended."""
+        tag to that snapshot if it ends with exit code 0. Returns how it ended. $SNAPSHOTD_JUNIT is set as in
+        `exec_junit`; nobody reads a report."""
+        from snapshotd.scores import REPORT_PATH, REPORT_VARIABLE
+
         snapshot = (await self.snapshot(ref)).id
-        done = await self.exec_snapshot(snapshot, argv, cwd=cwd, env=env, user=user, on_output=on_output)
+        check_env = {REPORT_VARIABLE: REPORT_PATH, **texts_of("env", env)}
+        done = await self.exec_snapshot(snapshot, argv, cwd=cwd, env=check_env, user=user, on_output=on_output)
         if done.exit_code == 0:
             await self.tag(snapshot, name, move=True)
         return done

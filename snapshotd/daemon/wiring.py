@@ -417,8 +417,9 @@ def _check_way(catalog: Catalog, state_dir: Path, way: str) -> None:
         known = "root" if catalog.get_meta(_INSTANCE) is not None else way  # from before there was another way
         catalog.set_meta(_WAY, known)
     if known != way:
+        same = "set SNAPSHOTD_MODE=folder to go on with it, or " if known == "folder" else ""
         raise UsageError(
-            f"the state directory {state_dir} is that of {_WAYS[known]}, and its layers cannot be used by {_WAYS[way]}: start with "
+            f"the state directory {state_dir} is that of {_WAYS[known]}, and its layers cannot be used by {_WAYS[way]}: {same}start with "
             "another directory, and take trajectories over with `snapshotd export` there and `snapshotd import` here"
         )
 

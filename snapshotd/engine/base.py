@@ -181,11 +181,13 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """A snapshot with what its journal entries tell: the side effect of its call, and the model calls before it."""
+    """A snapshot with what its journal entries tell: the side effect of its call, the model calls before it, and True in
+    `marker` if it is of no call (`engine/markers.py`)."""
 
     snapshot: Snapshot
     side_effect: SideEffect | None
     model: ModelUse | None
+    marker: bool
 
 
 @dataclass(frozen=True, slots=True)

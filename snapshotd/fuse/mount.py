@@ -36,6 +36,10 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _MAX_SAID_BYTES = 2000
+_WHO = (
+    "only root's daemon can, where `snapshotd doctor` finds FUSE; `snapshotd cat`, `diff` and `restore` read snapshots "
+    "without a mount"
+)
 READ_AHEAD_KB = 1024
 """With the kernel's default of 128 one request would become eight."""
 _MAX_TASKS = 64
@@ -63,7 +67,10 @@ class Mounted:
         self._point = Path()
         self._device = ""
         self._operations = TreeOperations(top, enable_acl=enable_acl)
-        self._within(lambda: self._mount(mount_point, options))
+        try:
+            self._within(lambda: self._mount(mount_point, options))
+        except PermissionError as exc:
+            raise Unsupported(f"snapshots cannot be mounted here: {exc.strerror}; {_WHO}") from exc
 
     def serve(self) -> None:
         """Serve until the mount is unmounted, standard input closes, or SIGTERM or SIGINT comes."""
@@ -120,9 +127,7 @@ class Mounted:
         try:
             pyfuse3.init(self._operations, str(self._point), options)
         except RuntimeError as exc:
-            raise Unsupported(
-                f"cannot mount a FUSE file system on {self._point}: {exc}; `snapshotd doctor` says what is missing"
-            ) from exc
+            raise Unsupported(f"cannot mount a FUSE file system on {self._point}: {exc}; {_WHO}") from exc
         self._device = next((m.device for m in reversed(self._here()) if m.fs_type.startswith("fuse")), "")
         try:
             Path(f"/sys/class/bdi/{self._device}/read_ahead_kb").write_text(str(READ_AHEAD_KB))
@@ -151,6 +156,9 @@ def serve(
         mounted = Mounted(top, mount_point, options | common, enable_acl=enable_acl, namespace_pid=namespace_pid)
     except SnapshotdError as exc:
         _say(f"failed {exc.code} {' '.join(exc.message.split())}")
+        raise
+    except OSError as exc:
+        _say(f"failed {Unsupported('').code} a mount could not be made: {exc.strerror}; the log says more")
         raise
     try:
         _say("mounted")

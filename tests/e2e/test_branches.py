@@ -93,6 +93,38 @@ def steps(client: Snapshotd, trajectory: str, *scripts: str) -> None:
 
 
 @pytest.mark.runc
+def test_what_branches_were_forked_with_is_their_first_difference(snap: Snap, plain: Snapshotd) -> None:
+    """Markers are no calls, and forks without a step have their own names."""
+    base, _ = plain.create(runtime="runc", name="hinted")
+    plain.exec(base.id, ["touch", "a"])
+    hints = {label: {"add_messages": [{"role": "user", "content": f"try {label}"}]} for label in ("left", "right")}
+    forks = [fork.id for fork in plain.fork("hinted", name="h-{variant}", variants=hints).trajectories]
+    for fork in forks:
+        plain.exec(fork, ["touch", "b"])
+    shown = snap("compare", "h-left", "h-right").stdout
+    assert "forked with user: try left" in shown
+    assert "forked with user: try right" in shown
+    assert "First difference: what they were forked with." in shown
+    assert " edit" not in shown
+    found = snap.json("compare", "h-left", "h-right")
+    assert [one["call_count"] for one in found["branches"]] == [1, 1]
+    assert [one["forked_with"] for one in found["branches"]] == ["user: try left", "user: try right"]
+    assert [call["difference"] for call in found["pairs"][0]["calls"]] == ["same"]
+    log = snap.json("log", "h-left")
+    assert [(one["tool"]["name"], one["kind"]) for one in log] == [("edit", "marker"), ("exec", "call")]
+    assert "user: try left" in snap("log", "h-left").stdout
+    assert "user: try left" in snap("tree").stdout
+    plain.fork("hinted", 2, name="still-{index}")
+    head, *_ = snap("compare", "still-0", "still-1").stdout.splitlines()[2:]
+    assert head.split() == ["CALL", "STILL-0", "STILL-1"]
+    of_one = [one["id"][:12] for one in snap.json("log", "hinted")]
+    head, *_ = snap("compare", *of_one).stdout.splitlines()[2:]
+    assert head.split() == ["CALL", *(one.upper() for one in of_one)]
+    for name in ("h-left", "h-right", "still-0", "still-1", "hinted"):
+        plain.remove(name, force=True)
+
+
+@pytest.mark.runc
 def test_forks_that_part_at_call_5_of_20(snap: Snap, plain: Snapshotd, tmp_path: Path) -> None:
     """Every form names the call and what differed, and shows the fifth call of both."""
     base, _ = plain.create(runtime="runc", name="base")

@@ -211,6 +211,58 @@ with task("second"):
 )
 
 
+LIKE_MARKERS = (
+    AGENT
+    + """
+def write(word):
+    with open("file", "a") as f:
+        f.write(word + "\\n")
+
+@tool
+def look():
+    return "nothing there"
+
+@tool
+def edit(text):
+    write(text)
+    return "done"
+
+@tool
+def retry():
+    write("again")
+
+@tool(name="exit")
+def leave():
+    return None
+
+message("user", "go")
+message("tool", look())
+message("tool", edit("one"))
+message("assistant", "more")
+retry()
+message("tool", edit("two"))
+leave()
+"""
+)
+
+
+NATURAL = (
+    AGENT
+    + """
+@tool
+def look(number):
+    return f"saw {number}"
+
+message("user", "go")
+for number in range(2):
+    asked = {"id": f"c{number}", "type": "function", "function": {"name": "look", "arguments": str(number)}}
+    message("assistant", {"content": None, "tool_calls": [asked]})
+    message("tool", {"tool_call_id": asked["id"], "content": look(number)})
+message("assistant", "done")
+"""
+)
+
+
 @pytest.fixture
 def name(snap: Snap, tmp_path: Path) -> Iterator[str]:
     """Of a trajectory, and of its namespace in the store, where the program keeps what it has done."""
@@ -389,6 +441,48 @@ def test_an_irreversible_call_that_was_cut_off_is_decided_by_a_person(
         ("first", "completed"),
         ("second", "completed"),
     ]
+
+
+def test_tools_that_are_called_like_markers_are_replayed_as_any(
+    snap: Snap, runtime: str, name: str, tmp_path: Path
+) -> None:
+    """Also where one is the first call of a fork, as the daemon's own marker of an edit is."""
+    (tmp_path / "agent.py").write_text(LIKE_MARKERS)
+    snap("run", "--quiet", "--runtime", runtime, "--name", name, tmp_path / "agent.py")
+    before = next(one for one in snap.json("log", name) if one["tool"]["name"] == "look")
+    for number, source in enumerate([before["id"], f"{name}-0", f"{name}-1"]):
+        fork = f"{name}-{number}"
+        snap("fork", "--resume", "--name", fork, source)
+        snap("attach", "--quiet", fork)
+        done = snap.json("journal", fork)
+        assert [one["name"] for one in done if one["kind"] == "tool"] == ["look", "edit", "retry", "edit", "exit"]
+        assert snap("cat", f"{fork}:/workspace/file").stdout == "".join(f"{word}\n" for word in ("one", "again", "two"))
+        assert "diverged" not in [one["tool"]["name"] for one in snap.json("log", fork)]
+    for number in (2, 1, 0):
+        snap("rm", "--force", f"{name}-{number}")
+
+
+def test_a_hint_at_a_tools_snapshot_comes_behind_the_tools_result(
+    snap: Snap, runtime: str, name: str, tmp_path: Path
+) -> None:
+    """No API of a model takes a user's message between a call and its result. What is resumed again is the same."""
+    (tmp_path / "agent.py").write_text(NATURAL)
+    snap("run", "--quiet", "--runtime", runtime, "--name", name, tmp_path / "agent.py")
+    looked = next(one["id"] for one in snap.json("log", name) if one["tool"]["name"] == "look")
+    hint = "hint:message.user=mind the log"
+    (fork,) = snap.json("fork", "--resume", "--name", f"{name}-0", looked, "--variant", hint)["trajectories"]
+    snap("attach", "--quiet", fork)
+    roles = ["user", "assistant", "tool", "user", "assistant", "tool", "assistant"]
+    said = snap.json("show", "--conversation", fork)
+    assert [one["role"] for one in said] == roles
+    assert said[3]["content"] == "mind the log"
+    last = next(one["id"] for one in snap.json("log", fork) if one["tool"]["name"] == "look")
+    snap("fork", "--resume", "--name", f"{name}-1", last)
+    snap("attach", "--quiet", f"{name}-1")
+    assert snap.json("show", "--conversation", f"{name}-1") == said
+    assert "diverged" not in [one["tool"]["name"] for one in snap.json("log", f"{name}-1")]
+    snap("rm", "--force", f"{name}-1")
+    snap("rm", "--force", fork)
 
 
 def test_an_idempotent_call_is_sent_again_under_its_key(snap: Snap, runtime: str, name: str, tmp_path: Path) -> None:

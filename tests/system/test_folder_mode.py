@@ -146,6 +146,23 @@ def test_packages_of_an_agent_are_refused(user: Ordinary) -> None:
     assert "Python packages of its own" in user(*RUN, "own.py", code=125).stderr
 
 
+def test_a_known_agent_is_refused_before_it_is_installed(user: Ordinary) -> None:
+    said = user(*RUN, "claude", code=125).stderr
+    assert "a known agent's program needs a sandbox with isolation" in said
+    assert "run --isolation none -- claude" in said
+    assert not (user.home / ".cache/snapshotd/agents").exists()
+
+
+def test_a_port_and_a_mount_are_refused_at_once_with_the_reason(user: Ordinary) -> None:
+    box = user("create", "--isolation", "none").stdout.split()[0]
+    assert "connect to 127.0.0.1:80" in user("port", box, "80", code=7).stderr
+    user.user("mkdir empty")
+    said = user("mount", "empty", code=7).stderr
+    assert "only root's daemon" in said
+    assert "`snapshotd cat`, `diff` and `restore`" in said
+    user("rm", "--force", box)
+
+
 def test_exit_codes_are_as_in_a_container(user: Ordinary) -> None:
     assert user(*RUN, "--", "sh", "-c", "exit 7", code=7)
     assert "no program no-such" in user(*RUN, "--", "no-such", code=127).stderr
@@ -239,6 +256,7 @@ def test_the_setting_makes_it_the_default(user: Ordinary) -> None:
     try:
         assert user("run", "--quiet", "--", "sh", "-c", "basename $PWD").stdout == "workspace\n"
         assert "no containers" in user("run", "--runtime", "runc", "--", "true", code=125).stderr
+        assert "a known agent's program" in user("run", "claude", code=125).stderr
         user.stop_daemon()
     finally:
         del user.env["SNAPSHOTD_MODE"]

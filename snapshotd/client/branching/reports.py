@@ -15,12 +15,11 @@ from snapshotd.client.local.part_file import part_file
 from snapshotd.client.results import ExecInfo
 from snapshotd.errors import UsageError
 from snapshotd.junit import REPORT_MAX_BYTES, count_tests
+from snapshotd.scores import REPORT_PATH, REPORT_VARIABLE
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
 
-REPORT_PATH = "/tmp/junit.xml"
-"""Place of the command's own report in the fork; SNAPSHOTD_JUNIT in its environment names it."""
 _IN_FORK = """
 mark=$1 report=$2 most=$3; shift 3
 rm -rf -- "$report"
@@ -53,7 +52,7 @@ def exec_reported(
     wrapped = ["/bin/sh", "-c", _IN_FORK, "exec", taken.mark.decode(), REPORT_PATH, str(REPORT_MAX_BYTES + 1), *argv]
     with part_file(local_path(to)) as write:
         done = client.exec_snapshot(
-            ref, wrapped, on_output=taken.add, env={"SNAPSHOTD_JUNIT": REPORT_PATH, **env}, **options
+            ref, wrapped, on_output=taken.add, env={REPORT_VARIABLE: REPORT_PATH, **env}, **options
         )
         taken.end()
         write(_report(taken, ref, argv, done))

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapshotd.api.wire import PARALLEL_MAX, QUEUE_MAX
-from snapshotd.client.branching.toml_places import nearest, place
+from snapshotd.client.branching.toml_places import place
 from snapshotd.client.local.sizes import size_bytes
 from snapshotd.errors import UsageError
+from snapshotd.terms import nearest
 
 Check = tuple[Callable[[Any], bool], str]
 """True for a value that fits, and the words for such a value."""

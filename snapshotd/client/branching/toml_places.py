@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable
 
 
 def place(text: str, *path: str) -> str:
@@ -24,13 +22,6 @@ def place(text: str, *path: str) -> str:
         if known > depth:
             best, depth = f":{number}", known
     return best
-
-
-def nearest(key: str, known: Iterable[str]) -> str:
-    """`; did you mean X?` if a known key is like this one, else all that are known."""
-    names = sorted(known)
-    close = difflib.get_close_matches(key, names, 1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(names)}"
 
 
 def _words(dotted: str) -> list[str]:

@@ -16,10 +16,10 @@ from typing import Any
 
 from snapshotd.client.branching import toml_checks as checks
 from snapshotd.client.branching.toml_checks import Check, TomlText
-from snapshotd.client.branching.toml_places import nearest
 from snapshotd.client.local.arguments import sandbox_path
 from snapshotd.config import passed_on
 from snapshotd.errors import UsageError
+from snapshotd.terms import nearest
 
 VARIANT: dict[str, Check] = {
     "args": checks.WORDS,

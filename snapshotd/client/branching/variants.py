@@ -6,16 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapshotd.api.wire import FORK_MAX
-from snapshotd.client.branching.toml_places import nearest
 from snapshotd.client.local.arguments import wrong
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.verbs.mind import edit_fields
 from snapshotd.errors import UsageError
-from snapshotd.terms import number_of
+from snapshotd.terms import nearest, number_of
 
 EDITS = ("files", "messages", "drop_messages", "add_messages", "result", "state")
 LIMITS = ("memory", "cpus", "pids", "disk")
 KEYWORDS = ("name", "args", "env", "secrets", "model", "network", *LIMITS, *EDITS)
+
+_MEANT = {"message": "add_messages", "file": "files", "secret": "secrets"}
+"""Keys of a table of variants (`variant_tables.py`) that another keyword stands for here."""
 
 Variants = Mapping[str, Mapping[str, Any]]
 """The label of each child, and the keywords in which it differs (`Snapshotd.fork`)."""
@@ -35,7 +37,8 @@ def check_variants(variants: Variants, most: int = FORK_MAX) -> None:
     for label, given in variants.items():
         for key in given:
             if key not in KEYWORDS:
-                raise UsageError(f"the variant {label} has an unknown key {key!r}{nearest(key, KEYWORDS)}")
+                meant = f"; did you mean {_MEANT[key]!r}?" if key in _MEANT else nearest(key, KEYWORDS)
+                raise UsageError(f"the variant {label} has an unknown key {key!r}{meant}")
 
 
 def variant_fields(variants: Variants, most: int = FORK_MAX) -> list[dict[str, Any]]:

@@ -105,7 +105,9 @@ def unsealed(source: Readable, key_file: str | Path | None) -> Readable:
             raise UsageError("the bundle is not encrypted; leave the key file out if you trust its origin")
         return _Behind(begun, source)
     if key_file is None:
-        raise UsageError("the bundle is encrypted; name the file with its key")
+        raise UsageError(
+            "the bundle is encrypted: name the file with its key (`snapshotd import --decrypt KEY BUNDLE`)"
+        )
     salt = b""
     while len(salt) < _SALT_BYTES and (data := source.read(_SALT_BYTES - len(salt))):
         salt += data

@@ -12,6 +12,8 @@ from snapshotd.api.wire import TIMEOUT_MAX_S
 from snapshotd.errors import UsageError
 
 _SHOWN_CHARS = 80
+MessageLike = tuple[str, Any] | Mapping[str, Any]
+"""A message: a pair of role and content, or an object with these two keys."""
 
 
 def wrong(name: str, value: object, taken: str) -> UsageError:
@@ -83,6 +85,29 @@ def words_of(name: str, value: Any) -> list[str]:
     if words is None or not all(isinstance(word, str) for word in words):
         raise wrong(name, value, "a list of texts")
     return words
+
+
+def messages_of(name: str, value: Any) -> list[tuple[str, Any]]:
+    """Messages of a conversation: pairs of role and content, or objects with both, as the SDKs of models take them."""
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping | Set):
+        raise wrong(name, value, "a list of messages")
+    return [_message(f"{name}[{number}]", one) for number, one in enumerate(value)]
+
+
+def _message(name: str, value: Any) -> tuple[str, Any]:
+    if isinstance(value, Mapping):
+        pair = (value["role"], value["content"]) if set(value) == {"role", "content"} else ()
+    else:
+        pair = tuple(value) if isinstance(value, tuple | list) else ()
+    if len(pair) != 2 or not isinstance(pair[0], str):
+        raise wrong(name, value, "{'role': ..., 'content': ...}, or a pair of role and content")
+    return pair
+
+
+def refs_of(refs: tuple[Any, ...]) -> list[str]:
+    """Names of trajectories or snapshots: each an argument of its own, or one list of them."""
+    one_list = len(refs) == 1 and isinstance(refs[0], list | tuple)
+    return words_of("refs", refs[0] if one_list else refs)
 
 
 def argv_of(value: Any) -> list[str]:

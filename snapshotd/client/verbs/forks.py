@@ -16,6 +16,7 @@ from snapshotd.client.local.arguments import (
     check_flag,
     check_seconds,
     local_path,
+    refs_of,
     texts_of,
     words_of,
 )
@@ -124,10 +125,10 @@ class ForkVerbs(VerbPart):
         )
 
     @verb
-    async def compare(self, *refs: str) -> CompareInfo:
+    async def compare(self, *refs: str | Sequence[str]) -> CompareInfo:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
-        first; and how each came out."""
-        body = {"refs": [check_ref(ref) for ref in refs]}
+        first; and how each came out. Each is an argument of its own, or one list has all."""
+        body = {"refs": [check_ref(ref) for ref in refs_of(refs)]}
         return await self._transport.call(operations.COMPARE, body=body)
 
     @verb

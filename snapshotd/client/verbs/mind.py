@@ -31,7 +31,7 @@ from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.api.wire import PREVIEW_FILES, check_ref
 from snapshotd.client.exchange import Query
-from snapshotd.client.local.arguments import bytes_of, check_flag, sandbox_path
+from snapshotd.client.local.arguments import MessageLike, bytes_of, check_flag, messages_of, sandbox_path
 from snapshotd.client.twofold import stream, verb
 from snapshotd.client.verbs.base import VerbPart, Wait, b64, check_wait, records_of
 
@@ -153,9 +153,9 @@ class MindVerbs(VerbPart):
         ref: str,
         *,
         files: Mapping[str | bytes, str | bytes | None] | None = None,
-        messages: Sequence[tuple[str, Any]] | None = None,
+        messages: Sequence[MessageLike] | None = None,
         drop_messages: int = 0,
-        add_messages: Sequence[tuple[str, Any]] = (),
+        add_messages: Sequence[MessageLike] = (),
         result: Any = RECORDED,
         state: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
@@ -165,10 +165,10 @@ class MindVerbs(VerbPart):
     ) -> TrajectoryInfo:
         """A new trajectory whose first snapshot is that one, edited; with `resume` its program goes on from there.
 
-        `files`: path to content (text as UTF-8; None removes it); relative paths start at /workspace. Messages are pairs
-        of role and content: `messages` in place of the conversation, or `drop_messages` at its end and `add_messages`
-        after that. `result`: of the snapshot's tool call. `state`: keys to set (None removes one). UsageError: an edit
-        that cannot be made.
+        `files`: path to content (text as UTF-8; None removes it); relative paths start at /workspace. A message is
+        {"role": ..., "content": ...}, or a pair of both: `messages` in place of the conversation, or `drop_messages` at
+        its end and `add_messages` after that. `result`: of the snapshot's tool call. `state`: keys to set (None removes
+        one). UsageError: an edit that cannot be made.
         """
         check_wait(wait)
         changes = edit_fields(files, messages, drop_messages, add_messages, result, state)
@@ -201,9 +201,9 @@ class MindVerbs(VerbPart):
 
 def edit_fields(
     files: Mapping[str | bytes, str | bytes | None] | None = None,
-    messages: Sequence[tuple[str, Any]] | None = None,
+    messages: Sequence[MessageLike] | None = None,
     drop_messages: int = 0,
-    add_messages: Sequence[tuple[str, Any]] = (),
+    add_messages: Sequence[MessageLike] = (),
     result: Any = RECORDED,
     state: Mapping[str, Any] | None = None,
 ) -> EditFields:
@@ -211,8 +211,8 @@ def edit_fields(
     return EditFields(
         files=tuple(_file(path, content) for path, content in (files or {}).items()),
         drop_messages=drop_messages,
-        messages=None if messages is None else _messages(messages),
-        add_messages=_messages(add_messages),
+        messages=None if messages is None else _messages("messages", messages),
+        add_messages=_messages("add_messages", add_messages),
         state=dict(state or {}),
         result=result,
     )
@@ -223,5 +223,5 @@ def _file(path: str | bytes, content: str | bytes | None) -> FileFields:
     return FileFields(b64(sandbox_path(path)), None if raw is None else base64.b64encode(raw).decode())
 
 
-def _messages(messages: Sequence[tuple[str, Any]]) -> tuple[MessageFields, ...]:
-    return tuple(MessageFields(role, content) for role, content in messages)
+def _messages(name: str, messages: Sequence[MessageLike]) -> tuple[MessageFields, ...]:
+    return tuple(MessageFields(role, content) for role, content in messages_of(name, messages))

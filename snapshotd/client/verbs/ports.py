@@ -17,7 +17,9 @@ from snapshotd.client.local.arguments import check_count, local_path
 from snapshotd.client.transport import Conversation, Transport
 from snapshotd.client.twofold import BlockingContext, Twofold, closing, verb
 from snapshotd.client.verbs.base import VerbPart
-from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, UsageError
+from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, Unsupported, UsageError
+from snapshotd.terms import short
+from snapshotd.types import NO_ISOLATION
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG, _LAST_PORT = 128, 65535
@@ -202,13 +204,20 @@ class PortVerbs(VerbPart, Generic[PortT]):
         the result in a `with` block, or close it.
 
         A connection that cannot be made is closed, and `on_failure` is called with the reason, from another thread (with
-        asyncio: in a task). It is cut when the sandbox ends. UsageError: the numbers, the path; Conflict: the local address is taken.
+        asyncio: in a task). It is cut when the sandbox ends. UsageError: the numbers,
+        the path; Conflict: the local address is taken; Unsupported: the sandbox is a plain folder.
         """
         check_count("port", number, 1, _LAST_PORT)
         check_count("local", 0 if local is None else local, 0, _LAST_PORT)
         if unix is not None and local is not None:
             raise UsageError("a local port and a unix socket were named; leave one of them out")
         found = await self._transport.call(operations.TRAJECTORY, ref)
+        if found.runtime == NO_ISOLATION:
+            name = found.name or short(found.id)
+            raise Unsupported(
+                f"a port needs a sandbox with isolation, and {name} is a plain folder: a server of it listens on this machine; "
+                f"connect to {LOOPBACK}:{number}"
+            )
         listener = _listen_on_path(local_path(unix)) if unix is not None else _listen(local or 0)
         return self._port(self._transport, operations.CONNECT.to(found.id, str(number)), listener, on_failure)
 

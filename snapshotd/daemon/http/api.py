@@ -23,10 +23,12 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 import snapshotd
+from snapshotd.api.commands import ExecRequest
 from snapshotd.api.wire import API_PREFIX, API_VERSION
 from snapshotd.daemon.http.describing import describe
 from snapshotd.daemon.http.failures import failure_of
 from snapshotd.daemon.http.gate import VersionGate
+from snapshotd.daemon.http.problems import first_problem
 from snapshotd.daemon.http.routes import (  # noqa: F401 - they register their handlers
     approvals,
     commands,
@@ -44,11 +46,6 @@ from snapshotd.daemon.http.routes.shared import ROUTER, Service
 from snapshotd.daemon.http.streams import error_response
 from snapshotd.errors import NotFound, SnapshotdError, UsageError
 
-_PROBLEMS = {
-    "unexpected_keyword_argument": "Extra inputs are not permitted",
-    "dataclass_type": "Input should be an object",
-}
-"""Problems for which pydantic has words of Python alone."""
 HANDLER_THREADS = 288
 """Ordinary requests served at the same moment: 256 blocking ones and room for looking around meanwhile."""
 
@@ -84,7 +81,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 async def _answer_error(request: Request, exc: Exception) -> Response:
     failure: SnapshotdError
     if isinstance(exc, RequestValidationError):
-        failure = UsageError(_first_problem(exc))
+        failure = UsageError(first_problem(exc, _record_of_body(request)))
     elif isinstance(exc, HTTPException) and exc.status_code == 405:
         return _answer_method(request)
     elif isinstance(exc, HTTPException):
@@ -108,12 +105,10 @@ def _answer_method(request: Request) -> Response:
     return answer
 
 
-def _first_problem(exc: RequestValidationError) -> str:
-    """One sentence about the first of the problems: where and what."""
-    first = exc.errors()[0]
-    where = ".".join(str(part) for part in first.get("loc", ()) if part != "body")
-    what = _PROBLEMS.get(first["type"], first.get("msg", "malformed"))
-    return f"the request's {where or 'body'} is not acceptable: {what}; {API_PREFIX}/openapi.json describes it"
+def _record_of_body(request: Request) -> Any:
+    """The record of the body; a command's is in the first line of its input, and read there."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    return ExecRequest if field is None else field.field_info.annotation
 
 
 def openapi() -> dict[str, Any]:

@@ -78,7 +78,7 @@ def record_of(value: object) -> ApiRecord:
     raise TypeError(f"{type(value).__name__} is nothing that the API says")
 
 
-def _record(kind: type[R], value: Any, **own: Any) -> R:
+def _record(kind: type[R], value: Any, /, **own: Any) -> R:
     """A record whose fields are those of a value by the same names, and `own` where they differ: NAME_at is made of
     NAME_at_ns, NAME_ms of NAME_ns, and what has a record itself becomes one."""
     made = object.__new__(kind)
@@ -124,7 +124,7 @@ def damaged_output(lost: t.DamagedOutput) -> DamagedOutput:
 
 @record_of.register
 def snapshot(
-    taken: t.Snapshot, side_effect: t.SideEffect | None = None, model: t.ModelUse | None = None
+    taken: t.Snapshot, side_effect: t.SideEffect | None = None, model: t.ModelUse | None = None, kind: str | None = None
 ) -> SnapshotInfo:
     stack = taken.stack
     return _record(
@@ -134,13 +134,15 @@ def snapshot(
         image=stack.image,
         layers=len(stack.layers),
         side_effect=side_effect,
+        kind=kind,
         model_use=None if model is None else model_use(model),
     )
 
 
 @record_of.register
 def looked_at(found: base.LookedAt) -> SnapshotInfo:
-    return snapshot(found.snapshot, found.side_effect, found.model)
+    kind = "marker" if found.marker else "call"
+    return snapshot(found.snapshot, found.side_effect, found.model, kind)
 
 
 @record_of.register
@@ -157,7 +159,16 @@ def file_changes(files: t.FileChanges) -> FileCounts:
 def trajectory(item: t.Trajectory) -> TrajectoryInfo:
     spec = item.spec
     limits = _record(LimitsInfo, spec.limits)
-    return _record(TrajectoryInfo, item, image=spec.image, runtime=spec.runtime, network=spec.network, limits=limits)
+    ended = item.exit_code if item.status is not t.TrajectoryStatus.RUNNING else None  # an earlier program's, then
+    return _record(
+        TrajectoryInfo,
+        item,
+        image=spec.image,
+        runtime=spec.runtime,
+        network=spec.network,
+        limits=limits,
+        exit_code=ended,
+    )
 
 
 @record_of.register

@@ -210,6 +210,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "untouched": ("list of text", "Paths that a rewind leaves as they are, with the reason, one sentence each"),
     "left": ("object", "A call's snapshot on the first side"),
     "right": ("object", "A call's snapshot on the other side"),
+    "forked_with": ("text", "The changes that the forks of a side began with, in words for people"),
     "difference": ("text", "How two calls differ"),
     "first_difference": ("object", "The first call that differs"),
     "first_bad": ("object", "The first snapshot where a command fails"),

@@ -43,7 +43,7 @@ class ComparedBranch:
     """How one side came out. Calls, failures and times are those after the fork point; files compare its head with the
     fork point, or with its first snapshot where the sides have none in common. `seconds` begin at the fork point for the
     trajectory that went on from it, and for a fork when it was made. `tokens` (in, out) are of model calls that reported
-    them."""
+    them. `forked_with`: the changes that its forks began with, for people."""
 
     ref: str
     head: Snapshot
@@ -57,6 +57,7 @@ class ComparedBranch:
     added: int
     changed: int
     deleted: int
+    forked_with: str = ""
 
 
 @dataclass(frozen=True, slots=True)

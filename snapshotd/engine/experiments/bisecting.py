@@ -15,6 +15,7 @@ from snapshotd.engine.experiments.base import Attendance, Bisection, BisectReque
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.past.lineage import lineage
 from snapshotd.errors import CommandNotFound, CommandNotRunnable, UsageError
+from snapshotd.scores import REPORT_PATH, REPORT_VARIABLE
 from snapshotd.types import Snapshot, SnapshotID, SnapshotState
 
 UNTESTABLE = 125
@@ -97,7 +98,12 @@ class _Search:
             with self.attendance.caller() as caller:
                 return self.services.runs.exec_snapshot(
                     snapshot.id,
-                    CommandFields(asked.argv, cwd=asked.cwd, env=dict(asked.env), user=asked.user),
+                    CommandFields(
+                        asked.argv,
+                        cwd=asked.cwd,
+                        env={REPORT_VARIABLE: REPORT_PATH, **dict(asked.env)},
+                        user=asked.user,
+                    ),
                     sink=lambda _stream, _data: None,
                     caller=caller,
                 ).exit_code

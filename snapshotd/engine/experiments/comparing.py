@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import json
+import shlex
 from collections import Counter
 from collections.abc import Hashable, Sequence, Set
 
 from snapshotd.engine.experiments.base import AlignedCall, ComparedBranch, ComparedPair, Comparison, Difference
 from snapshotd.engine.experiments.parts import Services
+from snapshotd.engine.markers import EDIT
 from snapshotd.engine.past.lineage import lineage
-from snapshotd.errors import NotFound, UsageError
-from snapshotd.types import CallStatus, EntryKind, Snapshot, SnapshotID, ToolCall
+from snapshotd.errors import Ambiguous, NotFound, UsageError
+from snapshotd.types import CallStatus, EntryKind, Snapshot, SnapshotID, ToolCall, Trajectory
 
-_MARKS = ("start", "exit", "stop", "diverged", "approval", "snapshot")
 _EQUAL_PAIRS = 1_000_000
 
 
@@ -43,15 +45,17 @@ def _compared(services: Services, refs: Sequence[str], lines: Sequence[list[Snap
     shared = sum(1 for _ in itertools.takewhile(lambda ids: len(set(ids)) == 1, zip(*map(_ids, lines), strict=False)))
     fork_point = lines[0][shared - 1] if shared else None
     after = [line[shared:] for line in lines]
-    number = 1 + sum(is_call(one) for one in lines[0][:shared])
+    number = 1 + len(_calls(services, lines[0][:shared]))
+    calls = [_calls(services, own) for own in after]
     pairs = tuple(
         ComparedPair(
-            tuple(_align(after[0], other, number)), tuple(services.snapshots.diff(lines[0][-1].id, line[-1].id))
+            tuple(_align(calls[0], other, number)), tuple(services.snapshots.diff(lines[0][-1].id, line[-1].id))
         )
-        for other, line in zip(after[1:], lines[1:], strict=True)
+        for other, line in zip(calls[1:], lines[1:], strict=True)
     )
     branches = tuple(
-        _branch(services, ref, own, line[-1], fork_point) for ref, own, line in zip(refs, after, lines, strict=True)
+        _branch(services, ref, own, line[-1], fork_point, made)
+        for ref, own, line, made in zip(refs, after, lines, calls, strict=True)
     )
     return Comparison(fork_point, branches, pairs)
 
@@ -60,9 +64,33 @@ def _ids(line: list[Snapshot]) -> list[str]:
     return [one.id for one in line]
 
 
-def is_call(one: Snapshot) -> bool:
-    """True for what an agent or a person did, false for the daemon's own marks."""
-    return one.call.name not in _MARKS
+def _calls(services: Services, line: Sequence[Snapshot]) -> list[Snapshot]:
+    """The snapshots of calls, without markers."""
+    return [one for one in line if not services.snapshots.is_marker(one)]
+
+
+def _named(services: Services, ref: str, head: Snapshot) -> Trajectory:
+    """The trajectory that a side is: the one that was named, which has no snapshot of its own yet where a fork took no
+    step; else that of the snapshot."""
+    with contextlib.suppress(NotFound, Ambiguous):
+        named = services.snapshots.trajectory(ref)
+        if named.head == head.id:
+            return named
+    return services.snapshots.trajectory(head.trajectory)
+
+
+def _forked_with(services: Services, own: Sequence[Snapshot], last: Trajectory) -> str:
+    """The changes that the forks on a line began with: those of an edit, and other arguments of the program."""
+    found = []
+    for identity in dict.fromkeys((*(one.trajectory for one in own), last.id)):
+        line = services.snapshots.trajectory(identity)
+        if line.forked_from is None or line.agent is None:
+            continue
+        source = services.snapshots.trajectory(services.snapshots.get(line.forked_from).trajectory)
+        if source.agent is not None and source.agent.argv != line.agent.argv:
+            found.append(f"arguments: {shlex.join(line.agent.argv[line.agent.program :])}")
+    edits = [one.call.arguments for one in own if services.snapshots.is_marker(one, (EDIT,))]
+    return "; ".join([*found, *(str(one["with"]) for one in edits if isinstance(one, dict) and "with" in one)])
 
 
 def _same_outcome(a: ToolCall, b: ToolCall) -> bool:
@@ -74,8 +102,7 @@ def _same_outcome(a: ToolCall, b: ToolCall) -> bool:
     return outcome(a) == outcome(b) and not a.damaged and not b.damaged
 
 
-def _align(left: list[Snapshot], right: list[Snapshot], number: int) -> list[AlignedCall]:
-    a, b = [one for one in left if is_call(one)], [one for one in right if is_call(one)]
+def _align(a: list[Snapshot], b: list[Snapshot], number: int) -> list[AlignedCall]:
     rows: list[AlignedCall] = []
 
     def row(i: int | None, j: int | None, difference: Difference) -> None:
@@ -120,11 +147,15 @@ def _keys(left: list[Snapshot], right: list[Snapshot]) -> tuple[list[Hashable], 
 
 
 def _branch(
-    services: Services, ref: str, own: list[Snapshot], head: Snapshot, fork_point: Snapshot | None
+    services: Services,
+    ref: str,
+    own: list[Snapshot],
+    head: Snapshot,
+    fork_point: Snapshot | None,
+    calls: list[Snapshot],
 ) -> ComparedBranch:
     start = fork_point or own[0]
-    calls = [one for one in own if is_call(one)]
-    trajectory = services.snapshots.trajectory(head.trajectory)
+    trajectory = _named(services, ref, head)
     at_end = trajectory.head == head.id
     counts = dict.fromkeys(("added", "changed", "deleted"), 0)
     for change in services.snapshots.diff(start.id, head.id) if head.id != start.id else ():
@@ -142,6 +173,7 @@ def _branch(
         added=counts["added"],
         changed=counts["changed"],
         deleted=counts["deleted"],
+        forked_with=_forked_with(services, own, trajectory),
     )
 
 

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 
 from snapshotd.engine.experiments.base import ExperimentRequest
-from snapshotd.engine.experiments.comparing import is_call, seconds_between, tokens_of
+from snapshotd.engine.experiments.comparing import seconds_between, tokens_of
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.scores import ExperimentBranch
 from snapshotd.types import SnapshotID, Trajectory
@@ -25,7 +25,7 @@ def used(
     return replace(
         branch,
         seconds=seconds_between(line.created_at_ns, time.time_ns()),
-        calls=sum(is_call(one) for one in own),
+        calls=sum(not services.snapshots.is_marker(one) for one in own),
         tokens=spent,
         cost=cost,
     )

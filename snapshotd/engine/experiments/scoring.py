@@ -22,7 +22,7 @@ from snapshotd.engine.experiments.base import Attendance, Scorer, ScoreRequest, 
 from snapshotd.engine.experiments.parts import Services, full_disk_named
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
 from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
-from snapshotd.scores import SCORER_PATH, ScoredRun, ranked
+from snapshotd.scores import REPORT_PATH, REPORT_VARIABLE, SCORER_PATH, ScoredRun, ranked
 from snapshotd.types import CallStatus
 
 _WINDOW_BYTES = 256 << 10
@@ -76,6 +76,7 @@ class Scoring:
         if where or scorer.report is not None:
             most = str(REPORT_MAX_BYTES + 1)
             argv = ("/bin/sh", "-c", _IN_FORK, "score", mark, where, scorer.report or "", most, *argv)
+        env = {REPORT_VARIABLE: scorer.report or REPORT_PATH, **dict(scorer.env)}
         kept = {"stdout": _Tail(REPORT_MAX_BYTES + 1 if scorer.report is not None else _TAIL_BYTES), "stderr": _Tail()}
 
         def sink(stream: Stream, data: bytes) -> None:
@@ -86,7 +87,7 @@ class Scoring:
                 _feed(caller, scorer.files)
             done = self.services.runs.exec_snapshot(
                 snapshot,
-                CommandFields(argv, cwd=scorer.cwd, env=dict(scorer.env), user=scorer.user, timeout_s=scorer.timeout_s),
+                CommandFields(argv, cwd=scorer.cwd, env=env, user=scorer.user, timeout_s=scorer.timeout_s),
                 sink=sink,
                 caller=caller,
             )

@@ -251,7 +251,7 @@ def _fuse() -> Check:
             "FUSE",
             None,
             detail,
-            f"{', '.join(map(system_packages.advice, ('gcc', 'libfuse3-dev', 'pkg-config', 'python3-dev')))}; "
+            f"{system_packages.advice('gcc', 'libfuse3-dev', 'pkg-config', 'python3-dev')}; "
             "pip install 'snapshotd[fuse]'",
         )
     if refused is None:

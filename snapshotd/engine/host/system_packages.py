@@ -175,12 +175,16 @@ def manager() -> Manager | None:
     return next((one for one in MANAGERS if shutil.which(one.program, path=_PATH)), None)
 
 
-def advice(name: str) -> str:
-    """The command that installs the package of this name (Debian's) here."""
+def advice(*names: str) -> str:
+    """The one command that installs the packages of these names (Debian's) here."""
     found = manager()
-    package = next(one for one in PACKAGES if one.name == name)
-    there = "" if found is None else package.name_for(found)
-    return f"`{found.shown} {there}`" if found and there else f"{name}, which this machine's packages do not have"
+    there = {
+        name: "" if found is None else next(one for one in PACKAGES if one.name == name).name_for(found)
+        for name in names
+    }
+    lacking = ", ".join(name for name, own in there.items() if not own)
+    said = [f"`{found.shown} {' '.join(filter(None, there.values()))}`"] if found and any(there.values()) else []
+    return ", and ".join([*said, *([f"{lacking}, which this machine's packages do not have"] if lacking else [])])
 
 
 def can_install() -> str | None:

@@ -34,14 +34,20 @@ class ProgramConversation:
         return None if known is None else (self._funnel.reveal(known[0]),)
 
     def add(self, message: Message, within: str | None = None, rid: str | None = None) -> None:
-        """Append to the conversation; in a replay, match the recorded message. `within`: the running call that sends
+        """Append to the conversation; in a replay, match the recorded message. Messages of a
+        person that waited for it are appended, too. `within`: the running call that sends
         it. A replay does not run that call again, so the call counts its messages."""
         message = self._conceal(message)
         with self._replay.lock:
             self._recorder.check()
             if self._replay.meet(message):
                 return
+            before, after = self._replay.around(message)
+        for one in before:
+            self._pending.message(one, within)
         self._pending.message(message, within, rid)
+        for one in after:
+            self._pending.message(one, within)
 
     def meet(self, messages: Sequence[Message]) -> None:
         """Take messages of a replayed program, read from the wire, as said. They are appended where the conversation

@@ -18,11 +18,12 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
+from snapshotd.engine.held import HeldMessages
 from snapshotd.engine.mind import tasks
 from snapshotd.engine.mind.answers import as_recorded, reveal_entry
 from snapshotd.engine.mind.recorder import Recorder
 from snapshotd.engine.mind.replay import DENIED, SAID, Elsewhere, Kept, Mismatch, Recorded, Replay, Resumption, shown
-from snapshotd.engine.mind.retelling import OtherWords, Retelling, changes_by_people, edits, files_left_by
+from snapshotd.engine.mind.retelling import OtherWords, Retelling, changes_by_people, edits, files_left_by, held_at
 from snapshotd.engine.protocol.agent_handler import Answer, Intent
 from snapshotd.engine.sandbox.places import Places
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -43,6 +44,7 @@ class NoReplay:
         self.sandbox, self._catalog = sandbox, catalog
         self.lock = threading.RLock()
         """Guards the replay; taken before the sandbox's lock."""
+        self._held: HeldMessages | None = None
 
     @property
     def retraces(self) -> bool:
@@ -140,6 +142,16 @@ class NoReplay:
     def place(self) -> SnapshotID:
         """The head, or the last replayed snapshot."""
         return self.sandbox.head
+
+    def around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
+        """The messages of a person that come before and behind this new one of the program (held.py). Each is told once."""
+        if self._held is None:
+            began = self._catalog.get_trajectory(self.sandbox.trajectory.id).began
+            head, pending = self._catalog.get_snapshot(self.sandbox.head), self.sandbox.mind.messages
+            known = None if began is None else self._catalog.get_snapshot(began)
+            self._held = HeldMessages() if known is None else held_at(self._catalog, known, head, pending)
+        before, after, self._held = self._held.around(message)
+        return before, after
 
 
 class _Way:
@@ -465,6 +477,9 @@ class Retracing(NoReplay):
 
     def place(self) -> SnapshotID:
         return self._way.reached.id if self.replaying else super().place()
+
+    def around(self, message: Message) -> tuple[Sequence[Message], Sequence[Message]]:
+        return self._way.retelling.around(message)
 
     def _tell(self, event: dict[str, Any]) -> None:
         log = self._context.events.live(self.sandbox.trajectory.id)

@@ -19,6 +19,9 @@ from typing import Any
 from snapshotd.engine import requests
 from snapshotd.engine.base import EditRequest, FileEdit
 from snapshotd.engine.context import Context
+from snapshotd.engine.held import KEY as HELD
+from snapshotd.engine.held import LOOKED_AT, is_result, unanswered
+from snapshotd.engine.markers import EDIT
 from snapshotd.engine.mind.agent_state import MAX_STATE_BYTES
 from snapshotd.engine.mind.pending import MAX_PENDING_BYTES
 from snapshotd.engine.mind.replay import EDITED, LANE
@@ -47,6 +50,7 @@ from snapshotd.types import (
 )
 
 MAX_MODE = 0o7777
+_TOLD, _TOLD_CHARS = 10, 1000
 
 Fork = Callable[[Snapshot, str | None, Announce], Trajectory]
 
@@ -54,13 +58,14 @@ Fork = Callable[[Snapshot, str | None, Announce], Trajectory]
 @dataclass(frozen=True, slots=True)
 class _ChangedMind:
     """A mind that follows snapshot `follows`: it keeps `kept` of its messages and has `added` after them. `entries`: the
-    source's own, with another result; None: they stay."""
+    source's own, with another result; None: they stay. `held`: messages that join later (engine/held.py)."""
 
     entries: list[JournalEntry] | None
     follows: Snapshot
     kept: int
     added: list[Message]
     state: dict[str, Any]
+    held: tuple[Message, ...]
 
 
 class Editing:
@@ -126,7 +131,9 @@ class Editing:
             commit_step(
                 self._catalog,
                 sandbox,
-                marker("edit", _summary(source, request)),
+                marker(
+                    EDIT, _summary(source, request, mind.held, self._context.secrecy.of(sandbox.trajectory).conceal)
+                ),
                 self._listener,
                 follows=mind.follows if mind.entries is not None or mind.kept < source.messages else None,
                 keep_messages=mind.kept,
@@ -143,8 +150,19 @@ class Editing:
         follows = source
         if entries is not None and source.continues is not None:
             follows = self._catalog.get_snapshot(source.continues)
+        held: tuple[Message, ...] = ()
         kept, added = self._messages(source, follows, request, conceal)
-        return _ChangedMind(entries, follows, kept, added, self._state(source, request, conceal))
+        if trajectory.agent is not None and self._wait_for_a_result(source, request):
+            held = tuple(_concealed(message, conceal) for message in request.add_messages)
+            kept, added = self._messages(source, follows, replace(request, add_messages=()), conceal)
+        return _ChangedMind(entries, follows, kept, added, self._state(source, request, conceal), held)
+
+    def _wait_for_a_result(self, source: Snapshot, request: EditRequest) -> bool:
+        """True if the conversation ends in a call whose result its program tells later."""
+        if not request.add_messages or request.messages is not None or request.drop_messages:
+            return False
+        end = self._catalog.conversation(source.id, max(0, source.messages - LOOKED_AT))
+        return not is_result(request.add_messages[0]) and bool(unanswered(end))
 
     def _check_is_heard(self, source: Snapshot) -> None:
         """UsageError for an agent behind the gateway: it sends its model what it remembers itself, so that a changed
@@ -320,11 +338,38 @@ def _shared(recorded: Iterable[Message], wanted: list[Message], limit: int) -> i
     return count
 
 
-def _summary(source: Snapshot, request: EditRequest) -> dict[str, Any]:
-    """Summary of the changes for people, without contents."""
+def _told(request: EditRequest, conceal: Callable[[Any], Any]) -> str:
+    """The changes in words for people: what was said, and the names of everything else."""
+
+    def said(message: Message) -> str:
+        text = message.content if isinstance(message.content, str) else json.dumps(message.content, ensure_ascii=False)
+        return f"{message.role}: {text}"
+
+    told = [
+        said(_concealed(one, conceal)) for one in (*(request.messages or ())[-_TOLD:], *request.add_messages[:_TOLD])
+    ]
+    if request.drop_messages:
+        told.append(f"{number_of(request.drop_messages, 'message')} left out")
+    names = {
+        "files": [os.fsdecode(item.path) for item in request.files],
+        "state": [key for key, _ in request.state],
+        "environment": [key for key, _ in request.env],
+    }
+    told += [f"{what}: {', '.join(sorted(found)[:_TOLD])}" for what, found in names.items() if found]
+    told += ["another result"] if request.result is not None else []
+    text = "; ".join(told).encode(errors="backslashreplace").decode()
+    return text if len(text) <= _TOLD_CHARS else text[: _TOLD_CHARS - 1] + "…"
+
+
+def _summary(
+    source: Snapshot, request: EditRequest, held: tuple[Message, ...], conceal: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """Summary of the changes for people."""
     paths = [item.path[:200].decode(errors="backslashreplace") for item in request.files[:100]]
     said = request.messages is not None or bool(request.drop_messages or request.add_messages)
     return {
+        "with": _told(request, conceal),
+        **({HELD: [[message.role, message.content] for message in held]} if held else {}),
         "of": source.id,
         "files": paths,
         "messages": said,

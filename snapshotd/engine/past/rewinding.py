@@ -16,6 +16,7 @@ from typing import Any
 from snapshotd.engine import requests
 from snapshotd.engine.base import RewindMode, RewindPreview
 from snapshotd.engine.context import Context
+from snapshotd.engine.markers import is_marker
 from snapshotd.engine.past.effects import Effects
 from snapshotd.engine.runs.sessions import Sessions
 from snapshotd.engine.sandbox.sandbox import Sandbox
@@ -81,12 +82,7 @@ class Rewinding:
             self.quiet(sandbox, "undo", end=False),  # their snapshots would be what it finds
         ):
             last = self._catalog.get_snapshot(sandbox.head)
-            if (
-                last.trajectory != trajectory.id
-                or last.call.name not in UNDOABLE
-                or last.parent is None
-                or self._is_entry(last)
-            ):
+            if last.trajectory != trajectory.id or last.parent is None or not is_marker(self._catalog, last, UNDOABLE):
                 raise Conflict(
                     f"there is nothing to undo in {short(trajectory.id)}: its last snapshot {short(last.id)} is no rewind, "
                     "promotion or merge; `snapshotd rewind` goes to any other"
@@ -258,10 +254,6 @@ class Rewinding:
                 f"the conversation of {short(trajectory.id)} cannot go back to {short(to.id)}, which is not of its history; "
                 "rewind the files alone, or fork that snapshot"
             )
-
-    def _is_entry(self, snapshot: Snapshot) -> bool:
-        """True if the snapshot's call is a tool of the program that happens to have a marker's name."""
-        return any(entry.id == snapshot.call.id for entry in self._catalog.own_entries(snapshot.id))
 
     def _changes(self, trajectory: Trajectory, head: Snapshot, to: Snapshot, max_files: int) -> tuple[Any, int]:
         with self._present(trajectory.id, head) as before, look.open_view(self._context, to) as after:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 from snapshotd.engine.base import LookedAt
 from snapshotd.engine.context import Context
+from snapshotd.engine.markers import is_marker
 from snapshotd.engine.pauses import Pauses
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.storing.archive_queue import Archive
@@ -143,7 +144,11 @@ class Background:
         if files is None and found is None:
             return
         known = snapshot if files is None else replace(snapshot, files=files)
-        self._tell_watchers(known if found is None else LookedAt(known, found.side_effect, found.model))
+        if found is None:
+            self._tell_watchers(known)
+        else:
+            marker = is_marker(self._context.catalog, known)
+            self._tell_watchers(LookedAt(known, found.side_effect, found.model, marker))
 
     def _tell_watchers(self, told: Snapshot | LookedAt) -> None:
         snapshot = told.snapshot if isinstance(told, LookedAt) else told

@@ -7,7 +7,9 @@ import logging
 import time
 from collections.abc import Callable
 
+from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
+from snapshotd.engine.markers import is_marker
 from snapshotd.engine.sandbox.root import Captured, frozen
 from snapshotd.engine.sandbox.sandbox import Sandbox
 from snapshotd.engine.storing.cold import gone
@@ -20,11 +22,11 @@ _ENDS = ("exit", "stop")
 """Markers that keep the files at a program's end or stop: these include files of a call that never ended."""
 
 
-def _has_half_a_call(snapshot: Snapshot) -> bool:
+def _has_half_a_call(catalog: Catalog, snapshot: Snapshot) -> bool:
     """True if its files may include those of a call that had not ended."""
-    call = snapshot.call
-    half_way = isinstance(call.arguments, dict) and DURING in call.arguments
-    return call.name in _ENDS or (call.name == SNAPSHOT_NOW and half_way)
+    arguments = snapshot.call.arguments
+    half_way = isinstance(arguments, dict) and DURING in arguments
+    return is_marker(catalog, snapshot, (*_ENDS, SNAPSHOT_NOW) if half_way else _ENDS)
 
 
 class Places:
@@ -38,12 +40,8 @@ class Places:
         """The snapshot with whose files a resumed program goes on: the head, or the snapshot before the markers of its
         own end, and before those that a person had taken in the middle of a call."""
         catalog = self._context.catalog
-        while _has_half_a_call(head) and head.parent is not None:
-            try:
-                catalog.entry(head.call.id)
-                break  # a tool of that name
-            except NotFound:
-                head = catalog.get_snapshot(head.parent)
+        while head.parent is not None and _has_half_a_call(catalog, head):
+            head = catalog.get_snapshot(head.parent)
         return head
 
     def go_to(self, sandbox: Sandbox, snapshot: Snapshot) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
 from snapshotd.catalog.base import CallFacts
+from snapshotd.engine import markers
 from snapshotd.engine.base import LookedAt, Overview
 from snapshotd.engine.context import Context
+from snapshotd.engine.markers import MARKERS
 from snapshotd.engine.requests import present
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.archive_queue import Archive
@@ -58,7 +60,11 @@ class SnapshotService:
         """These snapshots with what their journal entries tell."""
         facts, none = self._catalog.figures.facts([one.id for one in snapshots]), CallFacts(None, None)
         known = [(one, facts.get(one.id, none)) for one in snapshots]
-        return [LookedAt(one, found.side_effect, found.model) for one, found in known]
+        return [LookedAt(one, found.side_effect, found.model, self.is_marker(one)) for one, found in known]
+
+    def is_marker(self, snapshot: Snapshot, names: Collection[str] = MARKERS) -> bool:
+        """See `markers.is_marker`."""
+        return markers.is_marker(self._catalog, snapshot, names)
 
     def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[Snapshot]:
         """A trajectory's own snapshots, oldest first; with `before`, only those with a smaller `seq`; with `last`, only

@@ -96,6 +96,7 @@ declare namespace Api {
     deleted: number;
     exit_code: number | null;
     failed: number;
+    forked_with: string;
     head: SnapshotInfo;
     name: string | null;
     ref: string;
@@ -702,6 +703,7 @@ declare namespace Api {
     follows: string | null;
     id: string;
     image: string;
+    kind: "call" | "marker" | null;
     layers: number;
     messages: number;
     method: string;

@@ -113,3 +113,22 @@ def test_the_best_branch_passed_and_broke_no_rule() -> None:
     assert rows["b"].scores.pass_at(1) == 1
     assert rows["c"].scores.pass_at(1) == 0
     assert len(rows["c"].scores.runs) == 1, "one that runs has no part in it"
+
+
+def test_of_variants_with_the_same_mean_the_one_with_the_best_branch_is_first() -> None:
+    """The table's first row and the line `best:` agree."""
+    branches = (
+        ExperimentBranch("zero", 0, "scored", score=1.0, passed=True, calls=3),
+        ExperimentBranch("hint", 0, "scored", score=1.0, calls=1),
+        ExperimentBranch("guard", 0, "scored", score=1.0, passed=True, calls=2),
+        ExperimentBranch("broken", 0, "failed", error="no"),
+    )
+    info = ExperimentInfo("x", "s" * 32, "2026-01-01T00:00:00+00:00", None, branches)
+    assert [(one.label, one.rank) for one in info.variants] == [
+        ("guard", 1),
+        ("zero", 1),
+        ("hint", 1),
+        ("broken", None),
+    ]
+    assert info.best is not None
+    assert info.best.label == info.variants[0].label

@@ -85,7 +85,12 @@ def test_bad_requests_are_one_sentence(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ({"wrong": 1}, "the request's wrong is not acceptable: Extra inputs are not permitted"),
+        ({"nam": "box"}, "the request's nam is not acceptable: there is no such field; did you mean 'name'?"),
+        (
+            {"limits": {"cpu": 1}},
+            "the request's limits.cpu is not acceptable: there is no such field; did you mean 'cpus'?",
+        ),
+        ({"wrong": 1}, "the request's wrong is not acceptable: there is no such field; known are "),
         ([1], "the request's body is not acceptable: Input should be an object"),
         ({"limits": 1}, "the request's limits is not acceptable: Input should be an object"),
     ],

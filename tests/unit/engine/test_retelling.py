@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
-from snapshotd.engine.mind.retelling import OtherWords, Retelling, edits
+from snapshotd.engine.held import HeldMessages, unanswered
+from snapshotd.engine.mind.retelling import OtherWords, Retelling, edits, held_at
 from snapshotd.types import Message, Snapshot
-from tests.records import committed, fork, make_call, started
+from tests.records import committed, fork, make_call, make_entry, started
 
 
 @pytest.fixture
@@ -120,3 +121,79 @@ def test_a_fork_without_an_edit_is_told_word_for_word(catalog: SqliteCatalog) ->
     say(retelling, "a")
     assert other(retelling, "B") == "b"
     say(retelling, "b")
+
+
+def test_an_agents_own_tool_edit_is_no_edit(catalog: SqliteCatalog) -> None:
+    """The first call of a fork may be called like the daemon's marker."""
+    line, began = started(catalog)
+    source = committed(catalog, began, "a")
+    forked = fork(source, line)
+    catalog.add_trajectories([(forked, None)])
+    call = make_call("edit")
+    entry = make_entry(source, id=call.id, name="edit", status=call.status, ended_at_ns=call.started_at_ns)
+    head = committed(catalog, source, "b", trajectory=forked.id, seq=0, call=call, entries=[entry])
+    assert edits(catalog, began, head) == []
+    retelling = retold(catalog, began, head, met=False)
+    say(retelling, "a", "b")
+
+
+# -- messages that wait for a result -----------------------------------------------------------------------------------
+
+HINT = Message("user", "try the log")
+ASKED = Message("assistant", {"tool_calls": [{"id": "c1", "function": {"name": "look", "arguments": "{}"}}]})
+RESULT = Message("tool", {"tool_call_id": "c1", "content": "nothing"})
+
+
+def hinted(catalog: SqliteCatalog, *behind: Message) -> tuple[Snapshot, Snapshot]:
+    """Where a program began, and the head of a fork that waits with a hint; `behind`: what is recorded after it."""
+    line, began = started(catalog)
+    source = committed(catalog, began, "go", ASKED)
+    forked = fork(source, line)
+    catalog.add_trajectories([(forked, None)])
+    held = make_call("edit", arguments={"held": [[HINT.role, HINT.content]]})
+    head = committed(catalog, source, trajectory=forked.id, after=source, keep=2, seq=0, call=held)
+    return began, committed(catalog, head, *behind) if behind else head
+
+
+def tell(retelling: Retelling, *messages: Message) -> None:
+    for message in messages:
+        retelling.meet(message)
+
+
+def test_a_hint_waits_for_the_result_of_the_call(catalog: SqliteCatalog) -> None:
+    began, head = hinted(catalog)
+    retelling = retold(catalog, began, head)
+    say(retelling, "go")
+    tell(retelling, ASKED)
+    assert retelling.position == 2
+    assert retelling.held.around(RESULT)[:2] == ((), (HINT,))
+    assert retelling.held.around(Message("user", "else"))[:2] == ((HINT,), ()), "it never stays behind"
+    assert held_at(catalog, began, head, []) == retelling.held
+    assert held_at(catalog, began, head, [RESULT]).messages == (HINT,)
+    assert held_at(catalog, began, head, [RESULT, HINT]).messages == ()
+
+
+@pytest.mark.parametrize("behind", [(RESULT, HINT), (HINT, Message("user", "else"))], ids=["behind", "before"])
+def test_a_recorded_hint_is_no_message_of_the_program(catalog: SqliteCatalog, behind: tuple[Message, ...]) -> None:
+    began, head = hinted(catalog, *behind, Message("assistant", "done"))
+    retelling = retold(catalog, began, head)
+    say(retelling, "go")
+    tell(retelling, ASKED, next(one for one in behind if one is not HINT), Message("assistant", "done"))
+    assert retelling.position == head.messages
+    assert retelling.held.messages == ()
+    skipping = retold(catalog, began, head)
+    skipping.reach(head.call.id, head.messages)
+    assert skipping.held.messages == ()
+    assert held_at(catalog, began, head, []).messages == ()
+
+
+def test_a_hint_waits_for_all_results_of_a_message(catalog: SqliteCatalog) -> None:
+    blocks = [{"type": "tool_use", "id": name, "name": "look", "input": {}} for name in ("a", "b")]
+    open_calls = unanswered([Message("user", "go"), Message("assistant", blocks)])
+    assert open_calls == ("a", "b")
+    one, two = (Message("user", [{"type": "tool_result", "tool_use_id": name, "content": "x"}]) for name in ("b", "a"))
+    before, after, held = HeldMessages((HINT,), open_calls).around(one)
+    assert (before, after, held.unanswered) == ((), (), ("a",))
+    assert held.around(two)[:2] == ((), (HINT,))
+    assert unanswered([Message("assistant", blocks), one, two]) == ()
+    assert unanswered([Message("assistant", blocks), Message("user", "never mind")]) == ()

@@ -52,6 +52,14 @@ def test_a_package_manager_that_fails_is_quoted(manager: Manager) -> None:
     assert reason.endswith(f"failed: {manager.complaint} no such package")
 
 
+def test_packages_that_go_together_are_one_command(manager: Manager) -> None:
+    said = system_packages.advice("gcc", "libfuse3-dev", "pkg-config")
+    assert said.count(manager.shown) == 1
+    assert said.startswith(f"`{manager.shown} ")
+    said = system_packages.advice("gcc", "mmdebstrap")
+    assert ("mmdebstrap, which this machine's packages do not have" in said) == (manager.program != "apt-get")
+
+
 def test_the_doctor_names_the_command_of_this_machine(manager: Manager, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Package, "missing", lambda _: True)
     found = {check.name: check for check in doctor._programs()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from snapshotd.api.experiments import AlignedCall, BranchInfo, CompareInfo, Diff
 from snapshotd.cli.changes import change_json, change_line
 from snapshotd.cli.command import connect, declare, json_option, refuse
 from snapshotd.cli.taken import snapshot_json
-from snapshotd.cli.text import call_text, print_json, printable, status, table
+from snapshotd.cli.text import call_text, print_json, printable, shown_id, status, table
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.results import SnapshotInfo
 from snapshotd.terms import short
@@ -105,7 +106,7 @@ def _text(found: CompareInfo) -> None:
     for other, pair in zip(found.branches[1:], found.pairs, strict=True):
         click.echo()
         table(*_calls(pair, found.branches[0], other))
-        click.echo(_first(pair))
+        click.echo(_first(pair, found.branches[0], other))
         for line in _files(pair, found.branches[0], other):
             click.echo(f"  {line}")
     click.echo()
@@ -120,10 +121,13 @@ def _beginning(found: CompareInfo) -> str:
 
 
 def _calls(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    left_title, right_title = _titles([left, right])
     rows: list[tuple[str, ...]] = [
         (_SIGNS[call.difference][0], str(call.number), _shown(call.left), _shown(call.right)) for call in pair.calls
     ]
-    return ("", "CALL", _title(left).upper(), _title(right).upper()), rows
+    if left.forked_with != right.forked_with:
+        rows.insert(0, ("~", "", *(f"forked with {_forked_with(side)}" for side in (left, right))))
+    return ("", "CALL", left_title.upper(), right_title.upper()), rows
 
 
 def _shown(one: SnapshotInfo | None) -> str:
@@ -134,8 +138,16 @@ def _shown(one: SnapshotInfo | None) -> str:
     return f"{text}  {status(one.tool.status)}{code}"
 
 
-def _first(pair: PairInfo) -> str:
+def _forked_with(side: BranchInfo) -> str:
+    text = printable(side.forked_with or "nothing else")
+    return text if len(text) <= _CHARS else text[: _CHARS - 1] + "…"
+
+
+def _first(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> str:
     call = pair.first_difference
+    if left.forked_with != right.forked_with:
+        behind = "" if call is None else f"; then call {call.number}, {_SIGNS[call.difference][1]}"
+        return f"First difference: what they were forked with{behind}."
     if call is None:
         return "All calls are the same." + ("" if pair.changes else " So are all files.")
     return f"First difference: call {call.number}, {_SIGNS[call.difference][1]}."
@@ -149,14 +161,21 @@ def _files(pair: PairInfo, left: BranchInfo, right: BranchInfo) -> list[str]:
     return lines
 
 
-def _title(branch: BranchInfo) -> str:
-    return printable(branch.name or short(branch.head.id))
+def _titles(branches: Sequence[BranchInfo]) -> list[str]:
+    """A name for each, which no two share: branches without a step of their own are of one trajectory, and go by what
+    the user called them."""
+    names = [printable(one.name or short(one.head.id)) for one in branches]
+    return [
+        name if names.count(name) == 1 else printable(shown_id(one.ref, full=False))
+        for name, one in zip(names, branches, strict=True)
+    ]
 
 
 def _outcomes(found: CompareInfo) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """One column for each side."""
     of = found.branches
     lines = [
+        *([("forked with", [_forked_with(one) for one in of])] if any(one.forked_with for one in of) else []),
         ("head", [short(one.head.id) for one in of]),
         ("status", [status(one.status) for one in of]),
         ("exit code", ["-" if one.exit_code is None else str(one.exit_code) for one in of]),
@@ -166,13 +185,13 @@ def _outcomes(found: CompareInfo) -> tuple[tuple[str, ...], list[tuple[str, ...]
         ("tokens in, out", ["-" if not any(one.tokens) else "{:,}, {:,}".format(*one.tokens) for one in of]),
         ("files", [f"+{one.added} ~{one.changed} -{one.deleted}" for one in of]),
     ]
-    return ("", *(_title(one) for one in of)), [(name, *cells) for name, cells in lines]
+    return ("", *_titles(of)), [(name, *cells) for name, cells in lines]
 
 
 def _markdown(found: CompareInfo) -> str:
     parts = [_beginning(found)]
     for other, pair in zip(found.branches[1:], found.pairs, strict=True):
-        parts += [_markdown_table(*_calls(pair, found.branches[0], other)), _first(pair)]
+        parts += [_markdown_table(*_calls(pair, found.branches[0], other)), _first(pair, found.branches[0], other)]
         if pair.changes:
             lines = map(click.unstyle, _files(pair, found.branches[0], other))
             parts.append("\n".join(["```", *lines, "```"]))
@@ -202,7 +221,7 @@ def _html(found: CompareInfo, file: Path) -> None:
     console.print(Text(_beginning(found)))
     for other, pair in zip(found.branches[1:], found.pairs, strict=True):
         show(*_calls(pair, found.branches[0], other))
-        console.print(Text(_first(pair)))
+        console.print(Text(_first(pair, found.branches[0], other)))
         for change in pair.changes:
             console.print(Text.from_ansi(change_line(change)))
     show(*_outcomes(found))

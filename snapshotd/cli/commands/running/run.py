@@ -29,6 +29,7 @@ from snapshotd.client.client import Snapshotd
 from snapshotd.client.local import profiles
 from snapshotd.client.local.profiles import AgentProfile
 from snapshotd.config import places
+from snapshotd.errors import Unsupported
 
 _EXAMPLES = [
     "snapshotd run agent.py",
@@ -120,6 +121,8 @@ def command(
     """
     wanted = _program(program, after_dashes(ctx))
     if wanted["agent"] in profiles.names() and not os.path.lexists(wanted["agent"]):
+        if options["isolation"] is not None or connect(ctx).status()["mode"] == "folder":
+            raise _in_a_folder(wanted["agent"])  # before npm has loaded what it would not run
         profile = profiles.load(wanted["agent"])
         wanted = _known(profile, wanted["args"], options)
         requirements = requirements or profile.requirements()
@@ -187,6 +190,14 @@ def _in_terminal(client: Snapshotd, wanted: dict[str, Any], user: str | None, qu
         return in_terminal(client, trajectory.id, None, wanted["command"], options, quiet).exit_code
     finally:
         client.stop(trajectory.id)
+
+
+def _in_a_folder(name: str) -> Unsupported:
+    """The daemon says the same of a request (`engine/runs/folder_mode.py`), which comes after the program is installed."""
+    return Unsupported(
+        f"a known agent's program needs a sandbox with isolation, and this one is a plain folder: install {name} here, and run it "
+        f"as a command: `snapshotd run --isolation none -- {name}`"
+    )
 
 
 def _known(profile: AgentProfile, args: list[str], options: dict[str, Any]) -> dict[str, Any]:

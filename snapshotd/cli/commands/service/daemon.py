@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -61,6 +62,7 @@ _EXAMPLES = [
     is_flag=True,
     help="Make a damaged catalog.db again from the stored snapshots, and end; the old one is kept beside it.",
 )
+@click.option("--unit", is_flag=True, help="Print the unit for systemd, with the path of this program, and end.")
 @click.option(
     "--isolation",
     type=click.Choice(["none"]),
@@ -76,6 +78,7 @@ def command(
     restart: bool,
     status: bool,
     rebuild_catalog: bool,
+    unit: bool,
     isolation: str | None,
     ready_fd: int | None,
     as_json: bool,
@@ -88,8 +91,10 @@ def command(
     --status and --rebuild-catalog print an object, --stop {"stopped":pid}, --restart {"stopped","started"}: two process
     ids, the first null if none ran.
     """
-    if stop + restart + status + rebuild_catalog > 1:
-        refuse("--stop, --restart, --status and --rebuild-catalog exclude each other; choose one")
+    if stop + restart + status + rebuild_catalog + unit > 1:
+        refuse("--stop, --restart, --status, --rebuild-catalog and --unit exclude each other; choose one")
+    if unit:
+        return _unit()
     client = connect(ctx, autostart=False)
     if stop:
         return _stop(client, as_json)
@@ -100,6 +105,16 @@ def command(
     if rebuild_catalog:
         return _rebuild(client, as_json, isolation)
     return _serve(client, foreground, ready_fd, isolation)
+
+
+def _unit() -> int:
+    """The package's unit, whose program is the one that runs now: it may be in an environment of its own."""
+    from snapshotd import daemon
+
+    text = Path(daemon.__file__).with_name("snapshotd.service").read_text()
+    program = shutil.which(sys.argv[0]) or "/usr/local/bin/snapshotd"
+    click.echo(text.replace("/usr/local/bin/snapshotd", os.path.abspath(program)), nl=False)
+    return 0
 
 
 def _rebuild(client: Snapshotd, as_json: bool, isolation: str | None) -> int:

@@ -21,6 +21,7 @@ from snapshotd.engine.folders.capture import TOP
 from snapshotd.engine.folders.databases import groups, log_in
 from snapshotd.engine.folders.names import name_of
 from snapshotd.engine.folders.rewinding.putting_back import relative
+from snapshotd.engine.markers import is_marker
 from snapshotd.engine.storing import look
 from snapshotd.errors import Conflict, NotFound, SnapshotdError
 from snapshotd.terms import number_of
@@ -131,7 +132,7 @@ class History:
         """The changes of the snapshots after a number."""
         found = History()
         for snapshot in context.catalog.snapshots(trajectory.id):
-            if snapshot.call.name in ("rewind", "undo") and "continues" in snapshot.call.arguments:
+            if is_marker(context.catalog, snapshot, ("rewind", "undo")) and "continues" in snapshot.call.arguments:
                 new, old = snapshot.call.arguments["continues"]
                 found._before[new] = old
             if snapshot.seq <= seq:

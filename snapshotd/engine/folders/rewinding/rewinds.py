@@ -24,6 +24,7 @@ from snapshotd.engine.folders.rewinding.plan import FolderChanges, History, Rewi
 from snapshotd.engine.folders.rewinding.putting_back import PuttingBack
 from snapshotd.engine.folders.user_files import UserFiles
 from snapshotd.engine.folders.writers import agent_of
+from snapshotd.engine.markers import is_marker
 from snapshotd.engine.sandbox.step import marker
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.cold import gone
@@ -226,7 +227,7 @@ class FolderRewinds:
 
     def _find_last_rewind(self, trajectory: Trajectory) -> Snapshot:
         for snapshot in reversed(self._catalog.snapshots(trajectory.id, 100)):
-            if snapshot.call.name in UNDOABLE and not self._catalog.own_entries(snapshot.id):
+            if is_marker(self._catalog, snapshot, UNDOABLE):
                 return snapshot
             if self._catalog.own_entries(snapshot.id):
                 break

@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from snapshotd.catalog.base import Catalog
+from snapshotd.engine.markers import is_marker
 from snapshotd.engine.mind.approval.records import ApprovalRecords, Asked, WaitingCaller, digest
 from snapshotd.engine.mind.replay import DENIED
 from snapshotd.engine.protocol.agent_handler import Question
@@ -137,7 +138,11 @@ class Gate:
         """True if nothing has happened after the snapshot but other questions, denials, and resumptions of the
         program."""
         at = self._catalog.get_snapshot(head)
-        while at.id != snapshot and (at.call.name in _NOTHING or self._was_denied(at)) and at.parent is not None:
+        while (
+            at.id != snapshot
+            and (is_marker(self._catalog, at, _NOTHING) or self._was_denied(at))
+            and at.parent is not None
+        ):
             at = self._catalog.get_snapshot(at.parent)
         return at.id == snapshot
 

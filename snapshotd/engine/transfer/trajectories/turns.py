@@ -17,6 +17,7 @@ from typing import Any
 
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.context import Context
+from snapshotd.engine.markers import MARKERS
 from snapshotd.engine.mind.replay import CALL, CALLER, LANE, PARAMS, SIDE, TOKENS
 from snapshotd.engine.mind.wire import records
 from snapshotd.engine.transfer.trajectories.reading import Source, Spoken, SpokenResult, reply_text, spoken
@@ -27,13 +28,6 @@ from snapshotd.types import CallStatus, EntryKind, JournalEntry, Message, Snapsh
 
 OUTPUT_LIMIT_BYTES = 1 << 20
 """The most of one recorded output that is exported. The snapshot has all of it."""
-_DAEMONS_OWN = frozenset(
-    (
-        *("start", "exit", "stop", "diverged", "approval", "checkpoint", "turn", "snapshot", "edits", "prompt"),
-        *("rewind", "undo", "edit", "retry", "promote", "merge"),
-    )
-)
-"""Names of snapshots that no call of an agent has made."""
 
 Replies = Callable[[str, RecordedReply], Sequence[Message]]
 """Reads the messages of a recorded reply in the words of an API (`gateway.base.Api`)."""
@@ -249,7 +243,7 @@ class Walk:
             self.main.say(said, at, copied, model)
         for entry in entries:
             self._entry(entry, at, copied)
-        if not (entries.seen or at.call.name in _DAEMONS_OWN):
+        if not (entries.seen or at.call.name in MARKERS):
             self._ran(self.main, at.call, None, at, copied)  # a command from outside, or a call that a hook told of
 
     def _model_behind(self, said: Spoken, entries: _Entries, at: Snapshot, copied: bool) -> ModelFacts | None:

@@ -1,0 +1,31 @@
+"""Markers: snapshots that the daemon took on its own account, or for a person, and not for a call.
+
+A marker is known by what no program can write: its call is in no journal as a tool. Its name alone tells nothing, since
+an agent may have a tool `edit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from snapshotd.catalog.base import Catalog
+from snapshotd.errors import NotFound
+from snapshotd.types import EntryKind, Snapshot
+
+EDIT = "edit"
+MARKERS = frozenset(
+    (
+        *("start", "exit", "stop", "diverged", "approval", "checkpoint", "turn", "snapshot", "edits", "prompt"),
+        *("rewind", "undo", EDIT, "retry", "promote", "merge"),
+    )
+)
+
+
+def is_marker(catalog: Catalog, snapshot: Snapshot, names: Collection[str] = MARKERS) -> bool:
+    """True for a marker with one of these names; one look into the journal for a snapshot that is called like one."""
+    if snapshot.call.name not in names:
+        return False
+    try:
+        return catalog.entry(snapshot.call.id).kind is not EntryKind.TOOL
+    except NotFound:
+        return True
