@@ -79,6 +79,15 @@ class Blocking(Twofold):
         view.__dict__ = self.__dict__
         return view
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled, the form that `_coroutines` makes is the one that it was made of."""
+        cls = type(self)
+        if cls._blocks:
+            return super().__reduce_ex__(protocol)
+        blocking: Any = object.__new__(cls.__bases__[0])
+        blocking.__dict__ = self.__dict__
+        return getattr, (blocking, "_coroutines")
+
 
 class BlockingContext(Blocking):
     """The form for threads of a class that is used as a context manager."""
