@@ -27,7 +27,7 @@ Columns: class, process exit code, HTTP status. The numbers live on the classes 
 from __future__ import annotations
 
 import errno
-from typing import ClassVar
+from typing import Any, ClassVar
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 """Errors of system calls that become `OutOfSpace`: the disk is full, or a user's quota."""
@@ -43,6 +43,10 @@ class SnapshotdError(Exception):
         super().__init__(message)
         self.message = message
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As Python's, but for classes that are made with more than their message."""
+        return _made_again, (type(self), self.args, vars(self))
+
     @property
     def code(self) -> str:
         """Stable name on the wire: the class name."""
@@ -51,6 +55,14 @@ class SnapshotdError(Exception):
     def as_json(self) -> dict[str, object]:
         """The error as every wire has it."""
         return {"error": {"code": self.code, "message": self.message}}
+
+
+def _made_again(kind: type[SnapshotdError], args: tuple[Any, ...], members: dict[str, Any]) -> SnapshotdError:
+    """An error that was pickled or copied."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(members)
+    return error
 
 
 class UsageError(SnapshotdError):

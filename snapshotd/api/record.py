@@ -31,8 +31,10 @@ __all__ = [
     "decode",
     "encode",
     "encode_masked",
+    "is_secret",
     "record",
     "records_in",
+    "types_of",
     "unset",
 ]
 
@@ -108,6 +110,31 @@ class Bounds:
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Json]) -> Json:
         return {**handler(source), **self._bounds}
 
+    def excludes(self, value: Any) -> str | None:
+        """The values that are within, in words, if this one is not."""
+        measure = value if isinstance(value, int | float) else len(value)
+        low, high = (self._bounds.get(name) for name in ("ge", "le"))
+        if measure is not value:
+            low, high = (self._bounds.get(name) for name in ("min_length", "max_length"))
+        above, below = self._bounds.get("gt"), self._bounds.get("lt")
+        if (
+            (low is None or measure >= low)
+            and (high is None or measure <= high)
+            and (above is None or measure > above)
+            and (below is None or measure < below)
+            and measure == measure  # no NaN
+        ):
+            return None
+        ends = ((low, "at least"), (above, "above"), (high, "at most"), (below, "below"))
+        said = " and ".join(
+            f"{word} {end:g}" if isinstance(end, float) else f"{word} {end}" for end, word in ends if end is not None
+        )
+        return (
+            f"a number {said}"
+            if measure is value
+            else f"{'text' if isinstance(value, str) else 'a list'} whose length is {said}"
+        )
+
 
 class OneOf:
     """A text that is one of these."""
@@ -117,6 +144,10 @@ class OneOf:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Json]) -> Json:
         return {"type": "literal", "expected": self.texts}
+
+    def excludes(self, value: Any) -> str | None:
+        """As those of `Bounds`."""
+        return None if value in self.texts else " or ".join(map(repr, self.texts))
 
 
 class _Hidden:
@@ -286,6 +317,17 @@ def _maker_of(kind: Any) -> _Make | None:
 def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def types_of(cls: Any) -> dict[str, Any]:
+    """The types of a record's fields, with their bounds."""
+    hints: dict[str, Any] = _hints(cls)
+    return hints
+
+
+def is_secret(cls: Any, name: str) -> bool:
+    """The field is recorded nowhere in plain."""
+    return name in _hidden(cls)
 
 
 @cache

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from snapshotd.api.record import encode
+from snapshotd.api.record import Request, encode
 from snapshotd.api.wire import (
     API_PREFIX,
     API_VERSION,
@@ -31,6 +31,7 @@ from snapshotd.api.wire import (
     VERSION_HEADER,
     body_max_bytes,
 )
+from snapshotd.client.local.signatures import check_request
 from snapshotd.errors import (
     BY_CODE,
     DaemonUnavailable,
@@ -166,7 +167,10 @@ def chunk_bytes(data: bytes) -> bytes:
 
 
 def line_bytes(body: Any, most: int = BODY_MAX_BYTES) -> bytes:
-    """A JSON body. LimitExceeded: no daemon takes it. UsageError: an argument is nothing that JSON has."""
+    """A JSON body. LimitExceeded: no daemon takes it. UsageError: an argument is nothing that JSON has, or none that the
+    request can have."""
+    if isinstance(body, Request):
+        check_request(body)
     try:
         data = json.dumps(body, default=encode).encode()
     except (TypeError, ValueError) as exc:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import field
 
 from snapshotd.api.record import record
-from snapshotd.client.local.arguments import argv_of, bytes_of, check_function
+from snapshotd.client.local.arguments import argv_of, bytes_of
 from snapshotd.client.results import ExecInfo
 from snapshotd.errors import SnapshotdError
 
@@ -61,8 +61,6 @@ class KeptOutput:
     def __init__(
         self, on_stdout: Callable[[bytes], object] | None, on_stderr: Callable[[bytes], object] | None
     ) -> None:
-        check_function("on_stdout", on_stdout)
-        check_function("on_stderr", on_stderr)
         self._told = {"stdout": on_stdout, "stderr": on_stderr}
         self._pieces: dict[str, list[bytes]] = {"stdout": [], "stderr": []}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, Unpack, cast, overload
 
 from snapshotd.client.client import Snapshotd, Verbs
-from snapshotd.client.local.arguments import check_flag
 from snapshotd.client.objects import (
     AnyCommand,
     AnySnapshot,
@@ -100,7 +99,6 @@ class AnySandbox(
         """Run an agent file with `args`, or a `command`, to its end, as `wait`. With `detach` the answer is its sandbox
         at once. A run that is no longer waited for (an interrupt, an error in `on_stdout`) goes on. Further keywords are
         those of `Snapshotd.run`. UsageError for what only a run that is waited for has."""
-        check_flag("detach", detach)
         if detach and (check or on_stdout or on_stderr):
             raise UsageError("a detached run has no check, on_stdout or on_stderr; `Sandbox.wait` takes them")
         given = cls._client_of(client)
@@ -152,7 +150,6 @@ class AnySandbox(
         beside it. With `stdin`, `Command.write` writes to it; otherwise its standard input is empty. UsageError for what
         only a command in the foreground has.
         """
-        check_flag("background", background)
         if background:
             if check or on_stdout or on_stderr or input is not None or if_head is not None or wait != "captured":
                 raise UsageError(

@@ -10,7 +10,8 @@ suspends. The descriptors here have both types, so neither a signature nor a doc
     @stream            async def f(...) -> AsyncIterator[T]   Iterator[T]        AsyncItems[T], an AsyncIterator
     @on_this_machine   def f(client: Snapshotd, ...) -> R     R                  a coroutine of R; it runs in a thread
 
-In a verb, `self` is always the asynchronous form: `await self.snapshot(ref)` calls another verb in both clients.
+Each checks its arguments by their annotations (UsageError). In a verb, `self` is always the asynchronous form:
+`await self.snapshot(ref)` calls another verb in both clients.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, cast, overload
+
+from snapshotd.client.local.signatures import Signature
 
 if TYPE_CHECKING:
     from snapshotd.client.client import Snapshotd
@@ -79,6 +82,15 @@ class Blocking(Twofold):
         view.__dict__ = self.__dict__
         return view
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickled, the form that `_coroutines` makes is the one that it was made of."""
+        cls = type(self)
+        if cls._blocks:
+            return super().__reduce_ex__(protocol)
+        blocking: Any = object.__new__(cls.__bases__[0])
+        blocking.__dict__ = self.__dict__
+        return getattr, (blocking, "_coroutines")
+
 
 class BlockingContext(Blocking):
     """The form for threads of a class that is used as a context manager."""
@@ -114,10 +126,16 @@ class verb(_Verb, Generic[P, R]):  # noqa: N801 - this and those below are writt
     """See the module."""
 
     def __init__(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
-        def blocking(instance: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-            return run(verb(instance._coroutines, *args, **kwargs))
+        signature = Signature(verb)
 
-        self._give(verb, blocking, verb)
+        def blocking(instance: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            return run(waiting(instance._coroutines, *args, **kwargs))
+
+        async def waiting(instance: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            signature.check(args, kwargs)
+            return await verb(instance, *args, **kwargs)
+
+        self._give(verb, blocking, waiting)
 
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[P, R]: ...
@@ -133,10 +151,16 @@ class class_verb(_Verb, Generic[P, R]):  # noqa: N801
     """See the module."""
 
     def __init__(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]]) -> None:
-        def blocking(cls: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-            return run(verb(cls, *args, **kwargs))
+        signature = Signature(verb)
 
-        self._give(verb, blocking, verb)
+        def blocking(cls: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            return run(waiting(cls, *args, **kwargs))
+
+        async def waiting(cls: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            signature.check(args, kwargs)
+            return await verb(cls, *args, **kwargs)
+
+        self._give(verb, blocking, waiting)
 
     @overload
     def __get__(self, instance: object, owner: type[Blocking]) -> Callable[P, R]: ...
@@ -188,11 +212,17 @@ class stream(_Verb, Generic[P, T]):  # noqa: N801
     """See the module. The request is made when the verb returns: for threads at once, else when the iteration begins."""
 
     def __init__(self, verb: Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncIterator[T]]]) -> None:
+        signature = Signature(verb)
+
         def blocking(instance: Any, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
-            return iterate(run(verb(instance._coroutines, *args, **kwargs)))
+            return iterate(run(begun(instance._coroutines, *args, **kwargs)))
 
         def waiting(instance: Any, *args: P.args, **kwargs: P.kwargs) -> AsyncItems[T]:
-            return AsyncItems(lambda: verb(instance, *args, **kwargs))
+            return AsyncItems(lambda: begun(instance, *args, **kwargs))
+
+        async def begun(instance: Any, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+            signature.check(args, kwargs)
+            return await verb(instance, *args, **kwargs)
 
         self._give(verb, blocking, waiting)
         vars(blocking)["__wrapped__"] = _returning_iterator(verb)
@@ -219,10 +249,16 @@ class on_this_machine(_Verb, Generic[P, R]):  # noqa: N801
     """See the module. For verbs that work on files of this machine, which Linux reads and writes in no other way."""
 
     def __init__(self, verb: Callable[Concatenate[Snapshotd, P], R]) -> None:
-        async def waiting(instance: Any, *args: P.args, **kwargs: P.kwargs) -> R:
-            return cast(R, await instance._in_thread(verb, *args, **kwargs))
+        signature = Signature(verb)
 
-        self._give(verb, verb, waiting)
+        def blocking(instance: Snapshotd, *args: P.args, **kwargs: P.kwargs) -> R:
+            signature.check(args, kwargs)
+            return verb(instance, *args, **kwargs)
+
+        async def waiting(instance: Any, *args: P.args, **kwargs: P.kwargs) -> R:
+            return cast(R, await instance._in_thread(blocking, *args, **kwargs))
+
+        self._give(verb, blocking, waiting)
 
     @overload
     def __get__(self, instance: Blocking, owner: type) -> Callable[P, R]: ...

@@ -194,24 +194,31 @@ def _unpack(source: RawIOBase, digest: str, root: Path) -> bool:
     # tar takes nobody but the user 0 for one who may give files away, and an ordinary user's daemon is another one.
     command = [*_TAR, "--same-owner", "-C", str(root), "-xpf", "-"]
     environment = {**passed_on(["PATH"]), "LC_ALL": "C"}
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as tar:
-        assert tar.stdin is not None
-        assert tar.stderr is not None
-        with contextlib.suppress(BrokenPipeError, UsageError):  # it ended early, which its exit code tells; damaged
-            content = plain(stream, "the build")
-            while piece := content.read(_PIECE_BYTES):
-                tar.stdin.write(piece)
-        with contextlib.suppress(BrokenPipeError):
-            tar.stdin.close()
-        said = tar.stderr.read().decode("utf-8", "replace")
-    if tar.returncode == 0 and stream.finish() == digest:
-        return True
-    if any(os.strerror(number) in said for number in NO_ROOM):
-        raise OutOfSpace(
-            f"the image cannot be unpacked to {root} because the disk is full: free some space and try again"
-        )
+    with open(os.memfd_create("said"), "w+b", buffering=0) as said:  # tar would wait for the reader of a full pipe
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=said, env=environment) as tar:
+            assert tar.stdin is not None
+            with contextlib.suppress(BrokenPipeError, UsageError):  # it ended early, which its exit code tells; damaged
+                content = plain(stream, "the build")
+                while not _lacks_room(said) and (piece := content.read(_PIECE_BYTES)):
+                    tar.stdin.write(piece)
+            if _lacks_room(said):
+                tar.kill()  # it would try all files that are left
+            with contextlib.suppress(BrokenPipeError):
+                tar.stdin.close()
+        if tar.returncode == 0 and stream.finish() == digest:
+            return True
+        if _lacks_room(said):
+            raise OutOfSpace(
+                f"the image cannot be unpacked to {root} because the disk is full: free some space and try again"
+            )
     _empty(root)
     return False
+
+
+def _lacks_room(said: RawIOBase) -> bool:
+    """The messages of tar speak of a full disk."""
+    text = os.pread(said.fileno(), _PIECE_BYTES, 0).decode("utf-8", "replace")
+    return any(os.strerror(number) in text for number in NO_ROOM)
 
 
 def _empty(root: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 
 from snapshotd import errors
+from snapshotd.cli import command
+from snapshotd.client import following
+from snapshotd.client.outcomes import ExecFailed, ExecResult
 from snapshotd.errors import BY_CODE, NotFound, SnapshotdError
 
 ROW = re.compile(r"^ +([A-Z]\w+) +(\d+) +(\d+) +\S", re.MULTILINE)
@@ -44,3 +49,14 @@ def test_an_error_is_caught_by_its_base() -> None:
     error = NotFound("there is no x")
     assert isinstance(error, SnapshotdError)
     assert error.exit_code == 4
+
+
+def test_every_error_comes_whole_from_another_process() -> None:
+    failed = ExecFailed("it failed", ExecResult(3, b"out", b"err", "5" * 64))
+    others = [cls("it failed") for cls in (*all_errors(), command.Declined, following.StillRunning, SnapshotdError)]
+    for error in (failed, *others):
+        error.add_note("a note")
+        for made in (pickle.loads(pickle.dumps(error)), copy.copy(error), copy.deepcopy(error)):
+            assert type(made) is type(error)
+            assert made.message == str(made) == "it failed"
+            assert vars(made) == vars(error)

@@ -42,17 +42,6 @@ def check_mode(name: str, value: Any) -> None:
         raise wrong(name, value, "a number from 0 to 0o7777, such as 0o644")
 
 
-def check_flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise wrong(name, value, "True or False")
-
-
-def flag_of(name: str, value: Any) -> str | None:
-    """A flag in a query."""
-    check_flag(name, value)
-    return "true" if value else None
-
-
 Wanted = TypeVar("Wanted")
 
 
@@ -140,11 +129,6 @@ def bytes_of(name: str, value: Any) -> bytes:
     if not isinstance(value, bytes | bytearray | memoryview):
         raise wrong(name, value, "text or bytes")
     return bytes(value)
-
-
-def check_function(name: str, value: Any) -> None:
-    if value is not None and not callable(value):
-        raise wrong(name, value, "a function")
 
 
 def local_path(path: str | Path, name: str = "path") -> Path:

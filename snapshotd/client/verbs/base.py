@@ -15,7 +15,7 @@ from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.client.transport import Transport
 from snapshotd.client.twofold import Twofold, verb
-from snapshotd.errors import DaemonUnavailable, UsageError
+from snapshotd.errors import DaemonUnavailable
 
 Wait = Literal["captured", "stored"]
 """Durability that a method waits for when it makes a snapshot: `captured` survives a crash of the daemon, `stored` also
@@ -58,13 +58,7 @@ class VerbPart(Twofold):
         self, operation: Operation[SnapshotInfo], ref: str, body: Request | None, wait: Wait
     ) -> SnapshotInfo:
         """An operation that is answered with the snapshot of one step."""
-        check_wait(wait)
         return await self._settled(await self._transport.call(operation, ref, body=body), wait)
-
-
-def check_wait(wait: str) -> None:
-    if wait not in ("captured", "stored"):
-        raise UsageError(f"{wait!r} is nothing to wait for; use captured or stored")
 
 
 Progress = Callable[[str], object]

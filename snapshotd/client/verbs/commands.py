@@ -20,7 +20,7 @@ from snapshotd.client.feeding import AsyncTerminal, Feeder, Readable
 from snapshotd.client.following import Following
 from snapshotd.client.local.arguments import argv_of, check_count, check_seconds, texts_of
 from snapshotd.client.twofold import closing, on_this_machine, stream, verb
-from snapshotd.client.verbs.base import VerbPart, Wait, check_wait
+from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.errors import DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -93,7 +93,6 @@ class CommandVerbs(VerbPart):
         With `terminal` the command has a terminal in place of pipes: all that it prints comes as "stdout", `stdin` is
         typed into it, and the command ends when this process goes away.
         """
-        check_wait(wait)
         head = None if if_head is None else check_ref(if_head)
         request = exec_request(argv, cwd, env, user, timeout, terminal, if_head=head, idle_timeout=idle_timeout)
         paths = operations.EXEC.to(ref), operations.EXEC_ATTENDED.to(ref)

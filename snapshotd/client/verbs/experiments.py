@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from snapshotd.api import operations
 from snapshotd.api.mind import PromoteRequest
 from snapshotd.api.snapshots import SnapshotInfo
-from snapshotd.client.local.arguments import flag_of
+from snapshotd.client.local.arguments import wrong
 from snapshotd.client.twofold import closing, verb
 from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.errors import Conflict, DaemonUnavailable, NotFound
@@ -37,9 +37,11 @@ class ExperimentVerbs(VerbPart):
         A branch that cannot be forked, goes over its budget, or has no score carries its error, and the rest goes on.
         UsageError, with the line: the description is wrong. LimitExceeded: its files are too large. Conflict: there is
         another one of this name."""
-        from snapshotd.client.branching.experiment_file import read_experiment
+        from snapshotd.client.branching.experiment_file import Experiment, read_experiment
 
-        plan = read_experiment(experiment) if isinstance(experiment, str | Path) else experiment
+        if not isinstance(experiment, str | Path | Experiment):
+            raise wrong("experiment", experiment, "the path of a TOML file, or an Experiment")
+        plan = experiment if isinstance(experiment, Experiment) else read_experiment(experiment)
         return _info(await self._transport.request(*operations.CREATE_EXPERIMENT.at(), body=plan.request(), once=True))
 
     @verb
@@ -128,7 +130,7 @@ class ExperimentVerbs(VerbPart):
     async def remove_experiment(self, name: str, *, force: bool = False) -> None:
         """Forget an experiment with its branches. Conflict: some run (unless `force`), or others were forked from
         them."""
-        query = {"force": flag_of("force", force)}
+        query = {"force": force or None}
         await self._transport.call(operations.REMOVE_EXPERIMENT, name, query=query)
 
 

@@ -13,18 +13,10 @@ from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, Ren
 from snapshotd.api.snapshots import RestoreInfo, SnapshotInfo
 from snapshotd.client.exchange import AnswerLost, Query, new_key
 from snapshotd.client.feeding import Readable
-from snapshotd.client.local.arguments import (
-    bytes_of,
-    check_file,
-    check_function,
-    check_mode,
-    local_path,
-    sandbox_path,
-    wrong,
-)
+from snapshotd.client.local.arguments import bytes_of, check_file, check_mode, local_path, sandbox_path, wrong
 from snapshotd.client.transport import UploadSource
 from snapshotd.client.twofold import Blocking, Twofold, closing, iterate, on_this_machine, run, stream, verb
-from snapshotd.client.verbs.base import VerbPart, Wait, b64, check_wait, records_of
+from snapshotd.client.verbs.base import VerbPart, Wait, b64, records_of
 from snapshotd.errors import DaemonUnavailable, NotFound, UsageError
 
 if TYPE_CHECKING:
@@ -83,7 +75,6 @@ class FileVerbs(VerbPart):
     async def read_archive(self, ref: str, path: SandboxPath, write: Callable[[bytes], object]) -> tuple[str, ...]:
         """Write a file, or a directory with all that is in it, as a tar, whose members' paths begin with its name.
         Returns warnings: what a tar cannot hold. The output is incomplete if the method raises."""
-        check_function("write", write)
         pieces = _Pieces(await self._transport.frames(*operations.READ_ARCHIVE.at(ref), query=_path(path)))
         async for piece in pieces.all():
             write(piece)
@@ -212,7 +203,6 @@ class FileVerbs(VerbPart):
         return await self._step(operations.RENAME_FILE, ref, RenameFileRequest(_b64(path), _b64(to)), wait)
 
     async def _write(self, where: str, source: UploadSource, query: Query, wait: Wait) -> WriteInfo:
-        check_wait(wait)
         key = new_key()
         try:
             async with closing(await self._transport.upload(where, source, query=query, key=key)) as events:

@@ -13,7 +13,6 @@ from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, check_ref
 from snapshotd.client.local.arguments import (
     argv_of,
     check_count,
-    check_flag,
     check_seconds,
     local_path,
     refs_of,
@@ -21,7 +20,7 @@ from snapshotd.client.local.arguments import (
     words_of,
 )
 from snapshotd.client.twofold import closing, verb
-from snapshotd.client.verbs.base import VerbPart, Wait, check_wait
+from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -58,7 +57,6 @@ class ForkVerbs(VerbPart):
 
         `wait` covers the snapshot that they begin at and their snapshots so far. `idle_timeout`: as `create`; None: the
         daemon's default (half an hour). UsageError before anything starts."""
-        check_wait(wait)
         check_count("n", n, 1, FORK_MAX)
         check_seconds("idle_timeout", idle_timeout, zero=True)
         children: Any = ()
@@ -111,7 +109,6 @@ class ForkVerbs(VerbPart):
             from snapshotd.client.branching.variants import variant_fields
 
             children = variant_fields(variants, QUEUE_MAX)
-        check_flag("keep_going", keep_going)
         body = ForkQueueRequest(
             n, parallel, keep_going, None if args is None else tuple(words_of("args", args)), name, resume, children
         )
@@ -128,7 +125,9 @@ class ForkVerbs(VerbPart):
     async def compare(self, *refs: str | Sequence[str]) -> CompareInfo:
         """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
         first; and how each came out. Each is an argument of its own, or one list has all."""
-        body = {"refs": [check_ref(ref) for ref in refs_of(refs)]}
+        from snapshotd.api.experiments import CompareRequest
+
+        body = CompareRequest(tuple(map(check_ref, refs_of(refs))))
         return await self._transport.call(operations.COMPARE, body=body)
 
     @verb
@@ -153,17 +152,17 @@ class ForkVerbs(VerbPart):
 
         UsageError: the command fails at the good end, or passes at the bad one.
         """
-        from snapshotd.api.experiments import Tried
+        from snapshotd.api.experiments import BisectRequest, Tried
         from snapshotd.client.branching.results import BisectInfo
 
-        body = {
+        body = BisectRequest(
             **_command(argv, cwd, env, user),
-            "ref": check_ref(ref),
-            "good": None if good is None else check_ref(good),
-            "bad": None if bad is None else check_ref(bad),
-            "parallel": parallel,
-            "repeat": repeat,
-        }
+            ref=check_ref(ref),
+            good=None if good is None else check_ref(good),
+            bad=None if bad is None else check_ref(bad),
+            parallel=parallel,
+            repeat=repeat,
+        )
         tried: list[Json] = []
         async with closing(await self._transport.lines(*operations.BISECT.at(), body=body)) as events:
             async for event in events:
@@ -205,23 +204,24 @@ class ForkVerbs(VerbPart):
         A run without a score, or of more than `timeout` seconds, carries its error, and the rest goes on. UsageError
         and LimitExceeded before anything runs.
         """
+        from snapshotd.api.experiments import ScoreRequest
         from snapshotd.client.branching.results import ScoreInfo
         from snapshotd.client.local.scorer_files import folder_b64
         from snapshotd.scores import ScoredRun
 
         check_seconds("timeout", timeout)
-        body = {
+        body = ScoreRequest(
             **_command(argv, cwd, env, user),
-            "refs": words_of("refs", refs),
-            "each": each,
-            "number": number,
-            "junit": junit,
-            "files_b64": None if with_files is None else folder_b64(local_path(with_files, "with_files")),
-            "files_path": None if with_files is None else with_path,
-            "repeat": repeat,
-            "parallel": parallel,
-            "timeout_s": timeout,
-        }
+            refs=tuple(words_of("refs", refs)),
+            each=each,
+            number=number,
+            junit=junit,
+            files_b64=None if with_files is None else folder_b64(local_path(with_files, "with_files")),
+            files_path=None if with_files is None else with_path,
+            repeat=repeat,
+            parallel=parallel,
+            timeout_s=timeout,
+        )
         async with closing(await self._transport.lines(*operations.SCORE.at(), body=body)) as events:
             async for event in events:
                 if event["event"] == "result":
@@ -232,4 +232,4 @@ class ForkVerbs(VerbPart):
 
 def _command(argv: Sequence[str], cwd: str | None, env: Mapping[str, str] | None, user: str | None) -> Json:
     """The fields of a command in throw-away forks."""
-    return {"argv": argv_of(argv), "cwd": cwd, "env": texts_of("env", env), "user": user}
+    return {"argv": tuple(argv_of(argv)), "cwd": cwd, "env": texts_of("env", env), "user": user}

@@ -22,7 +22,7 @@ from snapshotd.api.snapshots import (
 )
 from snapshotd.api.trajectories import OverviewInfo, SandboxInfo, TrajectoryInfo
 from snapshotd.api.wire import check_ref
-from snapshotd.client.local.arguments import check_flag, local_path, sandbox_path
+from snapshotd.client.local.arguments import local_path, sandbox_path, wrong
 from snapshotd.client.results import ApplyInfo
 from snapshotd.client.twofold import on_this_machine, stream, verb
 from snapshotd.client.verbs.base import VerbPart, b64, records_of
@@ -57,8 +57,6 @@ def apply(
     Unsupported (there is no git, and it is needed)."""
     from snapshotd.client.apply import apply
 
-    check_flag("dry_run", dry_run)
-    check_flag("hooks", hooks)
     info = client.snapshot(snapshot)
     start = apply.first_of(client, info) if base is None else client.snapshot(base).id
     source = apply.SnapshotReader(client, start, info.id, apply.WORKSPACE if path is None else sandbox_path(path))
@@ -164,6 +162,8 @@ class LookingVerbs(VerbPart):
         """Give a snapshot a tag; returns the snapshot's id. Conflict when another snapshot has the tag, unless
         `move`."""
         check_ref(ref)
+        if "/" in name or name in ("", ".", ".."):  # it would lead to another path of the API
+            raise wrong("name", name, "up to 64 letters, digits, '.', '_' and '-', beginning with a letter or digit")
         return (await self._transport.call(operations.TAG, name, body=TagRequest(ref, move))).snapshot
 
     @verb

@@ -31,9 +31,9 @@ from snapshotd.api.snapshots import SnapshotInfo
 from snapshotd.api.trajectories import TrajectoryInfo
 from snapshotd.api.wire import PREVIEW_FILES, check_ref
 from snapshotd.client.exchange import Query
-from snapshotd.client.local.arguments import MessageLike, bytes_of, check_flag, messages_of, sandbox_path
+from snapshotd.client.local.arguments import MessageLike, bytes_of, messages_of, sandbox_path
 from snapshotd.client.twofold import stream, verb
-from snapshotd.client.verbs.base import VerbPart, Wait, b64, check_wait, records_of
+from snapshotd.client.verbs.base import VerbPart, Wait, b64, records_of
 
 Mode = RewindMode
 RECORDED = UNSET
@@ -142,7 +142,6 @@ class MindVerbs(VerbPart):
         Three-way, as `apply`: changes of `into` are kept, and with conflicts nothing is merged and the answer names
         them. UsageError (nothing in common, and no base), Conflict (something runs in `into`, or it changed meanwhile),
         Unsupported (there is no git, and texts are to be merged)."""
-        check_flag("dry_run", dry_run)
         where = None if path is None else b64(sandbox_path(path))
         body = MergeRequest(check_ref(source), None if base is None else check_ref(base), where, dry_run)
         return await self._transport.call(operations.MERGE, into, body=body)
@@ -170,7 +169,6 @@ class MindVerbs(VerbPart):
         its end and `add_messages` after that. `result`: of the snapshot's tool call. `state`: keys to set (None removes
         one). UsageError: an edit that cannot be made.
         """
-        check_wait(wait)
         changes = edit_fields(files, messages, drop_messages, add_messages, result, state)
         body = EditRequest(**vars(changes), env=dict(env or {}), name=name, resume=resume)
         made = await self._transport.call(operations.EDIT, ref, body=body)

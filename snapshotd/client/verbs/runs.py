@@ -10,10 +10,10 @@ from snapshotd.api import operations
 from snapshotd.api.snapshots import SnapshotInfo, SnapshotRequest
 from snapshotd.api.trajectories import CreateRequest, LimitsRequest, Provider, RunAgentRequest, TrajectoryInfo
 from snapshotd.client.following import Following
-from snapshotd.client.local.arguments import absolute, check_seconds, flag_of, instances_of, texts_of, words_of
+from snapshotd.client.local.arguments import absolute, check_seconds, instances_of, texts_of, words_of
 from snapshotd.client.local.sizes import limit_fields
 from snapshotd.client.twofold import stream, verb
-from snapshotd.client.verbs.base import VerbPart, Wait, check_wait
+from snapshotd.client.verbs.base import VerbPart, Wait
 from snapshotd.client.verbs.commands import OutputSink, ShownOutput
 from snapshotd.errors import UsageError
 from snapshotd.terms import DEFAULT_TENANT
@@ -60,7 +60,6 @@ class RunVerbs(VerbPart):
     ) -> tuple[TrajectoryInfo, SnapshotInfo]:
         """A sandbox without an agent, running, and its first snapshot. It ends with a last one after `idle_timeout`
         seconds without a command (0: never). More keywords are those of `SandboxOptions`."""
-        check_wait(wait)
         check_seconds("idle_timeout", idle_timeout, zero=True)
         self._note_isolation(sandbox)
         body = CreateRequest(**sandbox_fields(**sandbox), idle_timeout_s=idle_timeout)
@@ -89,7 +88,6 @@ class RunVerbs(VerbPart):
         If this process goes away before the answer, the run is stopped again unless `detach`. `wait` is for the
         snapshots so far, the first at least; for the others, call `flush` when the run has finished.
         """
-        check_wait(wait)
         self._note_isolation(sandbox)
         body = RunAgentRequest(
             **sandbox_fields(**sandbox),
@@ -167,8 +165,7 @@ class RunVerbs(VerbPart):
         """Take a last snapshot if anything changed and end the sandbox. Not an error when it is not running. With
         `discard` there is no last snapshot, and what changed since the head is lost. OutOfSpace: there is no room for the
         snapshot; the sandbox goes on."""
-        check_wait(wait)
-        stopped = await self._transport.call(operations.STOP, ref, query={"discard": flag_of("discard", discard)})
+        stopped = await self._transport.call(operations.STOP, ref, query={"discard": discard or None})
         if wait == "stored":
             await self.flush(stopped.id)
         return stopped
@@ -177,7 +174,7 @@ class RunVerbs(VerbPart):
     async def remove(self, ref: str, *, force: bool = False) -> None:
         """Forget a trajectory and free what only it used. Conflict when it runs (unless `force`) or has forks;
         UsageError: `ref` is a tag or a snapshot."""
-        await self._transport.call(operations.REMOVE, ref, query={"force": flag_of("force", force)})
+        await self._transport.call(operations.REMOVE, ref, query={"force": force or None})
 
 
 def sandbox_fields(

@@ -11,11 +11,11 @@ from snapshotd.api.record import record
 from snapshotd.api.wire import check_ref
 from snapshotd.client.bundles.sealing import Sealing, unsealed
 from snapshotd.client.feeding import Readable
-from snapshotd.client.local.arguments import flag_of, local_path
+from snapshotd.client.local.arguments import local_path
 from snapshotd.client.results import ExportInfo, ImportInfo
 from snapshotd.client.transport import UploadSource
 from snapshotd.client.twofold import closing, on_this_machine, verb
-from snapshotd.client.verbs.base import Progress, VerbPart, Wait, check_wait, result_of
+from snapshotd.client.verbs.base import Progress, VerbPart, Wait, result_of
 from snapshotd.errors import DaemonUnavailable, UsageError
 
 if TYPE_CHECKING:
@@ -102,7 +102,6 @@ def import_bundle(
     UsageError (malformed), NotFound (the snapshot it builds on is not here), Conflict (parts of it are here
     already), LimitExceeded, VersionMismatch; and errors of reading the source. `decrypt`: the key file of an encrypted
     bundle; DataLoss if it is another one, or the bundle was changed."""
-    check_wait(wait)
     if isinstance(source, str | Path):
         try:
             opened = local_path(source).open("rb", buffering=0)
@@ -195,9 +194,9 @@ class SharingVerbs(VerbPart):
             return tuple(warned)
         query = {
             "form": form,
-            "whole": flag_of("whole", whole),
+            "whole": whole or None,
             "since": None if since is None else check_ref(since),
-            "forks": flag_of("forks", forks),
+            "forks": forks or None,
         }
         async for item in await self._transport.frames(*operations.EXPORT.at(ref), query=query):
             if isinstance(item, bytes):

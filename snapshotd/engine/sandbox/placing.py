@@ -50,11 +50,20 @@ def unnamed(root_fd: int) -> int:
     return os.open(b".", os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600, dir_fd=root_fd)
 
 
-def put(root_fd: int, path: bytes, fd: int, owner: Owner, mode: int | None = None, mtime_ns: int | None = None) -> None:
+def put(
+    root_fd: int,
+    path: bytes,
+    fd: int,
+    owner: Owner,
+    mode: int | None = None,
+    mtime_ns: int | None = None,
+    *,
+    follow: bool = True,
+) -> None:
     """Give the file of `fd` (`unnamed`) the name `path`, in place of the file that is there. That one's owner stays,
-    and its mode unless `mode` is given. A link is followed. Missing directories are made."""
-    with _place(root_fd, path, follow=True, make=owner) as place:
-        there = place.there
+    and its mode unless `mode` is given. A link is followed, or without `follow` replaced. Missing directories are made."""
+    with _place(root_fd, path, follow=follow, make=owner) as place:
+        there = None if place.there is not None and stat.S_ISLNK(place.there.st_mode) else place.there
         if there is not None and not stat.S_ISREG(there.st_mode):
             raise OSError(errno.EISDIR if stat.S_ISDIR(there.st_mode) else errno.EINVAL, "not a regular file")
         if there is not None:

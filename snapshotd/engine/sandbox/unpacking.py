@@ -3,6 +3,8 @@ not get that way are left out with a warning."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -59,9 +61,10 @@ class Unpacker:
         path = _below(top, member.path)
         mode = member.mode if self.attributes else None
         with placing.told("write", path):
+            self._check_way(top, path)
             match member.kind:
                 case MemberKind.FILE:
-                    self._file(path, member, reader, mode)
+                    self._file(path, member, reader, mode, follow=not top)
                 case MemberKind.DIRECTORY:
                     with self.root() as root:
                         self.done.directories += placing.make_dir(root, path, self.owner, mode)
@@ -70,13 +73,48 @@ class Unpacker:
                         placing.put_symlink(root, path, member.link, self.owner)
                     self._count(path, 0)
                 case MemberKind.HARD_LINK:
-                    with self.root() as root:
-                        placing.put_link(root, path, _below(top, member.link), self.owner)
-                    self._count(path, 0)
+                    self._hard_link(top, path, _below(top, member.link))
                 case _:
                     self._warn(f"{'/' + os.fsdecode(path)!r} was left out, because it is a {member.kind}")
 
-    def _file(self, path: bytes, member: Member, reader: TarReader, mode: int | None) -> None:
+    def _check_way(self, top: bytes, path: bytes) -> None:
+        """UsageError: a directory on the way from `top` is a link, of the archive or of the sandbox, and would lead
+        elsewhere. Below the root nothing is elsewhere."""
+        above = path[len(top) :].strip(b"/").rpartition(b"/")[0] if top else b""
+        if not above:
+            return
+        with (
+            self.root() as root,
+            contextlib.suppress(FileNotFoundError),
+            files.closing_fd(files.open_in_root(root, top, os.O_PATH | os.O_DIRECTORY)) as top_fd,
+        ):
+            while above:
+                try:
+                    os.close(files.open_beneath(top_fd, above, os.O_PATH))
+                    return
+                except FileNotFoundError:
+                    above = above.rpartition(b"/")[0]
+                except OSError as exc:
+                    if exc.errno != errno.ELOOP:
+                        raise
+                    raise UsageError(
+                        f"the archive's member {_shown(path)} lies behind a symbolic link, which may lead out of {_shown(top)}; "
+                        "leave it out, or unpack it where the link leads to"
+                    ) from None
+
+    def _hard_link(self, top: bytes, path: bytes, to: bytes) -> None:
+        self._check_way(top, to)
+        try:
+            with self.root() as root:
+                placing.put_link(root, path, to, self.owner)
+        except FileNotFoundError:
+            raise UsageError(
+                f"the archive's member {_shown(path)} is a hard link to {_shown(to)}, and there is no such file: the paths of links "
+                f"begin at {_shown(top)}, too; put the file into the archive before its link"
+            ) from None
+        self._count(path, 0)
+
+    def _file(self, path: bytes, member: Member, reader: TarReader, mode: int | None, *, follow: bool) -> None:
         with self.root() as root:
             fd = placing.unnamed(root)
         try:
@@ -92,7 +130,8 @@ class Unpacker:
                     rest, offset, left = rest[count:], offset + count, left - count
             os.ftruncate(fd, member.size)
             with self.root() as root:
-                placing.put(root, path, fd, self.owner, mode, member.mtime_ns if self.attributes else None)
+                mtime_ns = member.mtime_ns if self.attributes else None
+                placing.put(root, path, fd, self.owner, mode, mtime_ns, follow=follow)
         finally:
             os.close(fd)
         self._count(path, member.size)
@@ -117,6 +156,10 @@ class _Stream:
 
 def _pairs(extents: array[int]) -> Iterator[tuple[int, int]]:
     return zip(islice(extents, 0, None, 2), islice(extents, 1, None, 2), strict=True)
+
+
+def _shown(path: bytes) -> str:
+    return repr("/" + os.fsdecode(path[:1000]))
 
 
 def _below(top: bytes, name: bytes) -> bytes:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import copy
 import gc
 import inspect
+import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import pytest
@@ -287,3 +290,16 @@ def test_a_program_of_a_user_is_typed_with_both_clients(tmp_path: Path) -> None:
     wrong = {number for number, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# error")}
     said = {line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line}
     assert said == {str(number) for number in wrong}, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_objects_go_to_another_process(asynchronous: bool, tmp_path: Path) -> None:
+    form = client.AsyncSnapshotd if asynchronous else client.Snapshotd
+    kind = client.AsyncSandbox if asynchronous else client.Sandbox
+    info = SimpleNamespace(id="5" * 64, name="box")
+    sandbox: Any = kind(form(tmp_path), info)  # type: ignore[arg-type]
+    for made in (pickle.loads(pickle.dumps(sandbox)), copy.deepcopy(sandbox)):
+        assert (type(made), made.id, made.name) == (kind, sandbox.id, "box")
+        assert made._verbs._transport is made._client._transport
+        assert made._client.socket_path == sandbox._client.socket_path
+        assert type(made._verbs) is type(sandbox._verbs)

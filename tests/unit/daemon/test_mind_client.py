@@ -77,7 +77,7 @@ def test_a_rewind_is_previewed_done_and_undone(box: Sandbox) -> None:
         box.undo()
     with pytest.raises(Conflict, match=box.head().id[:12]):
         box.exec(["ls"], if_head=first)
-    with pytest.raises(UsageError, match="nothing to wait for"):
+    with pytest.raises(UsageError, match="captured or stored"):
         box.rewind(first, wait="forever")  # type: ignore[arg-type]
 
 

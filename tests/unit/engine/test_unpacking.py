@@ -132,6 +132,33 @@ def test_nothing_leads_out(root: Path, items: list[tuple[tarfile.TarInfo, bytes]
     assert (root / "old/f").read_text() == "old"
 
 
+@pytest.mark.parametrize(
+    ("items", "said"),
+    [
+        ([item("l", kind=tarfile.SYMTYPE, linkname="/old"), item("l/f", b"x")], "behind a symbolic link"),
+        ([item("l", kind=tarfile.SYMTYPE, linkname="../old"), item("l/d/g", b"x")], "behind a symbolic link"),
+        ([item("there/d", kind=tarfile.DIRTYPE)], "behind a symbolic link"),
+        ([item("there/l", kind=tarfile.SYMTYPE, linkname="x")], "behind a symbolic link"),
+        ([item("h", kind=tarfile.LNKTYPE, linkname="there/f")], "behind a symbolic link"),
+        ([item("h", kind=tarfile.LNKTYPE, linkname="/old/f")], r"hard link to '/top/old/f', and there is no such file"),
+    ],
+)
+def test_members_stay_below_the_target(root: Path, items: list[tuple[tarfile.TarInfo, bytes]], said: str) -> None:
+    (root / "top").mkdir()
+    (root / "top/there").symlink_to("/old")
+    with pytest.raises(UsageError, match=said):
+        unpack(root, tar_of(*items), top=b"top")
+    assert os.listdir(root / "old") == ["f"]
+    assert (root / "old/f").read_text() == "old"
+
+
+def test_a_member_takes_the_place_of_a_link(root: Path) -> None:
+    items = [item("l", kind=tarfile.SYMTYPE, linkname="/old/f"), item("l", b"x")]
+    unpack(root, tar_of(*items), top=b"top")
+    assert ((root / "old/f").read_text(), (root / "top/l").read_text()) == ("old", "x")
+    assert not (root / "top/l").is_symlink()
+
+
 @pytest.mark.parametrize("length", [0, 100, 512, 600, 1024, 1536])
 def test_what_is_cut_off_leaves_the_old_file(root: Path, length: int) -> None:
     data = tar_of(item("old/f", b"n" * 1000))[:length]

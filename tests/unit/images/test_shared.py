@@ -14,6 +14,7 @@ import pytest
 
 from snapshotd.errors import OutOfSpace
 from snapshotd.images.shared import SharedBuilds
+from tests.capabilities import require
 
 KEY = "a" * 64
 
@@ -209,3 +210,24 @@ def test_a_failed_build_keeps_nothing(builds: SharedBuilds, folder: Path, tmp_pa
     with pytest.raises(OutOfSpace):
         builds.fill(KEY, tmp_path, fail, print)
     assert kept(folder) == []
+
+
+@pytest.mark.timeout(60)
+def test_a_disk_that_is_full_is_said_at_once(builds: SharedBuilds, tmp_path: Path) -> None:
+    """tar says a line for each of the files that it cannot write: more than a pipe holds."""
+    require("root")
+
+    class Large(Wanting):
+        def build(self) -> None:
+            for number in range(5000):
+                (self.root / f"a-name-of-some-length-{number:060}").write_bytes(os.urandom(600))
+
+    Large(tmp_path / "one").fill(builds)
+    small = tmp_path / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "shared-test", str(small)], check=True)
+    try:
+        with pytest.raises(OutOfSpace, match="the disk is full"):
+            Large(small / "two").fill(builds)
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
