@@ -20,6 +20,9 @@ it."""
 ID_FORM = re.compile(r"[0-9a-f]{4,32}")
 """An id, or the beginning of one that may stand for it. It is no name."""
 
+NO_ISOLATION = "none"
+"""The runtime of sandboxes that are plain folders, whose commands are processes of the machine (runtime/folder.py)."""
+
 _WHOLE_ID = re.compile(r"[0-9a-f]{32}")
 
 SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}

@@ -15,6 +15,7 @@ from snapshotd.terms import DEFAULT_TENANT as DEFAULT_TENANT
 from snapshotd.terms import ID_FORM as ID_FORM
 from snapshotd.terms import KNOWN_NAME_PATTERN as KNOWN_NAME_PATTERN
 from snapshotd.terms import NAME_PATTERN as NAME_PATTERN
+from snapshotd.terms import NO_ISOLATION as NO_ISOLATION
 from snapshotd.terms import SECONDS as SECONDS
 from snapshotd.terms import SECONDS_MOST as SECONDS_MOST
 from snapshotd.terms import SHORT_ID_CHARS as SHORT_ID_CHARS
@@ -40,9 +41,6 @@ MIN_PREFIX_CHARS = 4
 
 FOLDER = "folder"
 """The runtime of a trajectory that is a folder of this machine: no sandbox runs in it."""
-
-NO_ISOLATION = "none"
-"""The runtime of sandboxes that are plain folders, whose commands are processes of the machine (runtime/folder.py)."""
 
 SNAPSHOT_NOW = "snapshot"
 """Name of the marker of a snapshot that a person has taken between calls."""

@@ -105,7 +105,6 @@ HABITS: dict[str, str] = {
     "snapshots": _LOG,
     "ssh": _SHELL,
     "start": _START,
-    "stats": "`snapshotd df` shows what takes space, `snapshotd exec NAME top -bn1` what a sandbox does",
     "status": "`snapshotd ls` shows the status of trajectories, `snapshotd daemon --status` the daemon's",
     "switch": _BACK,
     "terminate": _STOP,

@@ -18,8 +18,7 @@ from snapshotd.client.transport import Conversation, Transport
 from snapshotd.client.twofold import BlockingContext, Twofold, closing, verb
 from snapshotd.client.verbs.base import VerbPart
 from snapshotd.errors import Conflict, DaemonUnavailable, LimitExceeded, SnapshotdError, Unsupported, UsageError
-from snapshotd.terms import short
-from snapshotd.types import NO_ISOLATION
+from snapshotd.terms import NO_ISOLATION, short
 
 LOOPBACK = "127.0.0.1"
 _BACKLOG, _LAST_PORT = 128, 65535

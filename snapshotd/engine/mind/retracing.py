@@ -402,10 +402,7 @@ class Retracing(NoReplay):
 
     def _branch(self, expected: str, actual: str) -> None:
         if self._way.reached.id != self.sandbox.head:
-            before = self._catalog.conversation(self._way.reached.id)
-            kept = sum(
-                1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, self.told(0), strict=False))
-            )
+            kept = _count_same(self._catalog.conversation(self._way.reached.id), self.told(0))
             met = self.told(kept)
             models = [replace(entry, id=CallID(new_id()), snapshot=None) for entry in self._way.models]
             with self.sandbox.lock:
@@ -485,3 +482,8 @@ class Retracing(NoReplay):
         log = self._context.events.live(self.sandbox.trajectory.id)
         if log is not None:
             log.append(event)
+
+
+def _count_same(one: Iterator[Message], other: Iterator[Message]) -> int:
+    """The number of messages with which both begin."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

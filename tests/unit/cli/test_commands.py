@@ -191,6 +191,7 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
         "parent",
         "trajectory",
         "seq",
+        "kind",
         "tool",
         "files",
         "state",

@@ -72,7 +72,6 @@ TYPED = [
     "snapshots",
     "ssh",
     "start",
-    "stats",
     "status",
     "stop",
     "switch",

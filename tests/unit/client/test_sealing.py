@@ -93,7 +93,7 @@ def test_the_key_has_to_be_the_same_one_and_named(key: Path, tmp_path: Path) -> 
     other.write_bytes(b"another key, as long")
     with pytest.raises(DataLoss, match="another key"):
         read(whole, other)
-    with pytest.raises(UsageError, match="is encrypted; name the file"):
+    with pytest.raises(UsageError, match="is encrypted: name the file"):
         read(whole, None)
     with pytest.raises(UsageError, match="is not encrypted"):
         read(b"a plain bundle", key)
