@@ -63,6 +63,10 @@ class NoReplay:
         """True if recorded calls are still to be met, each with another root."""
         return False
 
+    def stand_at_head(self) -> None:
+        """Give the sandbox its newest files if the program has met everything recorded and made no call since: a command
+        may change them then. Not while the caller holds the sandbox's lock. Errors: as `Places.go_to`."""
+
     @property
     def settled(self) -> bool:
         """True if the program is live and nothing of a replay is left: another daemon can go on with it."""
@@ -198,6 +202,8 @@ class Retracing(NoReplay):
         """The edits on the way, by the snapshots that they were made of."""
         retelling = Retelling(context.catalog, resumption.began, resumption.head, changes, self._replay.has_met)
         self._way = _Way(resumption, retelling)
+        self._at_head = False
+        """The sandbox has its newest files, and what commands have made of them."""
         self._before_live: Callable[[], None] = lambda: None
         self._after_live: Callable[[], None] = lambda: None
 
@@ -347,9 +353,15 @@ class Retracing(NoReplay):
         self._tell({"event": "replayed", "call": entry.id, "tool": entry.name, "snapshot": entry.snapshot})
         return Recorded(reveal_entry(self._funnel, entry), None)
 
+    def stand_at_head(self) -> None:
+        with self.lock:
+            if self.replaying and self._replay.exhausted and not self._at_head:
+                self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+                self._at_head = True
+
     def _go_live(self) -> None:
         """End the replay: the program has met everything recorded. Its calls run from now on, on the newest files."""
-        self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+        self.stand_at_head()
         self._carry_over(self._resumption.head)
         self._live()
 
