@@ -299,6 +299,19 @@ class JournalEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelUse:
+    """The model calls of a snapshot, or of all snapshots of a trajectory: their number, their durations added up, and what
+    they took as far as it was reported. `cost_usd`: None if no call said what it cost."""
+
+    calls: int = 0
+    duration_ns: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """The outcome of a journal entry. See `JournalEntry`."""
 

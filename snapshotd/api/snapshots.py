@@ -55,6 +55,21 @@ class Tool(ApiRecord):
 
 
 @record(frozen=True)
+class ModelUseInfo(ApiRecord):
+    """Model calls, and what they took as far as it was reported."""
+
+    call_count: int
+    duration_ms: float
+    """Their durations added up."""
+    input_tokens: int
+    """Input tokens, from the provider's cache too."""
+    output_tokens: int
+    cached_tokens: int
+    cost_usd: float | None
+    """Null: no call said what it cost."""
+
+
+@record(frozen=True)
 class SnapshotInfo(ApiRecord):
     """One snapshot."""
 
@@ -86,6 +101,11 @@ class SnapshotInfo(ApiRecord):
     """Parts of the sandbox's files that the stored ones lack, one sentence each."""
     reused: str | None = None
     """The snapshot of an earlier run that its call was answered from."""
+    side_effect: Annotated[str, OneOf("local", "idempotent", "irreversible")] | None = None
+    """The effect of a second run of its call. Null: its call is in no journal, or the answer is not about one snapshot or a
+    log."""
+    model_use: ModelUseInfo | None = None
+    """The model calls that came before its call and after the one before. Null as `side_effect`, or where there were none."""
 
 
 @record(frozen=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from snapshotd.api.mind import EditFields
 from snapshotd.api.record import ApiRecord, Bounds, OneOf, Request, Secret, record, unset
-from snapshotd.api.snapshots import SnapshotInfo
+from snapshotd.api.snapshots import ModelUseInfo, SnapshotInfo
 from snapshotd.api.wire import FORK_MAX, QUEUE_MAX, TIMEOUT_MAX_S
 from snapshotd.terms import DEFAULT_TENANT
 
@@ -66,6 +66,12 @@ class OverviewInfo(ApiRecord):
     """The one taken last, which is not its head after a rewind."""
     origin: SnapshotInfo | None
     """The snapshot that it was forked from."""
+    file_bytes: int
+    """Content of the files that its snapshots added or changed, as far as it is counted. The repository holds equal content
+    once, and compressed."""
+    layer_bytes: int
+    """Disk use of the layers that its snapshots added. Layers of stored snapshots go when the budget is used up."""
+    model_use: ModelUseInfo
 
 
 @record(frozen=True)

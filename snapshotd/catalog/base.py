@@ -18,7 +18,17 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from snapshotd.catalog.parts import ApprovalTable, Compensations, ExperimentTable, ImageTable, KeyValues, RequestTable
+from snapshotd.catalog.parts import (
+    ApprovalTable,
+    CallFacts,
+    Compensations,
+    ExperimentTable,
+    Figures,
+    ImageTable,
+    KeyValues,
+    RequestTable,
+    TrajectoryTotals,
+)
 from snapshotd.types import (
     BlobID,
     CallID,
@@ -41,13 +51,16 @@ from snapshotd.types import (
 
 __all__ = [
     "ApprovalTable",
+    "CallFacts",
     "Catalog",
     "Compensations",
     "ExperimentTable",
+    "Figures",
     "ImageTable",
     "KeyValues",
     "RequestTable",
     "SnapshotRow",
+    "TrajectoryTotals",
 ]
 
 
@@ -197,6 +210,10 @@ class Catalog(ABC):
         """By exact id, tags included. NotFound."""
 
     @abstractmethod
+    def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
+        """The snapshots with these ids, as far as they exist, read in pages."""
+
+    @abstractmethod
     def snapshots(
         self, trajectory_id: TrajectoryID, last: int | None = None, *, before: int | None = None
     ) -> list[Snapshot]:
@@ -335,6 +352,10 @@ class Catalog(ABC):
     @property
     @abstractmethod
     def experiments(self) -> ExperimentTable: ...
+
+    @property
+    @abstractmethod
+    def figures(self) -> Figures: ...
 
     @abstractmethod
     def resolve_snapshot(self, ref: str) -> Snapshot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from snapshotd.scores import ExperimentBranch
@@ -17,7 +18,12 @@ from snapshotd.types import (
     Experiment,
     Image,
     ImageID,
+    LayerID,
+    ModelUse,
     RequestKey,
+    SideEffect,
+    SnapshotID,
+    SnapshotState,
     StoredValue,
     TrajectoryID,
     TreeID,
@@ -239,3 +245,40 @@ class ExperimentTable(ABC):
     @abstractmethod
     def remove(self, name: str) -> None:
         """Forget it with its branches' records."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrajectoryTotals:
+    """A trajectory's own snapshots added up. `newest`: the one taken last. `file_bytes`: content of the files that they added
+    or changed, as far as it is counted. `layers`: those that they added, which need not be on disk."""
+
+    snapshots: int
+    newest: SnapshotID
+    file_bytes: int
+    layers: Sequence[LayerID]
+    model: ModelUse
+
+
+@dataclass(frozen=True, slots=True)
+class CallFacts:
+    """The part of a snapshot that its journal entries tell. `side_effect`: of its call; None if that is in no journal."""
+
+    side_effect: SideEffect | None
+    model: ModelUse | None
+
+
+class Figures(ABC):
+    """Sums and counts over many rows. Each method reads in pages, so that a step never waits for more than one page."""
+
+    @abstractmethod
+    def totals(self, only: TrajectoryID | None = None) -> dict[TrajectoryID, TrajectoryTotals]:
+        """Every trajectory that has snapshots of its own, or one. Cost: the snapshots that came since the last call, since the
+        sums are kept in memory."""
+
+    @abstractmethod
+    def facts(self, snapshot_ids: Sequence[SnapshotID]) -> dict[SnapshotID, CallFacts]:
+        """The facts of snapshots. One that has none, or does not exist, is left out."""
+
+    @abstractmethod
+    def states(self) -> Mapping[SnapshotState, int]:
+        """Number of snapshots in each state."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.lines import PAGE_CHARS, PAGE_ROWS
 from snapshotd.catalog.lookup import trajectory_number
+from snapshotd.kernel import turns
 from snapshotd.sqlite import Database
-from snapshotd.types import BlobID, Snapshot, TrajectoryID
+from snapshotd.types import BlobID, Snapshot, SnapshotID, TrajectoryID
 
+_OF_IDS = rows.SNAPSHOT_SELECT + "WHERE s.id IN (SELECT value FROM json_each(?))"
 _AFTER_ALL = (1 << 63) - 1
 """More than any `seq`."""
 
@@ -32,6 +34,18 @@ def newest_snapshots(db: Database, trajectory: int, last: int | None, before: in
         found.extend(map(decode, page))
         before = found[-1].seq
     found.reverse()
+    return found
+
+
+def get_snapshots(db: Database, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
+    """See `Catalog.get_snapshots`."""
+    decode, found = rows.SnapshotDecoder(), {}
+    wanted = list(snapshot_ids)
+    for at in range(0, len(wanted), PAGE_ROWS):
+        turns.give_way()
+        for row in db.read(_OF_IDS, (rows.encode_json(wanted[at : at + PAGE_ROWS]),)):
+            taken = decode(row)
+            found[taken.id] = taken
     return found
 
 

@@ -17,15 +17,24 @@ from snapshotd.catalog.commits import begin_trajectory, commit, set_began, write
 from snapshotd.catalog.database import open_database
 from snapshotd.catalog.inserts import add_tag, set_warnings
 from snapshotd.catalog.lookup import check_name, find, no, searchable, snapshot_numbers, trajectory_number
-from snapshotd.catalog.parts import ApprovalTable, Compensations, ExperimentTable, ImageTable, KeyValues, RequestTable
+from snapshotd.catalog.parts import (
+    ApprovalTable,
+    Compensations,
+    ExperimentTable,
+    Figures,
+    ImageTable,
+    KeyValues,
+    RequestTable,
+)
 from snapshotd.catalog.removal import check_removable, forget_removed, remove_trajectory, removed_trajectories
-from snapshotd.catalog.requests import SqliteRequests, add_request
 from snapshotd.catalog.restore import restore_rows
-from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, newest_snapshots
-from snapshotd.catalog.sqlite_approvals import SqliteApprovals, SqliteCompensations
-from snapshotd.catalog.sqlite_experiments import SqliteExperiments
-from snapshotd.catalog.sqlite_images import SqliteImages
-from snapshotd.catalog.sqlite_values import SqliteValues
+from snapshotd.catalog.snapshots import all_snapshots, count_snapshots, forget_outputs, get_snapshots, newest_snapshots
+from snapshotd.catalog.tables.approvals import SqliteApprovals, SqliteCompensations
+from snapshotd.catalog.tables.experiments import SqliteExperiments
+from snapshotd.catalog.tables.figures import SqliteFigures
+from snapshotd.catalog.tables.images import SqliteImages
+from snapshotd.catalog.tables.requests import SqliteRequests, add_request
+from snapshotd.catalog.tables.values import SqliteValues
 from snapshotd.sqlite import Row, Value
 from snapshotd.types import (
     BlobID,
@@ -60,6 +69,7 @@ class SqliteCatalog(Catalog):
         self._compensations = SqliteCompensations(self._db)
         self._values = SqliteValues(self._db)
         self._experiments = SqliteExperiments(self._db)
+        self._figures = SqliteFigures(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -143,8 +153,10 @@ class SqliteCatalog(Catalog):
         check_removable(self._db, trajectory_id, gone)
 
     def remove_trajectory(self, trajectory_id: TrajectoryID) -> None:
-        with self._db.transaction():
-            remove_trajectory(self._db, trajectory_id)
+        with self._db.lock:
+            with self._db.transaction():
+                remove_trajectory(self._db, trajectory_id)
+            self._figures.forget(trajectory_id)
         self._listener(trajectory_id)
 
     def removed_trajectories(self) -> set[TrajectoryID]:
@@ -188,6 +200,9 @@ class SqliteCatalog(Catalog):
         if row is None:
             raise no("snapshot", snapshot_id)
         return rows.SnapshotDecoder()(row)
+
+    def get_snapshots(self, snapshot_ids: Iterable[SnapshotID]) -> dict[SnapshotID, Snapshot]:
+        return get_snapshots(self._db, snapshot_ids)
 
     def snapshots(
         self, trajectory_id: TrajectoryID, last: int | None = None, *, before: int | None = None
@@ -317,6 +332,10 @@ class SqliteCatalog(Catalog):
     @property
     def experiments(self) -> ExperimentTable:
         return self._experiments
+
+    @property
+    def figures(self) -> Figures:
+        return self._figures
 
     # -- references by people ------------------------------------------------------------------------------------------
 

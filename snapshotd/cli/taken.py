@@ -97,4 +97,6 @@ def details_json(item: SnapshotInfo) -> dict[str, Any]:
         "image": item.image,
         "layers": item.layers,
         "follows": item.follows,
+        "side_effect": item.side_effect,
+        "model_use": None if item.model_use is None else dataclasses.asdict(item.model_use),
     }

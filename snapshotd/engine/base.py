@@ -24,7 +24,9 @@ from snapshotd.types import (
     JournalEntry,
     Limits,
     Message,
+    ModelUse,
     Network,
+    SideEffect,
     Snapshot,
     SnapshotID,
     ToolCall,
@@ -165,12 +167,25 @@ class Variant:
 @dataclass(frozen=True, slots=True)
 class Overview:
     """A trajectory as a list or a tree of all shows it. `newest`: the snapshot taken last, which is not its head after a rewind;
-    `origin`: the one that it was forked from."""
+    `origin`: the one that it was forked from. `file_bytes`: content of the files that its snapshots added or changed;
+    `layer_bytes`: disk use of their layers."""
 
     trajectory: Trajectory
     snapshots: int
     newest: Snapshot | None
     origin: Snapshot | None
+    file_bytes: int = 0
+    layer_bytes: int = 0
+    model: ModelUse = field(default_factory=ModelUse)
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """A snapshot with what its journal entries tell: the side effect of its call, and the model calls before it."""
+
+    snapshot: Snapshot
+    side_effect: SideEffect | None
+    model: ModelUse | None
 
 
 @dataclass(frozen=True, slots=True)

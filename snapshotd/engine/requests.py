@@ -1,7 +1,7 @@
 """Requests under a key of their client's: whatever they make is made once, however often they are asked.
 
 The request that is at work is known to its thread (`present`): the verb hands it to the transaction that makes what was
-asked for, so that a crash leaves both or neither (`catalog/requests.py`). A second request under the key waits for the
+asked for, so that a crash leaves both or neither (`catalog/tables/requests.py`). A second request under the key waits for the
 first one.
 """
 

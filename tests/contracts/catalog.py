@@ -10,6 +10,7 @@ from tests.contracts import (
     catalog_approvals,
     catalog_conversations,
     catalog_experiments,
+    catalog_figures,
     catalog_journals,
     catalog_references,
     catalog_requests,
@@ -28,4 +29,5 @@ CHECKS: tuple[Callable[[Catalog], None], ...] = (
     *catalog_approvals.CHECKS,
     *catalog_values.CHECKS,
     *catalog_experiments.CHECKS,
+    *catalog_figures.CHECKS,
 )

@@ -19,7 +19,7 @@ from snapshotd.api.snapshots import (
     SnapshotInfo,
     TagRequest,
 )
-from snapshotd.api.trajectories import SandboxInfo, TrajectoryInfo
+from snapshotd.api.trajectories import OverviewInfo, SandboxInfo, TrajectoryInfo
 from snapshotd.api.wire import check_ref
 from snapshotd.client.local.arguments import check_flag, local_path, sandbox_path
 from snapshotd.client.results import ApplyInfo
@@ -72,6 +72,13 @@ class LookingVerbs(VerbPart):
     @verb
     async def trajectories(self) -> list[TrajectoryInfo]:
         return await self._transport.call(operations.TRAJECTORIES)
+
+    @verb
+    async def overview(self, trajectory: str | None = None) -> list[OverviewInfo]:
+        """All trajectories, oldest first, or this one alone, each with its newest snapshot, the one that it was forked from,
+        what it takes on disk, and the tokens and cost of its model calls."""
+        chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
+        return await self._transport.call(operations.OVERVIEW, query={"trajectory": chosen})
 
     @verb
     async def sandboxes(self) -> list[SandboxInfo]:

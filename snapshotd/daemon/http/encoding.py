@@ -27,6 +27,7 @@ from snapshotd.api.snapshots import (
     FileCounts,
     FileStatus,
     MessageInfo,
+    ModelUseInfo,
     RestoreInfo,
     SnapshotInfo,
     Tool,
@@ -122,9 +123,29 @@ def damaged_output(lost: t.DamagedOutput) -> DamagedOutput:
 
 
 @record_of.register
-def snapshot(taken: t.Snapshot) -> SnapshotInfo:
+def snapshot(
+    taken: t.Snapshot, side_effect: t.SideEffect | None = None, model: t.ModelUse | None = None
+) -> SnapshotInfo:
     stack = taken.stack
-    return _record(SnapshotInfo, taken, tool=tool(taken.call), image=stack.image, layers=len(stack.layers))
+    return _record(
+        SnapshotInfo,
+        taken,
+        tool=tool(taken.call),
+        image=stack.image,
+        layers=len(stack.layers),
+        side_effect=side_effect,
+        model_use=None if model is None else model_use(model),
+    )
+
+
+@record_of.register
+def looked_at(found: base.LookedAt) -> SnapshotInfo:
+    return snapshot(found.snapshot, found.side_effect, found.model)
+
+
+@record_of.register
+def model_use(use: t.ModelUse) -> ModelUseInfo:
+    return _record(ModelUseInfo, use, call_count=use.calls)
 
 
 @record_of.register
@@ -141,7 +162,7 @@ def trajectory(item: t.Trajectory) -> TrajectoryInfo:
 
 @record_of.register
 def overview(item: base.Overview) -> OverviewInfo:
-    return _record(OverviewInfo, item)
+    return _record(OverviewInfo, item, model_use=model_use(item.model))
 
 
 @record_of.register

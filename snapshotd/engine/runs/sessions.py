@@ -273,18 +273,14 @@ class Sessions:
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def check_place(self, sandbox: Sandbox) -> None:
-        """Give the sandbox the files that its next command is to find. Not while the caller holds the sandbox's lock.
-        Conflict: its program is being replayed, which gives it one root after another."""
+        """Conflict: its program is being replayed, which gives it one root after another."""
         journal = self._find_journal(sandbox.trajectory)
-        if journal is None:
-            return
-        if journal.replay.retraces:
+        if journal is not None and journal.replay.retraces:
             name = short(sandbox.trajectory.id)
             raise Conflict(
                 f"no command can be run in {name} now: its program is being replayed up to the head; try again when that is "
                 f"done (`snapshotd attach {name}`), or fork a snapshot"
             )
-        journal.replay.stand_at_head()
 
     def open_calls(self, sandbox: Sandbox) -> list[str]:
         """Names of the tool calls that its program has begun and not ended."""

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 
+from snapshotd.engine.base import LookedAt
 from snapshotd.engine.context import Context
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.storing.archive_queue import Archive
@@ -97,9 +98,10 @@ class Background:
         if captured is not None and captured.cleanup is not None:
             captured.cleanup()
         try:
-            if snapshot.files is None and (files := self._count(snapshot)) is not None:
+            files = self._count(snapshot) if snapshot.files is None else None
+            if files is not None:
                 self._context.catalog.set_files(snapshot.id, files)
-                self._tell_watchers(replace(snapshot, files=files))
+            self._tell_more(snapshot, files)
         except NotFound:
             return  # removed meanwhile
         except SnapshotdError as exc:
@@ -132,8 +134,17 @@ class Background:
         finally:
             store.release(layers)
 
-    def _tell_watchers(self, snapshot: Snapshot) -> None:
-        event = {"event": "snapshot", "trajectory": snapshot.trajectory, "snapshot": snapshot}
+    def _tell_more(self, snapshot: Snapshot, files: FileChanges | None) -> None:
+        """Tell watchers of what was not known at the commit, or took time to look up."""
+        found = self._context.catalog.figures.facts([snapshot.id]).get(snapshot.id)
+        if files is None and found is None:
+            return
+        known = snapshot if files is None else replace(snapshot, files=files)
+        self._tell_watchers(known if found is None else LookedAt(known, found.side_effect, found.model))
+
+    def _tell_watchers(self, told: Snapshot | LookedAt) -> None:
+        snapshot = told.snapshot if isinstance(told, LookedAt) else told
+        event = {"event": "snapshot", "trajectory": snapshot.trajectory, "snapshot": told}
         self._context.events.watch.publish(event)
 
     def _tell(self, snapshot: Snapshot, captured: Captured | None) -> None:

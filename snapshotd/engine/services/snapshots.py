@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from snapshotd.engine.base import Overview
+from snapshotd.catalog.base import CallFacts
+from snapshotd.engine.base import LookedAt, Overview
 from snapshotd.engine.context import Context
 from snapshotd.engine.requests import present
 from snapshotd.engine.storing import look
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.cold import Cold
-from snapshotd.errors import NotFound
 from snapshotd.kernel import turns
 from snapshotd.trees.base import Change, RestoreReport
 from snapshotd.trees.base import Entry as TreeEntry
@@ -34,19 +34,31 @@ class SnapshotService:
     def get(self, ref: str) -> Snapshot:
         return self._catalog.resolve_snapshot(ref)
 
-    def overview(self) -> list[Overview]:
-        """All trajectories as a list or a tree shows them, oldest first."""
+    def overview(self, ref: str | None = None) -> list[Overview]:
+        """All trajectories as a list or a tree shows them, oldest first; with `ref` this one alone. The number of queries
+        grows with their pages (500 trajectories), not with trajectories."""
+        chosen = self._catalog.trajectories() if ref is None else [self._catalog.resolve_trajectory(ref)]
+        totals = self._catalog.figures.totals(None if ref is None else chosen[0].id)
+        size = self._context.store.sizes.total
+        newest = [totals[one.id].newest for one in chosen if one.id in totals]
+        origins = [one.forked_from for one in chosen if one.forked_from is not None]
+        snapshots = self._catalog.get_snapshots({*newest, *origins})
         found = []
-        for trajectory in self._catalog.trajectories():
+        for one in chosen:
             turns.give_way()
-            try:
-                newest = self._catalog.snapshots(trajectory.id, 1)
-                origin = None if trajectory.forked_from is None else self._catalog.get_snapshot(trajectory.forked_from)
-                count = self._catalog.count_snapshots(trajectory.id)
-            except NotFound:  # removed meanwhile
-                continue
-            found.append(Overview(trajectory, count, newest[0] if newest else None, origin))
+            own, origin = totals.get(one.id), None if one.forked_from is None else snapshots.get(one.forked_from)
+            if own is None:
+                found.append(Overview(one, 0, None, origin))
+            else:
+                taken = snapshots.get(own.newest)
+                found.append(Overview(one, own.snapshots, taken, origin, own.file_bytes, size(own.layers), own.model))
         return found
+
+    def look_at(self, snapshots: Sequence[Snapshot]) -> list[LookedAt]:
+        """These snapshots with what their journal entries tell."""
+        facts, none = self._catalog.figures.facts([one.id for one in snapshots]), CallFacts(None, None)
+        known = [(one, facts.get(one.id, none)) for one in snapshots]
+        return [LookedAt(one, found.side_effect, found.model) for one, found in known]
 
     def log(self, ref: str, last: int | None = None, *, before: int | None = None) -> list[Snapshot]:
         """A trajectory's own snapshots, oldest first; with `before`, only those with a smaller `seq`; with `last`, only

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -309,14 +308,14 @@ class Upkeep:
     def usage(self, budget: int) -> UsageInfo:
         """See `StorageService.usage`."""
         context = self._context
-        states = Counter(str(s.state) for s in context.catalog.all_snapshots())
+        states = context.catalog.figures.states()
         return UsageInfo(
             layer_bytes=context.store.sizes.total(),
             layer_budget_bytes=budget,
             repository_bytes=context.repo.stored_bytes(),
             spool_bytes=_directory_bytes(str(context.state_dir / "repo" / "blobs")),
-            states={state.value: states[state] for state in SnapshotState},
-            unarchived=states[SnapshotState.CAPTURED],
+            states={state.value: states.get(state, 0) for state in SnapshotState},
+            unarchived=states.get(SnapshotState.CAPTURED, 0),
         )
 
 

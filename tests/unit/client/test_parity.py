@@ -59,6 +59,7 @@ ONLY_METHODS = {
     "list_files": "`exec BOX -- ls`",
     "read_file": "`cat` and `cp`",
     "lstat": "a part of `apply`",
+    "overview": "the list of trajectories of `ui`",
     "flush": "`--wait stored` calls it",
     "wait": "`wait` follows the events, and tells the error that ended the run",
 }

@@ -15,7 +15,7 @@ from snapshotd.cli.taken import details_json
 from snapshotd.cli.text import file_counts, milliseconds, print_json, printable, size
 from snapshotd.cli.values import complete_snapshot
 from snapshotd.client.client import Snapshotd
-from snapshotd.client.results import SnapshotInfo
+from snapshotd.client.results import ModelUseInfo, SnapshotInfo
 from snapshotd.terms import number_of
 
 _HEAD_LINES = 10
@@ -50,10 +50,11 @@ def command(
 ) -> int:
     """Show everything about one snapshot.
 
-    Its tool call with arguments and the beginning of its outputs, its files, state and tags, and how long the
-    conversation was. With --json: as `log --json`, and method, message_count, image, layers, follows, and the tool's error,
-    outputs, damaged and started_at. An output that was damaged on disk and given up by a repair is shown as that, and
-    asking for it fails (20).
+    Its tool call with arguments and the beginning of its outputs, its files, state and tags, how long the conversation
+    was, and what the model calls before it took. With --json: as `log --json`, and method, message_count, image, layers,
+    follows, side_effect, model_use ({call_count,duration_ms,input_tokens,output_tokens,cached_tokens,cost_usd}), and the tool's
+    error, outputs, damaged and started_at. An output that was damaged on disk and given up by a repair is shown as
+    that, and asking for it fails (20).
     """
     client = connect(ctx)
     if output is not None:
@@ -105,6 +106,8 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
         ("arguments", arguments),
         ("outcome", f"{outcome}, {milliseconds(tool.duration_ms)}"),
     ]
+    if item.model_use is not None:
+        facts.append(("model", _model(item.model_use)))
     if item.follows is not None:
         facts.insert(2, ("mind", f"continues that of {item.follows}"))
     if item.reused is not None:
@@ -120,6 +123,12 @@ def _print(client: Snapshotd, item: SnapshotInfo) -> None:
     for lost in tool.damaged:
         count = "its content" if lost.bytes is None else number_of(lost.bytes, "byte")
         click.echo(f"{click.style(f'{lost.output}:', bold=True)}\n  damaged and gone: {count} (hash {lost.hash})")
+
+
+def _model(use: ModelUseInfo) -> str:
+    tokens = f"{use.input_tokens} tokens in ({use.cached_tokens} cached), {use.output_tokens} out"
+    cost = "" if use.cost_usd is None else f", ${use.cost_usd:.4f}"
+    return f"{number_of(use.call_count, 'call')} in {milliseconds(use.duration_ms)}, {tokens}{cost}"
 
 
 def _print_head(client: Snapshotd, ref: str, which: Literal["stdout", "stderr", "output"]) -> None:

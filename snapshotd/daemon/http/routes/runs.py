@@ -127,13 +127,15 @@ def log(
     before: Annotated[int | None, Query(ge=0, le=LOG_MAX)] = None,
 ) -> Response:
     """Its snapshots, oldest first; with `before`, only those whose `seq` is smaller; with `last`, only this number of the newest."""
-    return streams.listed(service.engine.snapshots.log(ref, last, before=before))
+    found = service.engine.snapshots.log(ref, last, before=before)
+    return streams.listed(service.engine.snapshots.look_at(found))
 
 
 @handles(operations.OVERVIEW)
-def overview(service: ServiceDep) -> Response:
-    """All trajectories as a list or a tree shows them, oldest first."""
-    return streams.listed(service.engine.snapshots.overview())
+def overview(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> Response:
+    """All trajectories as a list or a tree shows them, oldest first; with `trajectory` that one alone."""
+    chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
+    return streams.listed(service.engine.snapshots.overview(chosen))
 
 
 @handles(operations.STOP)

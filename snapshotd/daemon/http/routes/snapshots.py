@@ -17,6 +17,7 @@ from snapshotd.daemon.http.decoding import absolute, check_name, sandbox_path
 from snapshotd.daemon.http.encoding import file_status
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import NamedDep, PathB64, Ref, ServiceDep, handles, once
+from snapshotd.engine.base import LookedAt
 from snapshotd.trees.base import RestoreReport
 
 _WORKSPACE = base64.urlsafe_b64encode(b"workspace").decode()
@@ -29,8 +30,9 @@ def all_snapshots(service: ServiceDep) -> Response:
 
 
 @handles(operations.SNAPSHOT)
-def snapshot(ref: Ref, service: ServiceDep) -> t.Snapshot:
-    return service.engine.snapshots.get(ref)
+def snapshot(ref: Ref, service: ServiceDep) -> LookedAt:
+    snapshots = service.engine.snapshots
+    return snapshots.look_at([snapshots.get(ref)])[0]
 
 
 @handles(operations.CONVERSATION)

@@ -10,7 +10,7 @@ from typing import Any
 
 from snapshotd.catalog import rows
 from snapshotd.catalog.parts import ExperimentTable
-from snapshotd.catalog.requests import add_request
+from snapshotd.catalog.tables.requests import add_request
 from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import ExperimentBranch
 from snapshotd.sqlite import Database, Row
