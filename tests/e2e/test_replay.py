@@ -66,6 +66,16 @@ open("/tmp/there", "w").close()
 time.sleep(1000)
 """
 )
+POLLING = (
+    AGENT
+    + """
+import time
+shell("echo one > file")
+while not os.path.exists("/workspace/go"):
+    time.sleep(0.05)
+shell("cat early go > both")
+"""
+)
 BETWEEN = (
     AGENT
     + STARTED
@@ -361,6 +371,23 @@ def test_a_program_that_does_something_else_is_told_what_and_where(
     (fork,) = snap.json("fork", "--resume", "--name", f"{name}-fork", before[0])["trajectories"]
     snap("attach", "--quiet", fork, code=9)
     assert snap("cat", f"{fork}:/workspace/file").stdout == "one\nother\n", "a fork goes its own way from there"
+
+
+@pytest.mark.runc
+def test_a_command_after_the_last_replayed_call_has_the_newest_files_and_keeps_its_own(
+    snap: Snap, runc_ready: None, name: str, tmp_path: Path
+) -> None:
+    """Also while the program has not made its next call yet."""
+    (tmp_path / "agent.py").write_text(POLLING)
+    snap("run", "--detach", "--runtime", "runc", "--name", name, tmp_path / "agent.py")
+    wait_until(lambda: [one["tool"]["name"] for one in snap.json("log", name)][-1:] == ["shell"], "it waits")
+    snap.sh(name, "echo early > early")
+    snap("stop", name)
+    snap("resume", "--detach", name)
+    wait_until(lambda: snap("exec", name, "--", "true", code=None).returncode == 0, "all is replayed")
+    snap.sh(name, "cat early && echo late > go")
+    snap("attach", "--quiet", name)
+    assert snap("cat", f"{name}:/workspace/both").stdout == "early\nlate\n"
 
 
 @pytest.mark.runc

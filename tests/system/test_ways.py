@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -69,11 +70,21 @@ def user(way: str, run_folder: Path) -> Iterator[OrdinaryUser]:
 
 @pytest.mark.parametrize("file", FILES)
 def test_as_an_ordinary_user(user: OrdinaryUser, file: str) -> None:
-    done = user.run(
-        *(interpreter(), "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={user.home}/tmp"),
+    folder = user.home / "tmp"
+    argv = [
+        interpreter(),
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--basetemp={folder}",
         ROOT / "tests" / file,
-        code=None,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5000:]
-    user.nothing_left()
+    ]
+    try:
+        done = user.run(*argv, code=None, timeout=1800)
+        assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-5000:]
+        user.nothing_left()
+    finally:  # or the next file would fail because of this one
+        user.end()
+        shutil.rmtree(folder, ignore_errors=True)

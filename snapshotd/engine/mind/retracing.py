@@ -48,7 +48,8 @@ class NoReplay:
 
     @property
     def retraces(self) -> bool:
-        """True if recorded calls are still to be met, each with another root."""
+        """True if recorded calls are still to be met, each with another root. Not while the caller holds the sandbox's
+        lock: it waits for the root of the last one."""
         return False
 
     @property
@@ -207,7 +208,8 @@ class Retracing(NoReplay):
 
     @property
     def retraces(self) -> bool:
-        return self.replaying and not self._replay.exhausted
+        with self.lock:
+            return self.replaying and not self._replay.exhausted
 
     @property
     def settled(self) -> bool:

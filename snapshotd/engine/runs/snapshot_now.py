@@ -31,8 +31,8 @@ def take_snapshot(
     sandbox = sessions.find(trajectory.id)
     if sandbox is None or not alive(sandbox):
         raise _not_running(trajectory)
+    sessions.check_place(sandbox)
     with sandbox.lock:
-        sessions.check_place(sandbox)
         if if_changed and not sandbox.closed and not sandbox.root.changed:
             return context.catalog.get_snapshot(sandbox.head)
         told: dict[str, Any] = {} if name is None else {"name": name}
