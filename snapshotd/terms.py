@@ -26,6 +26,9 @@ SECONDS = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
 SECONDS_MOST = 10_000 * 366 * SECONDS["d"]
 """Longest duration in a rule."""
 
+SHELL = ("/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh")
+"""The command that a person's shell is: bash, or sh where there is none."""
+
 DEFAULT_TENANT = "default"
 """Tenant of the key-value store if the user names none."""
 

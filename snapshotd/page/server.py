@@ -11,27 +11,25 @@ has to come from the page itself, and all but the page's files need the session.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
-import httpx2
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from snapshotd.api.operations import ADMIN, OPERATIONS
-from snapshotd.api.wire import API_PREFIX, API_VERSION, BYTES, KEY_HEADER, VERSION_HEADER
-from snapshotd.errors import Conflict, DaemonUnavailable, NotFound, NotPermitted, SnapshotdError, UsageError
+from snapshotd.api.wire import API_PREFIX
+from snapshotd.errors import Conflict, NotFound, NotPermitted, SnapshotdError, UsageError
+from snapshotd.page.passing import pass_on, send_tree, to_daemon
+from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
 
 IDLE_S = 900.0
 """The server ends when no page was open for so long."""
@@ -57,8 +55,9 @@ _HEADERS = {
     "x-frame-options": "DENY",
 }
 """Every answer has these. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
-_PASSED_ON = ("content-type", KEY_HEADER.lower())
-"""Headers of the page's requests that the daemon sees."""
+_TREES, _TERMINALS = "/tree/", "/terminal/"
+_PRIVATE = (f"{API_PREFIX}/", _TREES, _TERMINALS)
+"""What needs the session: all but the page's files."""
 
 
 class PageServer:
@@ -80,11 +79,13 @@ class PageServer:
         app = Starlette(
             routes=[
                 Route("/session", session.open, methods=["POST"]),
-                Route(f"{API_PREFIX}/{{path:path}}", _pass_on, methods=["GET", "POST", "PUT", "DELETE"]),
+                Route(f"{API_PREFIX}/{{path:path}}", pass_on, methods=["GET", "POST", "PUT", "DELETE"]),
+                Route(_TREES + "{ref}.tar", send_tree, methods=["GET"]),
+                WebSocketRoute(_TERMINALS + "{ref}", serve_terminal),
                 Route("/{path:path}", _file, methods=["GET"]),
             ],
             exception_handlers={SnapshotdError: _refused},
-            lifespan=lambda app: _to_daemon(app, socket_path),
+            lifespan=lambda app: to_daemon(app, socket_path),
         )
         self._server = _Server(
             uvicorn.Config(
@@ -94,7 +95,8 @@ class PageServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                ws="none",
+                ws="websockets-sansio",
+                ws_max_size=MESSAGE_MAX_BYTES,
                 limit_concurrency=_CONNECTIONS_MAX,
                 timeout_graceful_shutdown=1,
             )
@@ -139,12 +141,12 @@ class _Session:
         answer.set_cookie(self._name(request), self._cookie, httponly=True, samesite="strict")
         return answer
 
-    def holds(self, request: Request) -> bool:
+    def holds(self, asked: HTTPConnection) -> bool:
         """True if the request has the session's cookie."""
-        return self._cookie is not None and _same(request.cookies.get(self._name(request)), self._cookie)
+        return self._cookie is not None and _same(asked.cookies.get(self._name(asked)), self._cookie)
 
-    def _name(self, request: Request) -> str:
-        return f"snapshotd-{request.url.port}"  # cookies do not tell ports apart
+    def _name(self, asked: HTTPConnection) -> str:
+        return f"snapshotd-{asked.url.port}"  # cookies do not tell ports apart
 
 
 def _same(given: object, kept: str) -> bool:
@@ -167,26 +169,27 @@ class _Guard:
                 ]
             await send(message)
 
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        request = Request(scope)
-        refusal = self._refusal(request)
+        refusal = self._refusal(HTTPConnection(scope), scope.get("method", "CONNECT"))
         if refusal is None:
             await self._app(scope, receive, sending)
+        elif scope["type"] == "websocket":  # the browser gets a status of 403
+            await send({"type": "websocket.close", "code": 1008, "reason": refusal.message})
         else:
-            await (await _refused(request, refusal))(scope, receive, sending)
+            await _answer_error(refusal)(scope, receive, sending)
 
-    def _refusal(self, request: Request) -> SnapshotdError | None:
-        host = request.headers.get("host", "")
+    def _refusal(self, asked: HTTPConnection, method: str) -> SnapshotdError | None:
+        host, is_private = asked.headers.get("host", ""), asked.url.path.startswith(_PRIVATE)
         if host not in self._hosts:
             return NotPermitted("the request names another host than this server")
-        site, is_file = request.headers.get("sec-fetch-site", "none"), not request.url.path.startswith(API_PREFIX)
-        if site not in ("same-origin", "none") and not (is_file and request.method == "GET"):
+        site = asked.headers.get("sec-fetch-site", "none")
+        if site not in ("same-origin", "none") and (is_private or method != "GET"):
             return NotPermitted("the request comes from another page")
-        if request.method != "GET" and request.headers.get("origin") != f"http://{host}":
+        if method != "GET" and asked.headers.get("origin") != f"http://{host}":
             return NotPermitted("the request comes from another page")
-        if request.url.path.startswith(API_PREFIX) and not self._session.holds(request):
+        if is_private and not self._session.holds(asked):
             return NotPermitted("no session; open the address that `snapshotd ui` prints")
         return None
 
@@ -200,7 +203,7 @@ class _Idle:
         self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             self._restart_timer()
             await self._app(scope, receive, send)
             return
@@ -219,61 +222,6 @@ class _Idle:
     def _end(self) -> None:
         if self._open == 0:
             self._stop()
-
-
-@contextlib.asynccontextmanager
-async def _to_daemon(app: Starlette, socket_path: str) -> AsyncIterator[None]:
-    async with httpx2.AsyncClient(
-        transport=httpx2.AsyncHTTPTransport(uds=socket_path),
-        base_url="http://daemon",
-        timeout=None,
-        headers={VERSION_HEADER: API_VERSION},
-    ) as client:
-        app.state.daemon = client
-        yield
-
-
-async def _pass_on(request: Request) -> Response:
-    """A request of the page, as the daemon answers it."""
-    if not _is_of_page(request.method, request.url.path):
-        raise NotFound(f"the page has no {request.method} {request.url.path}; use the command line")
-    daemon: httpx2.AsyncClient = request.app.state.daemon
-    sent = daemon.build_request(
-        request.method,
-        httpx2.URL(path=request.url.path, query=request.url.query.encode()),
-        headers={name: request.headers[name] for name in _PASSED_ON if name in request.headers},
-        content=request.stream() if request.method != "GET" else None,
-    )
-    try:
-        answer = await daemon.send(sent, stream=True)
-    except httpx2.TransportError as exc:
-        raise DaemonUnavailable(f"the daemon does not answer ({exc}); `snapshotd daemon` says more") from exc
-    headers = {name: answer.headers[name] for name in ("content-type", "content-length") if name in answer.headers}
-    if headers.get("content-type") == BYTES:  # bytes of a sandbox: a browser stores them, and shows nothing of them
-        headers["content-disposition"] = "attachment"
-    return StreamingResponse(_pieces(answer), answer.status_code, headers)
-
-
-async def _pieces(answer: httpx2.Response) -> AsyncIterator[bytes]:
-    try:
-        async for piece in answer.aiter_raw():
-            yield piece
-    finally:
-        await answer.aclose()
-
-
-def _is_of_page(method: str, path: str) -> bool:
-    return any(known == method and pattern.fullmatch(path) for known, pattern in _operations())
-
-
-@cache
-def _operations() -> list[tuple[str, re.Pattern[str]]]:
-    """The operations that a page may ask for: none brings a body of any size, and none is an administrator's."""
-    return [
-        (row.method, re.compile(API_PREFIX + re.sub(r"\{\w+\}", "[^/]+", row.path)))
-        for row in OPERATIONS.values()
-        if row.scope != ADMIN and not row.is_upload
-    ]
 
 
 async def _file(request: Request) -> Response:
@@ -303,4 +251,8 @@ def _page_files() -> dict[str, tuple[str, bytes]]:
 
 async def _refused(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, SnapshotdError)
+    return _answer_error(exc)
+
+
+def _answer_error(exc: SnapshotdError) -> Response:
     return JSONResponse({"error": {"code": exc.code, "message": exc.message}}, exc.http_status)

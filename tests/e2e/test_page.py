@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,7 @@ def agent(tmp_path: Path) -> Path:
 def name(own_snap: Snap, request: pytest.FixtureRequest) -> Iterator[str]:
     name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:24].strip("-")
     yield name
+    own_snap("flush", code=None)
     for one in sorted(own_snap.json("ls"), key=lambda one: one["forked_from"] is None):
         own_snap("rm", "--force", one["id"])
 
@@ -224,6 +226,144 @@ def test_a_rewind_is_shown_before_it_is_done_and_can_be_undone(
     person.clicks("Undo", "dialog")
     person.sees("is as it was before")
     assert "1.61" in own_snap("cat", f"{name}:/workspace/tax.py").stdout
+
+
+def test_a_fork_is_promoted(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    before = own_snap.json("log", name)[3]["id"]
+    own_snap("fork", before, "--name", f"{name}-fork", "--resume", "--variant", "v:env.RATE=1.16")
+    own_snap("wait", f"{name}-fork-v")
+    person.opens(f"{name}-fork-v")
+    person.presses("m")
+    person.sees("has taken 3 steps since the fork", "dialog")
+    person.clicks("Promote", "dialog")
+    person.sees("promote --yes", ".notice")
+    person.page.get_by_label("Leave them behind").check()
+    person.clicks("Promote", "dialog")
+    person.sees(f"{name} has what {name}-fork-v did")
+    person.sees("promote", ".calls")
+    assert "1.16" in own_snap("cat", f"{name}:/workspace/tax.py").stdout
+
+
+def test_a_fork_has_another_message_result_and_arguments(
+    own_snap: Snap, person: Person, name: str, agent: Path
+) -> None:
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    person.chooses(3)
+    person.presses("f")
+    fields = {"Name": f"{name}-told", "Say this": "Read it twice.", "Result of this call": '"nothing"'}
+    for label, text in {**fields, "Arguments": "deploy", "Environment": "RATE=1.16\nOTHER=2"}.items():
+        person.page.locator("dialog").get_by_label(label, exact=label == "Name").fill(text)
+    person.page.get_by_label("In place of the last message").check()
+    person.clicks("Fork", "dialog")
+    person.sees(f"forked: {name}-told")
+    person.sees("1 waits for you", ".top")  # it has reached the call that its other arguments ask for
+    said = own_snap.json("show", f"{name}-told", "--conversation")
+    texts = str(said)
+    assert "Read it twice." in texts
+    assert "I make it shorter" not in texts
+
+
+def test_a_fork_that_is_none_says_why(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    person.chooses(3)
+    person.presses("f")
+    person.page.locator("dialog").get_by_label("Result of this call").fill("nothing")
+    person.clicks("Fork", "dialog")
+    person.sees("the result is no JSON", ".notice")
+    person.page.locator("dialog").get_by_label("Result of this call").fill("")
+    person.page.locator("dialog").get_by_label("Environment").fill("RATE")
+    person.clicks("Fork", "dialog")
+    person.sees("is no NAME=VALUE", ".notice")
+
+
+def test_files_are_restored_and_an_apply_is_previewed(
+    own_snap: Snap, person: Person, name: str, agent: Path, tmp_path: Path
+) -> None:
+    own_snap("run", "--name", name, agent)
+    one = own_snap.json("log", name)[4]["id"]
+    person.opens(name)
+    person.chooses(4)
+    person.presses("d")
+    person.sees(f"snapshotd restore {one[:12]}", "dialog")
+    with person.page.expect_download() as download:
+        person.page.get_by_role("link", name="Download").click()
+    with tarfile.open(download.value.path()) as tree:
+        held = {member.name.removeprefix("./") for member in tree}
+        assert {"workspace/tax.py", "etc/passwd"} <= held
+    person.clicks("Close", "dialog")
+    person.presses("4")
+    with person.page.expect_download() as download:
+        person.page.get_by_role("link", name="Folder as tar").click()
+    with tarfile.open(download.value.path()) as tree:
+        assert [member.name for member in tree] == ["workspace", "workspace/tax.py"]
+    person.presses("p")
+    person.sees("return round(price * 1.61, 2)", "dialog .lines")
+    command = person.page.locator("dialog .command code").inner_text()
+    (folder := tmp_path / "folder").mkdir()
+    shown = own_snap(*command.replace("--to .", f"--to {folder}").split()[1:])
+    assert "A tax.py" in shown.stdout
+
+
+def test_an_experiment_is_begun_from_a_form_and_followed(
+    own_snap: Snap, person: Person, name: str, agent: Path
+) -> None:
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    person.chooses(3)
+    person.presses("e")
+    page = person.page
+    page.get_by_label("Name", exact=True).fill(f"{name}-rates")
+    page.get_by_label("Environment of variant 1").fill("RATE=1.16")
+    page.get_by_label("Environment of variant 2").fill("RATE=1.7")
+    page.get_by_label("Command, run in").fill("grep -q 1.16 tax.py")
+    person.clicks("Begin")
+    page.locator(".grid .passed").wait_for(timeout=60_000)
+    person.sees("all branches have ended", "main")
+    (info,) = own_snap.json("experiment", "ls")
+    assert info["best"] == "as-it-is.0"
+    person.clicks("Compare the best of each variant")
+    person.sees("They part", ".comparison")
+
+
+def test_a_family_is_a_tree_whose_branches_are_compared(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    log = own_snap.json("log", name)
+    for at, label in ((4, "late"), (2, "early")):
+        own_snap("fork", log[at]["id"], "--name", f"{name}-x", "--resume", "--variant", f"{label}:env.RATE=1.16")
+        own_snap("wait", f"{name}-x-{label}")
+    person.opens(name)
+    person.presses("v")
+    person.sees("3 trajectories, 2 forks", ".tree")
+    person.page.locator(".branch:not(.heads)").nth(2).wait_for()
+    person.takes_picture("tree")
+    assert person.page.locator(".branch path").count() == 2, "each fork leaves its parent's lane"
+    person.presses("j Space j Space c")
+    sides = person.page.locator(".sides")
+    sides.wait_for()
+    assert f"{name}-x-late" in sides.inner_text()
+    assert f"{name}-x-early" in sides.inner_text()
+
+
+def test_a_terminal_on_a_throw_away_fork(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    person.chooses(4)
+    person.presses("x")
+    rows = person.page.locator(".xterm-rows")
+    rows.get_by_text(re.compile("[#$]")).first.wait_for()
+    person.page.keyboard.type(
+        "tty; stty size; echo gone > gone.txt; printf '\\033[38;2;250;100;0m%s\\033[0m' or''ange\n"
+    )
+    rows.get_by_text("/dev/pts/0").first.wait_for()
+    orange = rows.get_by_text("orange", exact=True).last
+    orange.wait_for()
+    assert orange.evaluate("one => getComputedStyle(one).color") == "rgb(250, 100, 0)"
+    person.page.keyboard.type("exit 3\n")
+    person.sees("the shell has ended (3)", ".tty")
+    assert own_snap("cat", f"{name}:/workspace/gone.txt", code=None).returncode, "nothing of it is kept"
 
 
 def test_files_are_shown_as_they_were(own_snap: Snap, person: Person, name: str, agent: Path) -> None:

@@ -40,6 +40,7 @@ EXTRA_ARROWS: dict[str, tuple[str, ...]] = {
         "integrations",
         "page",
     ),  # every command goes through the client; threads of LangGraph need no daemon
+    "page": ("client",),  # the wire: answers with frames, and conversations
     "integrations": ("client",),  # what has to do with a sandbox
 }
 """Package to the other packages of its own rank that it may import."""
@@ -138,13 +139,13 @@ OWNERS: dict[str, tuple[str, ...]] = {
     "zstandard": ("repo/", "images/decompress.py", "images/shared.py", "integrations/langgraph/"),
     "xxhash": ("repo/",),
     "h11": ("gateway/",),
-    "httpx2": ("gateway/forward.py", "page/server.py"),
+    "httpx2": ("gateway/forward.py", "page/passing.py"),
     "re2": ("engine/folders/ignore.py",),
     "click": ("cli/",),
     "rich": ("cli/",),
     "fastapi": ("daemon/",),
     "uvicorn": ("daemon/", "page/server.py"),
-    "starlette": ("daemon/", "page/server.py"),  # comes with fastapi
+    "starlette": ("daemon/", "page/"),  # comes with fastapi
     "pydantic": ("daemon/", "engine/transfer/trajectories/", "engine/experiments/"),  # comes with fastapi
     "anyio": ("daemon/",),  # comes with fastapi
     "requests": ("runtime/", "images/docker.py", "images/registry.py"),  # what docker raises; comes with it

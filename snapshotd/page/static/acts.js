@@ -1,157 +1,212 @@
 // What can be done from the page. Each act says what it will do before it does it.
-import { html, line, short, signal, view } from "./dom.js";
+import { count, html, line, short, view, signal } from "./dom.js";
 import { at, get, send } from "./api.js";
-import { current, go, nameOf, overview, refresh, say } from "./state.js";
+import { Command, ask, attempt, dialog, environment, quoted } from "./dialog.js";
+import { current, find, go, nameOf, overview, say } from "./state.js";
 import { inspected } from "./inspector.js";
+import { saved } from "./saved.js";
+import { spoken } from "./log.js";
+import { Patch } from "./text.js";
 
-/** The dialog that is open. */
-export const dialog = signal(/** @type {any} */ (null));
+/** @typedef {Api.SnapshotInfo} Snapshot */
+/** @typedef {Api.TrajectoryInfo} Trajectory */
+/** @typedef {{name: string, key: string, main?: boolean, more?: boolean, run: () => unknown}} Act */
 
 /**
- * The acts on a snapshot, or on the trajectory that is looked at.
- * @returns {{name: string, key: string, main?: boolean, run: () => void}[]}
+ * The acts on a snapshot, or on the trajectory that is looked at. `more`: those that stand in the menu.
+ * @returns {Act[]}
  */
-export function acts(/** @type {import("./state.js").Snapshot | null} */ one) {
-  const of = current.value?.trajectory;
-  const found = [];
-  if (one) {
-    found.push({ name: "Fork from here", key: "f", main: true, run: () => fork(one) });
-    found.push({ name: "Rewind", key: "r", run: () => rewind(one) });
-    found.push({ name: "Compare", key: "c", run: () => choose(one) });
-    found.push({ name: "Tag", key: "t", run: () => tag(one) });
-    return found;
-  }
-  if (of?.status === "running") found.push({ name: "Stop", key: "s", run: () => stop(of) });
-  else if (of?.agent) found.push({ name: "Resume", key: "s", run: () => resume(of) });
-  found.push({ name: "Undo a rewind", key: "u", run: () => undo(of) }, { name: "Compare", key: "c", run: () => choose(null) });
+export function acts(/** @type {Snapshot | null} */ one) {
+  const shown = current.value, of = shown?.trajectory;
+  if (saved) return [];
+  if (one)
+    return [
+      { name: "Fork from here", key: "f", main: true, run: () => fork(one) },
+      { name: "Rewind", key: "r", run: () => rewind(one) },
+      { name: "Compare", key: "c", run: () => choose() },
+      { name: "Terminal", key: "x", run: () => go(["terminal", one.id]) },
+      { name: "Tag", key: "t", more: true, run: () => tag(one) },
+      { name: "Restore", key: "d", more: true, run: () => restore(one) },
+      { name: "Apply", key: "p", more: true, run: () => apply(one) },
+      { name: "Experiment", key: "e", more: true, run: () => go(["experiments", "new", one.id, ...(of?.name ? [of.name] : [])]) },
+    ];
+  if (!of) return [];
+  const found = /** @type {Act[]} */ ([]);
+  if (of.status === "running") found.push({ name: "Stop", key: "s", run: () => stop(of) });
+  else if (of.agent) found.push({ name: "Resume", key: "s", run: () => resume(of) });
+  if (shown.origin) found.push({ name: "Promote", key: "m", run: () => promote(shown) });
+  found.push({ name: "Undo a rewind", key: "u", run: () => undo(of) }, { name: "Compare", key: "c", run: () => choose() }, { name: "Tree", key: "v", run: () => go(["tree", nameOf(of)]) });
   return found;
 }
 
 /** Run the act that a key stands for. True if there is one. */
 export function press(/** @type {string} */ key) {
-  const act = acts(inspected.value).find((one) => one.key === key);
+  const act = acts(inspected.value).find((one) => one.key === key) ?? (key === "v" ? acts(null).find((one) => one.key === key) : undefined);
   act?.run();
   return act !== undefined;
 }
 
-async function attempt(/** @type {() => Promise<any>} */ doing, /** @type {string | ((found: any) => string)} */ done) {
-  try {
-    const found = await doing();
-    dialog.value = null;
-    await refresh();
-    say(typeof done === "string" ? done : done(found));
-    return found;
-  } catch (error) {
-    say(error);
-  }
-}
+/** The buttons of acts; the rarer ones in a menu. */
+export const Acts = view(() => {
+  const open = signal(false);
+  const button = (/** @type {Act} */ { name, key, main, run }) => html`<button class=${main ? "main" : ""} title=${`${name} (${key})`} onClick=${() => ((open.value = false), run())}>${name} <kbd>${key}</kbd></button>`;
+  return (/** @type {{of: Snapshot | null}} */ { of }) => {
+    const all = acts(of), rest = all.filter(({ more }) => more);
+    return html`<div class="acts">${all.filter(({ more }) => !more).map(button)}
+      ${rest.length ? html`<span class="more"><button aria-expanded=${open.value} aria-label="More acts" onClick=${() => (open.value = !open.value)}>More</button>
+        ${open.value ? html`<span class="menu" onKeyDown=${(/** @type {KeyboardEvent} */ event) => event.key === "Escape" && (open.value = false)}>${rest.map(button)}</span>` : null}</span>` : null}</div>`;
+  };
+});
 
-/** Ask for values, then act. */
-function ask(/** @type {{title: string, text?: any, fields: any[], button: string, run: (values: Record<string, string>) => void}} */ asked) {
-  dialog.value = asked;
-}
-
-function fork(/** @type {import("./state.js").Snapshot} */ one) {
-  const program = current.value?.trajectory.agent;
+async function fork(/** @type {Snapshot} */ one) {
+  const of = current.value?.trajectory, program = of?.agent;
+  const last = one.messages ? (await get(at`/snapshots/${one.id}/conversation`, { start: one.messages - 1, count: 1 }).catch(() => []))[0] : null;
+  const args = program ? program.argv.slice(program.program) : [];
+  const isFunction = one.tool.exit_code === null && one.tool.status === "done" && one.seq > 0;
   ask({
     title: `Fork from call ${one.seq}`,
     text: `New sandboxes begin with the files, the conversation and the state of ${short(one.id)}. This trajectory stays as it is.`,
     fields: [
-      { name: "n", label: "Number of forks", value: "1", type: "number" },
-      { name: "name", label: "Name", value: `${nameOf(current.value?.trajectory ?? { id: one.trajectory, name: null })}-fork` },
-      { name: "message", label: "Say this to the agent first", area: true },
-      { name: "env", label: "Environment, one NAME=VALUE a line", area: true },
-      ...(program ? [{ name: "resume", label: "Let the agent go on at once", check: true, value: "yes" }] : []),
+      { name: "n", label: "Number of forks", value: "1", kind: "number" },
+      { name: "name", label: "Name", value: `${nameOf(of ?? { id: one.trajectory, name: null })}-fork` },
+      { name: "message", label: "Say this to the agent first", kind: "area" },
+      ...(last ? [{ name: "instead", label: `In place of the last message: “${line(spoken(last) || last.role, 60)}”`, kind: /** @type {const} */ ("check") }] : []),
+      ...(isFunction ? [{ name: "result", label: "Result of this call, as JSON", kind: /** @type {const} */ ("area"), hint: "as it was recorded" }] : []),
+      ...(program ? [{ name: "args", label: "Arguments of the program, one a line", kind: /** @type {const} */ ("area"), value: args.join("\n") }] : []),
+      { name: "env", label: "Environment, one NAME=VALUE a line", kind: "area" },
+      ...(program ? [{ name: "resume", label: "Let the agent go on at once", kind: /** @type {const} */ ("check"), value: "yes" }] : []),
     ],
     button: "Fork",
-    run: ({ n, name, message, env, resume }) => attempt(async () => {
-      const values = Object.fromEntries(env.split("\n").filter((text) => text.includes("=")).map((text) => [text.slice(0, text.indexOf("=")).trim(), text.slice(text.indexOf("=") + 1)]));
-      const edit = message ? { add_messages: [{ role: "user", content: message }] } : null;
-      const variants = edit || Object.keys(values).length
-        ? Array.from({ length: Number(n) }, (_, i) => ({ label: String(i), env: values, ...(edit ? { edit } : {}) })) : [];
-      const body = { ...(variants.length ? { variants } : { n: Number(n) }), name: name || null, resume: resume === "yes" };
-      return send("POST", at`/snapshots/${one.id}/fork`, body);
-    }, ({ trajectories }) => `forked: ${trajectories.map(nameOf).join(", ")}`).then((made) => made && go(["t", nameOf(made.trajectories[0])])),
+    run: ({ n, name, message, instead, result, args: given = "", env, resume }) => {
+      const values = environment(env), edit = /** @type {Api.EditFields} */ ({});
+      if (message) edit.add_messages = [{ role: "user", content: message }];
+      if (instead === "yes") edit.drop_messages = 1;
+      if (result) edit.result = parsed(result);
+      const variant = { env: values, ...(Object.keys(edit).length ? { edit } : {}) };
+      const changed = Object.keys(values).length || variant.edit;
+      const body = /** @type {Api.ForkRequest} */ ({
+        ...(changed ? { variants: Array.from({ length: Number(n) }, (_, i) => ({ label: String(i), ...variant, ...(name && n === "1" ? { name } : {}) })) } : { n: Number(n) }),
+        ...(given.trim() !== args.join("\n").trim() ? { args: given.split("\n").filter(Boolean) } : {}),
+        name: name || null, resume: resume === "yes",
+      });
+      attempt(() => /** @type {Promise<Api.ForkInfo>} */ (send("POST", at`/snapshots/${one.id}/fork`, body)), ({ trajectories }) => `forked: ${trajectories.map(nameOf).join(", ")}`)
+        .then((made) => made && go(["t", nameOf(made.trajectories[0])]));
+    },
   });
 }
 
-async function rewind(/** @type {import("./state.js").Snapshot} */ one) {
+function parsed(/** @type {string} */ text) {
+  try {
+    return /** @type {unknown} */ (JSON.parse(text));
+  } catch {
+    throw new Error("the result is no JSON; a text stands in double quotes");
+  }
+}
+
+const SIGNS = { added: "+", changed: "~", deleted: "−" };
+
+async function rewind(/** @type {Snapshot} */ one) {
   const of = current.value?.trajectory;
   if (!of) return;
   let preview;
   try {
-    preview = await get(at`/trajectories/${of.id}/rewind`, { to: one.id });
+    preview = /** @type {Api.RewindPreview} */ (await get(at`/trajectories/${of.id}/rewind`, { to: one.id }));
   } catch (error) {
     return say(error);
   }
+  const { changes, effects, untouched } = preview;
   ask({
     title: `Rewind ${nameOf(of)} to call ${one.seq}`,
     text: html`<p>Files, conversation and state go back to ${short(one.id)}. What came after it stays in the log, and “Undo a rewind” brings it back.</p>
-      <p>${preview.change_count} file${preview.change_count === 1 ? "" : "s"} would change, ${preview.messages.length} message${preview.messages.length === 1 ? "" : "s"} would go.</p>
-      ${preview.effects.length ? html`<p class="warn">${preview.effects.length} irreversible call${preview.effects.length === 1 ? " is" : "s are"} not taken back: ${line(preview.effects.map((/** @type {any} */ one) => one.name).join(", "))}</p>` : null}
-      ${preview.untouched.map((/** @type {string} */ text) => html`<p class="warn">${line(text)}</p>`)}
-      <pre class="preview">${preview.changes.slice(0, 200).map((/** @type {any} */ one) => `${({ added: "+", changed: "~", deleted: "−" })[/** @type {"added"} */ (one.change)]} /${line(one.path)}`).join("\n")}</pre>`,
-    fields: [],
+      <p>${count(preview.change_count, "file")} would change, ${count(preview.messages.length, "message")} would go.</p>
+      ${effects.length ? html`<p class="warn">${effects.length} irreversible call${effects.length === 1 ? " is" : "s are"} not taken back: ${line(effects.map(({ name }) => name).join(", "))}</p>` : null}
+      ${untouched.map((text) => html`<p class="warn">${line(text)}</p>`)}
+      ${changes.length ? html`<pre class="preview">${changes.slice(0, 200).map(({ change, path }) => `${SIGNS[change]} /${line(path)}`).join("\n")}</pre>` : null}`,
     button: "Rewind",
     run: () => attempt(() => send("POST", at`/trajectories/${of.id}/rewind`, { to: one.id }), `${nameOf(of)} is back at call ${one.seq}`),
   });
 }
 
-function tag(/** @type {import("./state.js").Snapshot} */ one) {
+function tag(/** @type {Snapshot} */ one) {
   ask({
     title: `Tag call ${one.seq}`, text: "A tag is a name for this snapshot, and keeps its files.", button: "Tag",
-    fields: [{ name: "name", label: "Name", value: "" }, { name: "move", label: "Take it away from the snapshot that has it", check: true }],
+    fields: [{ name: "name", label: "Name" }, { name: "move", label: "Take it away from the snapshot that has it", kind: "check" }],
     run: ({ name, move }) => attempt(() => send("PUT", at`/tags/${name}`, { ref: one.id, move: move === "yes" }), `${short(one.id)} is ${name}`),
   });
 }
 
-const stop = (/** @type {any} */ of) => ask({
-  title: `Stop ${nameOf(of)}`, text: "Its sandbox ends after a last snapshot. It can be resumed.", fields: [], button: "Stop",
+function restore(/** @type {Snapshot} */ one) {
+  ask({
+    title: `Files of call ${one.seq}`,
+    text: html`<p>All files of the sandbox as they were, as one tar:</p>
+      <p><a class="button" href=${`tree/${one.id}.tar`} download=${`${short(one.id)}.tar`}>Download ${short(one.id)}.tar</a></p>
+      <p>Or into a folder of the machine that runs snapshotd:</p><${Command} text=${`snapshotd restore ${short(one.id)} --path /workspace --to ./${short(one.id)}`}/>`,
+  });
+}
+
+/** The snapshot that an apply begins at: the first one of the trajectory that all came from. */
+async function beginning(/** @type {Snapshot} */ one) {
+  let root = find(one.trajectory);
+  while (root?.origin) root = find(root.origin.trajectory);
+  const [first] = /** @type {Snapshot[]} */ (await get(at`/trajectories/${root?.trajectory.id ?? one.trajectory}/log`, { last: 1, before: 1 }));
+  return first;
+}
+
+async function apply(/** @type {Snapshot} */ one) {
+  const base = await beginning(one).catch(say);
+  if (!base) return;
+  ask({
+    title: `Apply call ${one.seq} to a folder`, wide: true,
+    text: html`<p>This is what the sandbox changed below /workspace since ${short(base.id)}. An apply brings it to a folder of yours, merges
+        texts that the folder has changed by lines, and writes nothing where both exclude each other. It runs on the command line:</p>
+      <${Command} text=${`snapshotd apply ${quoted(short(one.id))} --to . --dry-run`}/>
+      <div class="body framed"><${Patch} a=${base.id} b=${one.id}/></div>`,
+  });
+}
+
+const stop = (/** @type {Trajectory} */ of) => ask({
+  title: `Stop ${nameOf(of)}`, text: "Its sandbox ends after a last snapshot. It can be resumed.", button: "Stop",
   run: () => attempt(() => send("POST", at`/trajectories/${of.id}/stop`), `${nameOf(of)} has stopped`),
 });
 
-const resume = (/** @type {any} */ of) => ask({
-  title: `Resume ${nameOf(of)}`, text: "Its agent goes on where it stopped.", fields: [], button: "Resume",
+const resume = (/** @type {Trajectory} */ of) => ask({
+  title: `Resume ${nameOf(of)}`, text: "Its agent goes on where it stopped.", button: "Resume",
   run: () => attempt(() => send("POST", at`/trajectories/${of.id}/resume`, {}), `${nameOf(of)} goes on`),
 });
 
-const undo = (/** @type {any} */ of) => ask({
-  title: "Undo", text: `Take the last rewind, promotion or merge of ${nameOf(of)} back.`, fields: [], button: "Undo",
+const undo = (/** @type {Trajectory} */ of) => ask({
+  title: "Undo", text: `Take the last rewind, promotion or merge of ${nameOf(of)} back.`, button: "Undo",
   run: () => attempt(() => send("POST", at`/trajectories/${of.id}/undo`), `${nameOf(of)} is as it was before`),
 });
 
-function choose(/** @type {import("./state.js").Snapshot | null} */ one) {
+function promote(/** @type {Api.OverviewInfo} */ { trajectory: of, origin }) {
+  const into = find(origin?.trajectory ?? "");
+  if (!into || !origin) return say(new Error("the trajectory that it was forked from is gone"));
+  const later = Math.max(0, (into.newest?.seq ?? 0) - origin.seq);
+  ask({
+    title: `Promote ${nameOf(of)}`,
+    text: html`<p>${nameOf(into.trajectory)} takes over files, conversation and state of ${nameOf(of)}, as a new snapshot. Nothing is lost, and “Undo” takes it back.</p>
+      ${later ? html`<p class="warn">${nameOf(into.trajectory)} has taken ${count(later, "step")} since the fork.</p>` : null}`,
+    fields: later ? [{ name: "leave", label: "Leave them behind, in the log", kind: "check" }, { name: "compensate", label: "And run the compensations of irreversible calls among them", kind: "check" }] : [],
+    button: "Promote",
+    run: ({ leave, compensate }) => attempt(() => send("POST", at`/trajectories/${of.id}/promote`, { leave_behind: leave === "yes", compensate: compensate === "yes" }),
+      `${nameOf(into.trajectory)} has what ${nameOf(of)} did`).then((made) => made && go(["t", nameOf(into.trajectory)])),
+  });
+}
+
+function choose() {
   const of = current.value?.trajectory;
   if (!of) return;
   const family = overview.value.filter(({ trajectory, origin }) => trajectory.id !== of.id && (origin?.trajectory === of.id || trajectory.id === current.value?.origin?.trajectory));
   const others = family.length ? family : overview.value.filter(({ trajectory }) => trajectory.id !== of.id);
   ask({
-    title: `Compare ${nameOf(of)} with`, fields: others.slice(-30).map(({ trajectory }, i) => ({ name: trajectory.id, label: nameOf(trajectory), check: true, value: i === 0 && family.length ? "yes" : "" })),
+    title: `Compare ${nameOf(of)} with`, fields: others.slice(-30).map(({ trajectory }, i) => ({ name: trajectory.id, label: nameOf(trajectory), kind: "check", value: i === 0 && family.length ? "yes" : "" })),
     text: others.length ? "Call by call, up to where they part and on from there." : "There is no other trajectory.", button: "Compare",
     run: (values) => {
-      const chosen = Object.keys(values).filter((id) => values[id] === "yes");
-      if (!chosen.length) return say(new Error("choose at least one"));
+      const wanted = Object.keys(values).filter((id) => values[id] === "yes");
+      if (!wanted.length) throw new Error("choose at least one");
       dialog.value = null;
-      go(["compare", of.id, ...chosen]);
+      go(["compare", of.id, ...wanted]);
     },
   });
 }
-
-export const Dialog = view(() => {
-  const shown = (/** @type {HTMLDialogElement | null} */ box) => box && !box.open && box.showModal();
-  return () => {
-    const asked = dialog.value;
-    if (!asked) return null;
-    const done = (/** @type {SubmitEvent} */ event) => {
-      event.preventDefault();
-      const form = /** @type {HTMLFormElement} */ (event.target), data = new FormData(form);
-      asked.run(Object.fromEntries(asked.fields.map((/** @type {any} */ field) => [field.name, String(data.get(field.name) ?? "")])));
-    };
-    return html`<dialog ref=${shown} onClose=${() => (dialog.value = null)} aria-labelledby="asked">
-      <form onSubmit=${done}><h2 id="asked">${line(asked.title, 200)}</h2>${typeof asked.text === "string" ? html`<p>${asked.text}</p>` : asked.text}
-      ${asked.fields.map((/** @type {any} */ field) => field.check
-        ? html`<label class="check"><input type="checkbox" name=${field.name} value="yes" defaultChecked=${field.value === "yes"}/> ${line(field.label, 100)}</label>`
-        : html`<label>${field.label}${field.area ? html`<textarea name=${field.name} rows="3" defaultValue=${field.value ?? ""}></textarea>` : html`<input name=${field.name} type=${field.type ?? "text"} min="1" defaultValue=${field.value}/>`}</label>`)}
-      <footer><button type="button" onClick=${() => (dialog.value = null)}>Cancel</button><button class="main" type="submit">${asked.button}</button></footer></form></dialog>`;
-  };
-});

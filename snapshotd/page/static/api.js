@@ -1,4 +1,6 @@
-// The daemon's API, as every client has it (docs/openapi.json), and its stream of events.
+// The daemon's API, as every client has it (docs/openapi.json), and its stream of events. A page that was exported as a
+// file answers from what it holds (saved.js).
+import { saved } from "./saved.js";
 
 /** An answer that is an error: one sentence. */
 export class Refused extends Error {
@@ -33,25 +35,46 @@ async function answer(/** @type {string} */ url, /** @type {RequestInit} */ opti
 export const at = (/** @type {TemplateStringsArray} */ parts, /** @type {string[]} */ ...names) =>
   parts.reduce((path, part, i) => path + encodeURIComponent(names[i - 1]) + part);
 
-/** The JSON answer. */
-export async function get(/** @type {string} */ path, /** @type {Query=} */ query, /** @type {AbortSignal=} */ signal) {
+/**
+ * The JSON answer, of the type that its receiver names.
+ * @template T
+ * @param {string} path @param {Query} [query] @param {AbortSignal} [signal]
+ * @returns {Promise<T>}
+ */
+export async function get(path, query, signal) {
+  if (saved) return /** @type {T} */ (saved.answer(path, query));
   return (await answer(address(path, query), { signal })).json();
 }
 
-/** The raw answer. */
-export async function bytes(/** @type {string} */ path, /** @type {Query=} */ query, /** @type {AbortSignal=} */ signal) {
+/**
+ * The raw answer.
+ * @param {string} path @param {Query} [query] @param {AbortSignal} [signal]
+ */
+export async function bytes(path, query, signal) {
+  if (saved) return saved.output(path, query);
   return new Uint8Array(await (await answer(address(path, query), { signal })).arrayBuffer());
 }
 
-/** Ask for something to be done, once, whatever happens to the answer. */
-export async function send(/** @type {string} */ method, /** @type {string} */ path, /** @type {any=} */ body) {
+/**
+ * Ask for something to be done, once, whatever happens to the answer.
+ * @template T
+ * @param {string} method @param {string} path @param {unknown} [body]
+ * @returns {Promise<T>}
+ */
+export async function send(method, path, body) {
   const headers = { "content-type": "application/json", "idempotency-key": crypto.randomUUID() };
   const found = await answer(address(path), { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
-  return found.status === 204 ? null : found.json();
+  return found.status === 204 ? /** @type {T} */ (null) : found.json();
 }
 
-/** The lines of a streamed answer, each a JSON object. */
-export async function* lines(/** @type {string} */ path, /** @type {Query=} */ query, /** @type {AbortSignal=} */ signal) {
+/**
+ * The lines of a streamed answer, each a JSON object with the member `event`.
+ * @template {{event: string}} T
+ * @param {string} path @param {Query} [query] @param {AbortSignal} [signal]
+ * @returns {AsyncGenerator<T>}
+ */
+export async function* lines(path, query, signal) {
+  if (saved) return yield* /** @type {T[]} */ (saved.lines(path, query));
   const reader = /** @type {ReadableStream<Uint8Array>} */ ((await answer(address(path, query), { signal })).body).getReader();
   const decoder = new TextDecoder();
   let rest = "";

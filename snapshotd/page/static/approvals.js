@@ -1,13 +1,15 @@
 // The inbox: calls that wait for a person. A decision has two steps, and the second shows exactly what is decided.
-import { ago, html, line, plain, short, signal, view } from "./dom.js";
+import { ago, html, line, plain, short, signal, typed, view } from "./dom.js";
 import { at, get, send } from "./api.js";
-import { approvals, find, link, nameOf, refresh, say, waiting } from "./state.js";
-import { Loaded, Patch } from "./text.js";
+import { approvals, askToNotify, find, link, nameOf, notifies, refresh, say, waiting } from "./state.js";
+import { Patch, loaded } from "./text.js";
+
+/** @typedef {Api.ApprovalInfo} Approval */
 
 export const Approvals = view(() => {
   const chosen = signal(""), step = signal(/** @type {"" | "approve" | "deny"} */ ("")), edited = signal(/** @type {string | null} */ (null)), reason = signal("");
 
-  async function decide(/** @type {any} */ one) {
+  async function decide(/** @type {Approval} */ one) {
     try {
       const body = { reason: reason.value || null, ...(step.value === "approve" && edited.value !== null ? { arguments: JSON.parse(edited.value) } : {}) };
       await send("POST", at`/approvals/${one.id}/${step.value}`, body);
@@ -23,29 +25,33 @@ export const Approvals = view(() => {
   return () => {
     const all = [...waiting.value, ...approvals.value.filter(({ status }) => status !== "pending").slice(-50).reverse()];
     const one = all.find(({ id }) => id === chosen.value) ?? all[0];
-    if (!one) return html`<main class="wide"><h1>Approvals</h1><p class="faint">Nothing waits. A policy says which calls need a person: <code>snapshotd approvals --help</code>.</p></main>`;
+    const tell = notifies.value === "default" ? html`<p><button onClick=${askToNotify}>Notify me in this browser</button></p>` : null;
+    if (!one) return html`<main class="wide"><h1>Approvals</h1>${tell}<p class="faint">Nothing waits. A policy says which calls need a person: <code>snapshotd approvals --help</code>.</p></main>`;
     const of = find(one.trajectory);
-    return html`<main class="inbox"><div class="list" role="listbox" aria-label="Approvals">${all.map((each) => html`
+    return html`<main class="inbox"><div class="list">${tell}<div role="listbox" aria-label="Approvals">${all.map((each) => html`
         <button role="option" key=${each.id} aria-selected=${each === one} class=${each === one ? "on" : ""} onClick=${() => ((chosen.value = each.id), (step.value = ""), (edited.value = null))}>
           <i class="dot ${each.status === "pending" ? "interrupted" : each.status === "approved" ? "finished" : "failed"}"></i><b>${line(each.name, 80)}</b>
-          <span class="faint">${ago(each.created_at)}</span><small>${each.status}${each.by ? ` by ${line(each.by, 60)}` : ""}</small></button>`)}</div>
+          <span class="faint">${ago(each.created_at)}</span><small>${each.status}${each.by ? ` by ${line(each.by, 60)}` : ""}</small></button>`)}</div></div>
       <section><h1>${line(one.name, 200)}</h1>
         <p>${one.question ? plain(one.question, 2000) : "The policy asks a person about this call."}</p>
         <p class="faint">asked by <a href=${link("t", of ? nameOf(of.trajectory) : one.trajectory)}>${of ? nameOf(of.trajectory) : short(one.trajectory)}</a> ·
           files of <code>${short(one.snapshot)}</code> · ${one.side_effect} · asked ${ago(one.created_at) === "now" ? "just now" : `${ago(one.created_at)} ago`}</p>
         <h3>Arguments</h3>
         ${edited.value === null ? html`<pre class="given">${plain(JSON.stringify(one.arguments, null, 2), 100_000)}</pre>`
-          : html`<textarea aria-label="Arguments" rows="8" value=${edited.value} onInput=${(/** @type {any} */ event) => (edited.value = event.target.value)}></textarea>`}
+          : html`<textarea aria-label="Arguments" rows="8" value=${edited.value} onInput=${(/** @type {Event} */ event) => (edited.value = typed(event))}></textarea>`}
         ${one.status !== "pending" ? html`<p>${one.status}${one.reason ? `: ${plain(one.reason, 2000)}` : ""}</p>` : step.value === "" ? html`<div class="acts">
           <button class="main" onClick=${() => (step.value = "approve")}>Approve…</button><button onClick=${() => (step.value = "deny")}>Deny…</button>
           ${edited.value === null ? html`<button onClick=${() => (edited.value = JSON.stringify(one.arguments, null, 2))}>Edit</button>` : html`<button onClick=${() => (edited.value = null)}>As asked</button>`}</div>`
         : html`<div class="confirm" role="alertdialog" aria-label="Confirm"><p>${step.value === "approve" ? "This call will run" : "This call will be refused"}${edited.value !== null && step.value === "approve" ? " with the arguments above" : ""}.
             Digest <code class="digest">${one.digest}</code></p>
-          <label>Reason <input value=${reason.value} onInput=${(/** @type {any} */ event) => (reason.value = event.target.value)}/></label>
+          <label>Reason <input value=${reason.value} onInput=${(/** @type {Event} */ event) => (reason.value = typed(event))}/></label>
           <div class="acts"><button class=${step.value === "approve" ? "main" : "danger"} onClick=${() => decide(one)}>${step.value === "approve" ? "Approve" : "Deny"}</button><button onClick=${() => (step.value = "")}>Back</button></div></div>`}
         <h3>Changes so far</h3>
-        <${Loaded} what=${one.id} load=${(/** @type {AbortSignal} */ ended) => get(at`/approvals/${one.id}`, { max_files: 200 }, ended)}
-          show=${(/** @type {any} */ { since, changes }) => since && changes.length ? html`<div class="body"><${Patch} a=${since} b=${one.snapshot}/></div>` : html`<p class="faint">No files changed since the last decision.</p>`}/>
+        ${loaded({
+          what: one.id,
+          load: (ended) => /** @type {Promise<Api.ApprovalView>} */ (get(at`/approvals/${one.id}`, { max_files: 200 }, ended)),
+          show: ({ since, changes }) => since && changes.length ? html`<div class="body"><${Patch} a=${since} b=${one.snapshot}/></div>` : html`<p class="faint">No files changed since the last decision.</p>`,
+        })}
       </section></main>`;
   };
 });

@@ -4,7 +4,10 @@ import { send } from "./api.js";
 import { link, place } from "./state.js";
 import { brief } from "./ledger.js";
 import { Rows } from "./rows.js";
-import { Loaded, Patch } from "./text.js";
+import { Patch, loaded } from "./text.js";
+
+/** @typedef {Api.CompareInfo} Found */
+/** @typedef {{left: Api.SnapshotInfo | null, cells: (Api.AlignedCall | undefined)[]}} Aligned one call of each branch */
 
 const ROW = 28;
 
@@ -13,21 +16,20 @@ export const Compare = view(() => {
   return () => {
     const refs = place.value.slice(1);
     if (refs.length < 2) return html`<main class="wide"><h1>Compare</h1><p>Choose two trajectories or more: <kbd>c</kbd> on one of them.</p></main>`;
-    return html`<main class="comparison"><${Loaded} what=${refs.join()} load=${() => send("POST", "/compare", { refs })}
-      show=${(/** @type {any} */ found) => html`
-        <div class="sides" style=${columns(found)}>${found.branches.map((/** @type {any} */ one) => html`<${Side} one=${one}/>`)}</div>
+    return html`<main class="comparison">${loaded({ what: refs.join(), load: () => /** @type {Promise<Found>} */ (send("POST", "/compare", { refs })), show: (found) => html`
+        <div class="sides" style=${columns(found)}>${found.branches.map((one) => html`<${Side} one=${one}/>`)}</div>
         <div class="tabs" role="tablist"><button role="tab" aria-selected=${tab.value === 0} onClick=${() => (tab.value = 0)}>calls</button>
-          ${found.pairs.map((/** @type {any} */ pair, /** @type {number} */ i) => html`<button role="tab" aria-selected=${tab.value === i + 1} onClick=${() => (tab.value = i + 1)}>
+          ${found.pairs.map((pair, i) => html`<button role="tab" aria-selected=${tab.value === i + 1} onClick=${() => (tab.value = i + 1)}>
             files of ${title(found.branches[i + 1])} ${pair.changes.length}</button>`)}</div>
         <div class="body">${tab.value === 0 ? html`<${Calls} found=${found}/>`
-          : html`<${Patch} key=${tab.value} a=${found.branches[0].head.id} b=${found.branches[tab.value]?.head.id}/>`}</div>`}/></main>`;
+          : html`<${Patch} key=${tab.value} a=${found.branches[0].head.id} b=${found.branches[tab.value]?.head.id}/>`}</div>` })}</main>`;
   };
 });
 
-const columns = (/** @type {any} */ { branches }) => ({ gridTemplateColumns: `repeat(${branches.length}, minmax(220px, 1fr))` });
-const title = (/** @type {any} */ one) => line(one.name ?? one.ref.slice(0, 12), 60);
+const columns = (/** @type {Found} */ { branches }) => ({ gridTemplateColumns: `repeat(${branches.length}, minmax(220px, 1fr))` });
+const title = (/** @type {Api.BranchInfo} */ one) => line(one.name ?? one.ref.slice(0, 12), 60);
 
-function Side(/** @type {any} */ { one }) {
+function Side(/** @type {{one: Api.BranchInfo}} */ { one }) {
   const [read, written] = one.tokens;
   return html`<section><h1><a href=${link("t", one.name ?? one.head.trajectory, one.head.id)}>${title(one)}</a></h1>
     <p><i class="dot ${one.status}"></i> ${one.status}${one.exit_code === null ? "" : `, exit code ${one.exit_code}`}</p>
@@ -36,31 +38,30 @@ function Side(/** @type {any} */ { one }) {
 }
 
 /** Rows of one call a branch: the calls of the first, and between them those that only another one has. */
-function aligned(/** @type {any} */ { pairs }) {
-  const rows = /** @type {{left: any, cells: any[]}[]} */ ([]), byLeft = new Map();
-  pairs[0].calls.forEach((/** @type {any} */ { left }) => left && (byLeft.set(left.id, rows.length), rows.push({ left, cells: [] })));
-  const extra = /** @type {{after: number, row: any}[]} */ ([]);
-  pairs.forEach((/** @type {any} */ pair, /** @type {number} */ column) => {
+function aligned(/** @type {Found} */ { pairs }) {
+  const rows = /** @type {Aligned[]} */ ([]), byLeft = new Map(/** @type {[string, number][]} */ ([]));
+  for (const { left } of pairs[0].calls) if (left) byLeft.set(left.id, rows.push({ left, cells: [] }) - 1);
+  const below = new Map(/** @type {[number, Aligned[]][]} */ ([]));
+  pairs.forEach((pair, column) => {
     let after = -1;
     for (const call of pair.calls) {
-      if (call.left && byLeft.has(call.left.id)) rows[(after = byLeft.get(call.left.id))].cells[column] = call;
-      else extra.push({ after, row: { left: null, cells: Object.assign([], { [column]: call }) } });
+      const same = call.left ? byLeft.get(call.left.id) : undefined;
+      if (same !== undefined) rows[(after = same)].cells[column] = call;
+      else below.set(after, [...(below.get(after) ?? []), { left: null, cells: Object.assign([], { [column]: call }) }]);
     }
   });
-  const below = new Map();
-  for (const { after, row } of extra) below.set(after, [...(below.get(after) ?? []), row]);
   return [...(below.get(-1) ?? []), ...rows.flatMap((row, i) => [row, ...(below.get(i) ?? [])])];
 }
 
-function Calls(/** @type {any} */ { found }) {
+function Calls(/** @type {{found: Found}} */ { found }) {
   const rows = aligned(found);
-  const differs = (/** @type {any} */ { left, cells }) => !left || cells.some((/** @type {any} */ one) => one && one.difference !== "same");
+  const differs = (/** @type {Aligned} */ { left, cells }) => !left || cells.some((one) => one && one.difference !== "same");
   const first = rows.findIndex(differs);
-  const cell = (/** @type {any} */ one, /** @type {string} */ kind) => one
+  const cell = (/** @type {Api.SnapshotInfo | null | undefined} */ one, /** @type {string} */ kind) => one
     ? html`<a class="cell ${kind}" href=${link("t", one.trajectory, one.id)}><span class="number">${one.seq}</span> <b>${line(one.tool.name, 60)}</b> <code>${brief(one.tool)}</code></a>`
     : html`<span class="cell none"></span>`;
   const row = (/** @type {number} */ i) => html`<div key=${i} class="pair ${i === first ? "first" : ""}" style=${{ ...columns(found), height: `${ROW}px` }}>
-    ${cell(rows[i].left, differs(rows[i]) ? "other" : "")}${found.pairs.map((/** @type {any} */ _, /** @type {number} */ column) => {
+    ${cell(rows[i].left, differs(rows[i]) ? "other" : "")}${found.pairs.map((_, column) => {
       const one = rows[i].cells[column];
       return cell(one?.right, one && one.difference !== "same" ? one.difference : "");
     })}</div>`;

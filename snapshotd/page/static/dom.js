@@ -7,15 +7,33 @@ import htm from "./vendor/htm.mjs";
 export const html = htm.bind(h);
 export { batch, computed, effect, render, signal };
 
+/** @typedef {import("./vendor/preact.mjs").Drawn} Drawn */
+/**
+ * @template T
+ * @typedef {import("./vendor/signals-core.mjs").Signal<T>} Signal
+ */
+/**
+ * @template P
+ * @typedef {Component<P> & {mounted?: () => void | (() => void), componentDidUpdate?: () => void}} Self
+ */
+
 /**
  * A component. `setup` runs once for each instance and returns the function that draws it; what it puts into
  * `self.mounted` runs when it is on the page, and what that returns when it leaves.
- * @param {(self: any, props: any) => (props: any) => any} setup
+ * @template P
+ * @param {(self: Self<P>, props: P) => (props: P) => Drawn} setup
  */
 export function view(setup) {
-  return class extends Component {
-    constructor(/** @type {any} */ props) {
+  /** @extends {Component<P>} */
+  class View extends Component {
+    constructor(/** @type {P} */ props) {
       super(props);
+      /** @type {(() => void | (() => void)) | undefined} */
+      this.mounted = undefined;
+      /** @type {(() => void) | undefined} */
+      this.unfollow = undefined;
+      /** @type {void | (() => void)} */
+      this.left = undefined;
       this.given = signal(props);
       const draw = setup(this, props);
       this.drawn = computed(() => draw(this.given.value));
@@ -31,18 +49,22 @@ export function view(setup) {
     }
 
     componentWillUnmount() {
-      this.unfollow();
+      this.unfollow?.();
       this.left?.();
     }
 
-    render(/** @type {any} */ props) {
+    render(/** @type {P} */ props) {
       this.drawing = true;
       this.given.value = props;
       this.drawing = false;
       return this.drawn.value;
     }
-  };
+  }
+  return View;
 }
+
+/** What a form's field holds when it tells of a change. */
+export const typed = (/** @type {Event} */ event) => /** @type {HTMLInputElement} */ (event.target).value;
 
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
 
@@ -78,6 +100,15 @@ export function ago(/** @type {string} */ time) {
     if (seconds >= length) return `${Math.floor(seconds / length)} ${unit}`;
   return seconds < 5 ? "now" : `${Math.floor(seconds)} s`;
 }
+
+/** A number of things, with its word. */
+export const count = (/** @type {number} */ number, /** @type {string} */ word) => `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+
+/** An amount of money, or of whatever the prices are in. */
+export const money = (/** @type {number} */ cost) => (cost >= 1 ? cost.toFixed(2) : cost ? cost.toPrecision(2) : "0");
+
+/** A number of tokens as people read it. */
+export const tokens = (/** @type {number} */ number) => (number < 10_000 ? String(number) : number < 1e6 ? `${Math.round(number / 1000)}k` : `${(number / 1e6).toFixed(1)}M`);
 
 /** The short form of an id. */
 export const short = (/** @type {string} */ id) => id.slice(0, 12);

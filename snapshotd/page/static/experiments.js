@@ -1,11 +1,17 @@
 // Experiments: the live table of their branches, and scores against what they cost.
-import { ago, html, line, signal, view } from "./dom.js";
+import { ago, count, html, line, signal, view } from "./dom.js";
 import { at, get, lines, send } from "./api.js";
-import { link, place, say } from "./state.js";
-import { Loaded } from "./text.js";
+import { go, link, place, say } from "./state.js";
+import { NewExperiment } from "./experiment_form.js";
+import { loaded } from "./text.js";
 
-export const Experiments = view((self) => {
-  const shown = signal(/** @type {any} */ (null));
+/** @typedef {Api.ExperimentState} Experiment */
+/** @typedef {Api.ExperimentBranchInfo} Branch */
+
+const read = (/** @type {string} */ name, /** @type {AbortSignal=} */ ended) => /** @type {Promise<Experiment>} */ (get(at`/experiments/${name}`, {}, ended));
+
+export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
+  const shown = signal(/** @type {Experiment | null} */ (null));
   let name = "", stop = new AbortController();
   async function follow(/** @type {string} */ wanted) {
     if (wanted === name) return;
@@ -13,46 +19,52 @@ export const Experiments = view((self) => {
     stop.abort();
     stop = new AbortController();
     const { signal: ended } = stop;
-    if (!wanted) return;
+    if (!wanted || wanted === "new") return;
     try {
-      shown.value = await get(at`/experiments/${wanted}`, {}, ended);
-      for await (const _ of lines(at`/experiments/${wanted}/events`, {}, ended)) shown.value = await get(at`/experiments/${wanted}`, {}, ended);
+      shown.value = await read(wanted, ended);
+      for await (const _ of lines(at`/experiments/${wanted}/events`, {}, ended)) shown.value = await read(wanted, ended);
     } catch (error) {
       if (!ended.aborted) say(error);
     }
   }
   self.mounted = () => (follow(place.value[1] ?? ""), () => stop.abort());
-  self.componentDidUpdate = () => follow(place.value[1] ?? "");
+  self.componentDidUpdate = () => void follow(place.value[1] ?? "");
   return () => {
-    if (!place.value[1]) return html`<main class="wide"><h1>Experiments</h1><${Loaded} what="all" load=${() => get("/experiments")}
-      show=${(/** @type {any[]} */ all) => all.length ? html`<table class="grid"><thead><tr><th>name</th><th>branches</th><th>best</th><th>state</th><th>began</th></tr></thead><tbody>
+    if (place.value[1] === "new") return html`<${NewExperiment} key=${place.value[2]} snapshot=${place.value[2]} name=${place.value[3] ?? ""}/>`;
+    if (!place.value[1]) return html`<main class="wide"><h1>Experiments</h1>${loaded({
+      what: "all",
+      load: () => /** @type {Promise<Experiment[]>} */ (get("/experiments")),
+      show: (all) => all.length ? html`<table class="grid"><thead><tr><th>name</th><th>branches</th><th>best</th><th>state</th><th>began</th></tr></thead><tbody>
         ${all.map((one) => html`<tr key=${one.name}><td><a href=${link("experiments", one.name)}>${line(one.name, 100)}</a></td><td class="number">${one.branches.length}</td><td>${one.best ?? ""}</td>
           <td>${one.ended_because ?? "running"}</td><td class="number">${ago(one.started_at)} ago</td></tr>`)}</tbody></table>`
-        : html`<p class="faint">No experiments yet. <code>snapshotd experiment --help</code> shows how one is made.</p>`}/></main>`;
+        : html`<p class="faint">No experiments yet. Choose the call that all branches begin at, and press <kbd>e</kbd>.</p>`,
+    })}</main>`;
     const one = shown.value;
     if (!one) return html`<main class="wide"><p class="faint">…</p></main>`;
+    const best = one.variants.map(({ label }) => one.branches.filter((each) => each.label === label && each.trajectory).sort((a, b) => (b.score ?? 0) - (a.score ?? 0))[0]?.trajectory ?? "").filter(Boolean);
     return html`<main class="wide"><h1>${line(one.name, 200)}</h1>
-      <p class="faint">from <a href=${link("s", one.snapshot)}><code>${one.snapshot.slice(0, 12)}</code></a> · ${one.ended_because ?? "running"}
-        ${one.ended_because ? null : html` <button onClick=${() => send("POST", at`/experiments/${one.name}/stop`).catch(say)}>Stop</button>`}</p>
+      <p class="faint">${count(one.branches.length, "branch").replace("branchs", "branches")} from <a href=${link("s", one.snapshot)}><code>${one.snapshot.slice(0, 12)}</code></a> · ${one.ended_because ?? "running"}</p>
+      <div class="acts">${one.ended_because ? null : html`<button onClick=${() => send("POST", at`/experiments/${one.name}/stop`).catch(say)}>Stop</button>`}
+        ${best.length > 1 ? html`<button onClick=${() => go(["compare", ...best])}>Compare the best of each variant</button>` : null}</div>
       <${Plot} branches=${one.branches}/>
-      <table class="grid"><thead><tr><th>variant</th><th>rank</th><th>score</th><th>passes</th></tr></thead><tbody>
-        ${one.variants.map((/** @type {any} */ each) => html`<tr key=${each.label}><td>${line(each.label, 80)}</td><td class="number">${each.rank ?? ""}</td>
-          <td class="number">${each.score === null ? "" : `${each.score.toFixed(3)}${each.standard_error === null ? "" : ` ± ${each.standard_error.toFixed(3)}`}`}</td><td class="number">${each.passes}</td></tr>`)}</tbody></table>
-      <table class="grid"><thead><tr><th>branch</th><th>state</th><th>score</th><th>calls</th><th>time</th><th>tokens</th><th>cost</th><th>files</th></tr></thead><tbody>
-        ${one.branches.map((/** @type {any} */ each) => html`<tr key=${`${each.label}.${each.run}`} class=${each.passed ? "passed" : ""}>
+      <div class="scroll"><table class="grid"><thead><tr><th>variant</th><th>rank</th><th>score</th><th>passes</th></tr></thead><tbody>
+        ${one.variants.map((each) => html`<tr key=${each.label}><td>${line(each.label, 80)}</td><td class="number">${each.rank ?? ""}</td>
+          <td class="number">${each.score === null ? "" : `${each.score.toFixed(3)}${each.standard_error === null ? "" : ` ± ${each.standard_error.toFixed(3)}`}`}</td><td class="number">${each.passes}</td></tr>`)}</tbody></table></div>
+      <div class="scroll"><table class="grid"><thead><tr><th>branch</th><th>state</th><th>score</th><th>calls</th><th>time</th><th>tokens</th><th>cost</th><th>files</th></tr></thead><tbody>
+        ${one.branches.map((each) => html`<tr key=${`${each.label}.${each.run}`} class=${each.passed ? "passed" : ""}>
           <td>${each.trajectory ? html`<a href=${link("t", each.trajectory)}>${line(`${each.label}.${each.run}`, 80)}</a>` : line(`${each.label}.${each.run}`, 80)}</td>
           <td title=${each.error ?? ""}>${each.status}${each.error ? html` <span class="bad">${line(each.error, 120)}</span>` : null}</td>
           <td class="number">${each.score === null ? "" : each.score.toFixed(3)}</td><td class="number">${each.call_count}</td><td class="number">${each.seconds.toFixed(1)} s</td>
-          <td class="number">${each.tokens[0] + each.tokens[1] || ""}</td><td class="number">${each.cost ? each.cost.toFixed(4) : ""}</td><td class="number">${each.file_count}</td></tr>`)}</tbody></table></main>`;
+          <td class="number">${each.tokens[0] + each.tokens[1] || ""}</td><td class="number">${each.cost ? each.cost.toFixed(4) : ""}</td><td class="number">${each.file_count}</td></tr>`)}</tbody></table></div></main>`;
   };
 });
 
 /** Score against cost; against time where nothing has a cost. */
-function Plot(/** @type {{branches: any[]}} */ { branches }) {
-  const scored = branches.filter(({ score }) => score !== null);
+function Plot(/** @type {{branches: Branch[]}} */ { branches }) {
+  const scored = branches.flatMap((one) => (one.score === null ? [] : [{ ...one, score: one.score }]));
   if (scored.length < 2) return null;
   const costs = scored.some(({ cost }) => cost > 0);
-  const of = (/** @type {any} */ one) => (costs ? one.cost : one.seconds);
+  const of = (/** @type {Branch} */ one) => (costs ? one.cost : one.seconds);
   const right = Math.max(...scored.map(of)) || 1, scores = scored.map(({ score }) => score);
   const low = Math.min(0, ...scores), high = Math.max(1, ...scores);
   const x = (/** @type {number} */ value) => 44 + (value / right) * 400, y = (/** @type {number} */ value) => 150 - ((value - low) / (high - low)) * 130;

@@ -1,31 +1,41 @@
 // A trajectory's calls in order, one row each, with the lanes of the forks that leave it.
-import { ago, duration, html, line, signal, size, view } from "./dom.js";
-import { Log, current, find, follow, go, link, nameOf, overview, place } from "./state.js";
+import { duration, html, line, signal, size, view } from "./dom.js";
+import { current, follow, go, link, nameOf, overview, place } from "./state.js";
+import { Log } from "./log.js";
 import { Rows } from "./rows.js";
 
-export const ROW = 42;
-const LANE = 14, LANES_MAX = 5;
+/** @typedef {Api.SnapshotInfo} Snapshot */
+/** @typedef {{row: number, lane: number, one: Api.OverviewInfo}} Leaving a fork: the row that it leaves at, and its lane */
+
+const ROW = 42, LANE = 14, LANES_MAX = 5;
 
 /** The log of the trajectory that is looked at. */
 export const log = signal(/** @type {Log | null} */ (null));
 
 /** The arguments of a call in one line: the command, the path, or all of them. */
-export function brief(/** @type {any} */ tool) {
-  const given = tool.arguments;
+export function brief(/** @type {Api.Tool} */ { arguments: given }) {
+  const words = (/** @type {unknown[]} */ all) => line(all.map((one) => (typeof one === "string" ? one : JSON.stringify(one))).join(" "));
   if (typeof given === "string") return line(given);
-  if (Array.isArray(given)) return line(given.map((one) => (typeof one === "string" ? one : JSON.stringify(one))).join(" "));
+  if (Array.isArray(given)) return words(given);
   if (given && typeof given === "object") {
-    const argv = given.argv ?? given.command ?? given.cmd ?? given.path ?? given.file ?? given.name;
-    if (Array.isArray(argv)) return line(argv.join(" "));
-    if (typeof argv === "string") return line(argv);
+    const named = /** @type {Record<string, unknown>} */ (given);
+    const main = named.argv ?? named.command ?? named.cmd ?? named.path ?? named.file ?? named.name;
+    if (Array.isArray(main)) return words(main);
+    if (typeof main === "string") return line(main);
     const values = Object.values(given);
     return line(values.length === 1 && typeof values[0] === "string" ? values[0] : values.length ? JSON.stringify(given) : "");
   }
   return given === null || given === undefined ? "" : line(given);
 }
 
+/** True if a call did not do what it was to do. */
+export const failed = (/** @type {Api.Tool} */ { status, exit_code }) => status !== "done" || (exit_code ?? 0) !== 0;
+
+/** Number of files that a snapshot changed. */
+export const changed = (/** @type {Snapshot} */ { files }) => (files ? files.added + files.changed + files.deleted : 0);
+
 /** Numbers of added, changed and deleted files. */
-export function Changes(/** @type {{files: any}} */ { files }) {
+export function Changes(/** @type {{files: Api.FileCounts | null}} */ { files }) {
   if (!files) return html`<span class="faint" title="not counted yet">…</span>`;
   const { added, changed, deleted } = files;
   if (!added && !changed && !deleted) return html`<span class="faint" title="no files changed">·</span>`;
@@ -34,15 +44,12 @@ export function Changes(/** @type {{files: any}} */ { files }) {
       deleted ? html`<span class="minus">−${deleted}</span>` : null}</span>`;
 }
 
-export const Ledger = view((self) => {
+export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
   const following = signal(true);
-  self.mounted = () => {
-    const unfollow = follow((event) => {
-      const shown = log.value;
-      if (event.event === "snapshot" && event.trajectory === shown?.id) shown?.add(event.snapshot);
-    });
-    return unfollow;
-  };
+  self.mounted = () => follow(({ event, trajectory, snapshot }) => {
+    const shown = log.value;
+    if (event === "snapshot" && shown && snapshot && trajectory === shown.id) shown.add(snapshot);
+  });
 
   function open() {
     const shown = current.value;
@@ -63,13 +70,12 @@ export const Ledger = view((self) => {
       const style = { height: `${ROW}px`, gridTemplateColumns: `${width}px 42px minmax(0,1fr) auto 58px` };
       if (!one) return html`<div class="row" style=${style} key=${i}></div>`;
       const { tool } = one, text = shown.said.get(one.id);
-      const bad = tool.status !== "done" || (tool.exit_code ?? 0) !== 0;
-      return html`<a class="row ${i === selected ? "on" : ""} ${bad ? "bad" : ""}" role="option" aria-selected=${i === selected} style=${style}
+      return html`<a class="row ${i === selected ? "on" : ""} ${failed(tool) ? "bad" : ""}" role="option" aria-selected=${i === selected} style=${style}
           key=${i} href=${link("t", place.value[1], one.id)}>
-        <${Lane} row=${i} count=${shown.count.value} lanes=${lanes} width=${width} changed=${one.files && one.files.added + one.files.changed + one.files.deleted > 0}/>
+        <${Lane} row=${i} count=${shown.count.value} lanes=${lanes} width=${width} full=${changed(one) > 0}/>
         <span class="number">${one.seq}</span>
         <span class="what"><b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}${
-            lanes.filter((lane) => lane.row === i).slice(0, 3).map(({ one: fork }) => html` <span class="tag fork">⑂ ${line(nameOf(fork.trajectory), 24)}</span>`)}
+            lanes.filter((lane) => lane.row === i).slice(0, 3).map(({ one: fork }) => html` <span class="tag fork">↳ ${line(nameOf(fork.trajectory), 24)}</span>`)}
           ${text ? html`<small>${line(text)}</small>` : html`<small class="faint">${[tool.status === "done" ? "" : tool.status, tool.error ? line(tool.error) : tool.exit_code ? `exit code ${tool.exit_code}` : ""].filter(Boolean).join(": ")}</small>`}</span>
         <${Changes} files=${one.files}/>
         <span class="number" title="duration of the call">${duration(tool.duration_ms)}</span>
@@ -87,22 +93,22 @@ export const Ledger = view((self) => {
   };
 });
 
-/** Forks that leave a trajectory: the row that they leave at, and the lane that they have. */
+/** Forks that leave a trajectory, by the call that they leave at. @returns {Leaving[]} */
 function forks(/** @type {string} */ id, /** @type {number} */ first) {
   const leaving = overview.value.filter(({ origin }) => origin?.trajectory === id);
   leaving.sort((a, b) => (a.origin?.seq ?? 0) - (b.origin?.seq ?? 0));
   return leaving.map((one, i) => ({ row: (one.origin?.seq ?? 0) - first, lane: Math.min(i, LANES_MAX - 1) + 1, one }));
 }
 
-function Lane(/** @type {any} */ { row, count, lanes, width, changed }) {
+function Lane(/** @type {{row: number, count: number, lanes: Leaving[], width: number, full: boolean}} */ { row, count, lanes, width, full }) {
   const x = 13, y = ROW / 2;
-  const leaving = lanes.filter((/** @type {any} */ one) => one.row === row);
-  const passing = new Set(lanes.filter((/** @type {any} */ one) => one.row < row && row <= one.row + Math.min(6, one.one.snapshots)).map((/** @type {any} */ one) => one.lane));
+  const leaving = lanes.filter((one) => one.row === row);
+  const passing = new Set(lanes.filter((one) => one.row < row && row <= one.row + Math.min(6, one.one.snapshots)).map((one) => one.lane));
   return html`<svg class="lane" width=${width} height=${ROW} aria-hidden="true">
     <line x1=${x} x2=${x} y1=${row ? 0 : y} y2=${row === count - 1 ? y : ROW}/>
     ${[...passing].map((lane) => html`<line class="side" x1=${x + lane * LANE} x2=${x + lane * LANE} y1="0" y2=${ROW}/>`)}
-    ${leaving.map((/** @type {any} */ { lane }) => html`<path class="side" d="M${x} ${y} C${x + lane * LANE} ${y} ${x + lane * LANE} ${y} ${x + lane * LANE} ${ROW}"/>`)}
-    <circle class=${changed ? "full" : ""} cx=${x} cy=${y} r="4"/>
+    ${leaving.map(({ lane }) => html`<path class="side" d="M${x} ${y} C${x + lane * LANE} ${y} ${x + lane * LANE} ${y} ${x + lane * LANE} ${ROW}"/>`)}
+    <circle class=${full ? "full" : ""} cx=${x} cy=${y} r="4"/>
   </svg>`;
 }
 
@@ -113,46 +119,4 @@ export function step(/** @type {number} */ by) {
   const at = place.value[2] ? shown.rowOf(place.value[2]) : shown.count.value;
   const next = shown.at(Math.max(0, Math.min(shown.count.value - 1, at + by)));
   if (next) go(["t", place.value[1], next.id], true);
-}
-
-/** The trajectories on the left: forks below what they come from. */
-export const Trajectories = view(() => (/** @type {{filter: string}} */ props) => {
-  const wanted = props.filter.toLowerCase();
-  const known = overview.value.filter(({ trajectory: { id, name, status, agent } }) =>
-    `${name ?? ""} ${id} ${status} ${agent?.argv.join(" ") ?? ""}`.toLowerCase().includes(wanted));
-  const shown = wanted ? known.map((one) => ({ one, depth: 0 })).reverse() : forest(known);
-  const row = (/** @type {number} */ i) => {
-    const { one, depth } = shown[i], { trajectory } = one;
-    const mine = find(place.value[1] ?? "") === one && place.value[0] === "t";
-    const children = overview.value.filter(({ origin }) => origin?.trajectory === trajectory.id).length;
-    return html`<a key=${trajectory.id} class="trajectory ${mine ? "on" : ""}" href=${link("t", nameOf(trajectory))} aria-current=${mine ? "page" : null}
-        style=${{ height: "46px", paddingLeft: `${14 + Math.min(depth, 6) * 12}px` }}>
-      <i class="dot ${trajectory.status}" title=${trajectory.status}></i>
-      <b>${line(nameOf(trajectory), 80)}</b><span class="faint">${one.newest ? ago(one.newest.created_at) : ""}</span>
-      <small>${trajectory.status}${trajectory.exit_code ? ` (${trajectory.exit_code})` : ""} · ${one.snapshots} call${one.snapshots === 1 ? "" : "s"}${
-        children ? ` · ${children} fork${children > 1 ? "s" : ""}` : ""}${trajectory.agent ? ` · ${line(trajectory.agent.argv.join(" "), 60)}` : ""}</small>
-    </a>`;
-  };
-  return html`<nav aria-label="Trajectories">
-    <${Rows} label="Trajectories" count=${shown.length} height=${46} row=${row} reveal=${-1}/>
-    ${shown.length ? null : html`<p class="faint pad">${overview.value.length ? "None has this in its name." : html`No trajectories yet. <code>snapshotd run agent.py</code> makes one.`}</p>`}
-  </nav>`;
-});
-
-/** @param {import("./state.js").Overview[]} known */
-function forest(known) {
-  const below = new Map(/** @type {[string, any[]][]} */ ([]));
-  const ids = new Set(known.map(({ trajectory }) => trajectory.id));
-  for (const one of known) {
-    const parent = one.origin && ids.has(one.origin.trajectory) ? one.origin.trajectory : "";
-    below.set(parent, [...(below.get(parent) ?? []), one]);
-  }
-  const found = /** @type {{one: any, depth: number}[]} */ ([]);
-  const todo = (below.get("") ?? []).map((one) => ({ one, depth: 0 }));
-  for (let next = todo.pop(); next; next = todo.pop()) {
-    found.push(next);
-    const { one, depth } = next;
-    todo.push(...(below.get(one.trajectory.id) ?? []).map((child) => ({ one: child, depth: depth + 1 })).reverse());
-  }
-  return found;
 }

@@ -1,57 +1,82 @@
 // The page: a session, then the views.
-import { html, line, render, signal, view } from "./dom.js";
+import { effect, html, line, render, signal, view } from "./dom.js";
 import { at, get, openSession } from "./api.js";
-import { approvals, away, filter, find, go, nameOf, current, notice, place, refresh, say, waiting, watch } from "./state.js";
-import { Ledger, Trajectories, log, step } from "./ledger.js";
+import { away, current, go, link, nameOf, notice, place, refresh, say, waiting, watch } from "./state.js";
+import { saved } from "./saved.js";
+import { Ledger, log, step } from "./ledger.js";
+import { Trajectories } from "./trajectories.js";
+import { Timing } from "./timing.js";
 import { Inspector, TABS } from "./inspector.js";
-import { Dialog, dialog, press } from "./acts.js";
+import { press } from "./acts.js";
+import { Dialog, dialog } from "./dialog.js";
 import { Approvals } from "./approvals.js";
 import { Compare } from "./compare.js";
 import { Experiments } from "./experiments.js";
 import { Machine } from "./machine.js";
+import { Terminal } from "./terminal.js";
+import { Tree, pressInTree } from "./tree.js";
 
 const help = signal(false);
-const KEYS = [["j k", "next, previous call"], ["g G", "first, newest call"], ["1–5", "patch, output, arguments, files, conversation"], ["f", "fork from here"],
-  ["r", "rewind to here"], ["c", "compare"], ["t", "tag"], ["s", "stop or resume"], ["u", "undo a rewind"], ["a", "approvals"], ["/", "filter"], ["Esc", "close, or back to the trajectory"], ["?", "these keys"]];
+const KEYS = [["j k", "next, previous call"], ["g G", "first, newest call"], ["1–7", "patch, output, arguments, files, conversation, effects, tasks"], ["f", "fork from here"],
+  ["r", "rewind to here"], ["c", "compare"], ["x", "terminal on a throw-away fork"], ["t", "tag"], ["d", "restore: download the files"], ["p", "preview of an apply"], ["e", "experiment from here"], ["m", "promote a fork"],
+  ["s", "stop or resume"], ["u", "undo a rewind"], ["v", "tree of forks; space chooses, c compares"], ["a", "approvals"], ["l", "filter the list"], ["Esc", "close, or back to the trajectory"], ["?", "these keys"]];
+
+/** A snapshot's own address leads to its place in its trajectory. */
+effect(() => {
+  const [kind, id] = place.value;
+  if (kind === "s" && id) get(at`/snapshots/${id}`).then((found) => {
+    const one = /** @type {Api.SnapshotInfo} */ (found);
+    go(["t", one.trajectory, one.id], true);
+  }).catch(say);
+});
+
+const Top = () => {
+  const where = place.value[0], asks = waiting.value.length;
+  const to = (/** @type {string} */ name, /** @type {string} */ text, kind = "") => html`<a class="pill ${kind}" href=${link(name)} aria-current=${where === name ? "page" : null}>${text}</a>`;
+  return html`<header class="top"><a href="#/"><b>snapshotd</b></a>
+    ${current.value ? html`<span class="faint">/</span><span class="here">${line(nameOf(current.value.trajectory), 60)}</span>` : null}
+    <span class="push"></span>${to("tree", "Tree")}
+    ${saved ? html`<span class="faint">saved ${saved.made}</span>` : html`${to("experiments", "Experiments")}${to("machine", "Machine")}
+      ${to("approvals", asks ? `${asks} wait${asks === 1 ? "s" : ""} for you` : "Approvals", asks ? "ask" : "")}`}
+    <button class="plain" aria-label="Keys" onClick=${() => (help.value = true)}><kbd>?</kbd></button></header>`;
+};
+
+const VIEWS = /** @type {Record<string, unknown>} */ ({ approvals: Approvals, compare: Compare, experiments: Experiments, machine: Machine, terminal: Terminal, tree: Tree });
 
 const Page = view(() => () => {
-  if (place.value[0] === "s") find(place.value[1]) || get(at`/snapshots/${place.value[1]}`).then((one) => go(["t", one.trajectory, one.id], true)).catch(say);
-  const where = place.value[0], asks = waiting.value.length;
-  return html`<header class="top"><a href="#/"><b>snapshotd</b></a>
-      ${current.value ? html`<span class="faint">/</span><span>${line(nameOf(current.value.trajectory), 60)}</span>` : null}
-      <input id="filter" type="search" placeholder="Filter trajectories   /" aria-label="Filter trajectories" value=${filter.value} onInput=${(/** @type {any} */ event) => (filter.value = event.target.value)}/>
-      <span class="push"></span>
-      <a class="pill" href="#/experiments">Experiments</a><a class="pill" href="#/machine">Machine</a>
-      <a class="pill ${asks ? "ask" : ""}" href="#/approvals">${asks ? `${asks} wait${asks === 1 ? "s" : ""} for you` : "Approvals"}</a>
-      <button class="plain" aria-label="Keys" onClick=${() => (help.value = true)}><kbd>?</kbd></button></header>
+  const where = place.value[0], shown = VIEWS[where];
+  return html`<${Top}/>
     ${away.value ? html`<p class="away" role="alert">${away.value}</p>` : null}
-    <div class="panes ${where ?? "list"} ${place.value[2] ? "chosen" : ""}">
-      <${Trajectories} filter=${filter.value}/>
-      ${where === "approvals" ? html`<${Approvals}/>` : where === "compare" ? html`<${Compare}/>` : where === "experiments" ? html`<${Experiments}/>` : where === "machine" ? html`<${Machine}/>` : html`<${Ledger}/><${Inspector}/>`}
+    ${saved ? saved.notes.map((text) => html`<p class="away">${text}</p>`) : null}
+    <div class="panes ${shown ? "whole" : where ? "" : "list"} ${!shown && place.value[2] ? "chosen" : ""}">
+      <${Trajectories}/>
+      ${shown ? html`<${shown} key=${where === "terminal" ? place.value[1] : where} id=${place.value[1]}/>` : html`<${Ledger}/><${Inspector}/>${log.value && current.value ? html`<${Timing} log=${log.value}/>` : null}`}
     </div>
     <${Dialog}/>
-    ${help.value ? html`<dialog ref=${(/** @type {any} */ box) => box && !box.open && box.showModal()} onClose=${() => (help.value = false)}><h2>Keys</h2>
+    ${help.value ? html`<dialog ref=${(/** @type {HTMLDialogElement | null} */ box) => box && !box.open && box.showModal()} onClose=${() => (help.value = false)}><h2>Keys</h2>
       <dl>${KEYS.map(([key, text]) => html`<dt>${key.split(" ").map((one) => html`<kbd>${one}</kbd> `)}</dt><dd>${text}</dd>`)}</dl>
-      <form method="dialog"><button class="main">Close</button></form></dialog>` : null}
+      <form method="dialog"><footer><button class="main">Close</button></footer></form></dialog>` : null}
     ${notice.value ? html`<p class="notice ${notice.value.bad ? "bad" : ""}" role="status">${line(notice.value.text, 1000)}</p>` : null}`;
 });
 
 addEventListener("keydown", (event) => {
-  const target = /** @type {HTMLElement} */ (event.target);
-  if (event.ctrlKey || event.metaKey || event.altKey || dialog.value || help.value) return;
-  if (target.matches("input, textarea, select")) return event.key === "Escape" ? target.blur() : undefined;
-  const shown = log.value;
-  if (event.key === "?") help.value = true;
-  else if (event.key === "/") document.getElementById("filter")?.focus();
-  else if (event.key === "a") go(["approvals"]);
-  else if (place.value[0] !== "t") return;
-  else if (event.key === "j" || event.key === "ArrowDown") step(1);
-  else if (event.key === "k" || event.key === "ArrowUp") step(-1);
-  else if (event.key === "g") step(-(shown?.count.value ?? 0));
-  else if (event.key === "G") step(shown?.count.value ?? 0);
-  else if (event.key === "Escape") go(["t", place.value[1]]);
-  else if (TABS[Number(event.key) - 1] && place.value[2]) go(["t", place.value[1], place.value[2], TABS[Number(event.key) - 1]], true);
-  else if (!press(event.key)) return;
+  const target = /** @type {HTMLElement} */ (event.target), { key } = event, [where, name, id] = place.value;
+  if (event.ctrlKey || event.metaKey || event.altKey || dialog.value || help.value || where === "terminal") return;
+  if (target.matches("input:not([type=checkbox]), textarea, select")) return key === "Escape" ? target.blur() : undefined;
+  const last = log.value?.count.value ?? 0;
+  if (key === "?") help.value = true;
+  else if (key === "l") document.getElementById("filter")?.focus();
+  else if (key === "a" && !saved) go(["approvals"]);
+  else if (where === "tree") {
+    if (!pressInTree(key)) return;
+  } else if (where !== "t") return;
+  else if (key === "j" || key === "ArrowDown") step(1);
+  else if (key === "k" || key === "ArrowUp") step(-1);
+  else if (key === "g") step(-last);
+  else if (key === "G") step(last);
+  else if (key === "Escape") go(["t", name]);
+  else if (TABS[Number(key) - 1] && id) go(["t", name, id, TABS[Number(key) - 1]], true);
+  else if (!press(key)) return;
   event.preventDefault();
 });
 
@@ -65,7 +90,7 @@ async function begin() {
   document.body.replaceChildren();
   render(html`<${Page}/>`, document.body);
   await refresh();
-  await watch();
+  if (!saved) await watch();
 }
 
 begin();

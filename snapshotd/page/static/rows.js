@@ -4,10 +4,19 @@ import { html, signal, view } from "./dom.js";
 const BEYOND = 12;
 
 /**
- * `count` rows of `height` pixels; `row(i)` draws one. `reveal`: a row to scroll to when it changes. `follow`: stay at the
- * end, as long as the reader has not scrolled up. `onEnd(atEnd)` tells when that changes.
+ * @typedef {object} RowsProps
+ * @property {number} count
+ * @property {number} height of each, in pixels
+ * @property {(i: number) => import("./dom.js").Drawn} row draws one
+ * @property {string} label
+ * @property {number} [reveal] a row to scroll to when it changes
+ * @property {boolean} [follow] stay at the end, as long as the reader has not scrolled up
+ * @property {(atEnd: boolean) => void} [onEnd] is told when that changes
+ * @property {string} [role]
+ * @property {string} [className]
  */
-export const Rows = view((self) => {
+
+export const Rows = view((/** @type {import("./dom.js").Self<RowsProps>} */ self) => {
   const top = signal(0), room = signal(800);
   let /** @type {HTMLElement} */ box, revealed = -1, atEnd = true, drawnCount = 0;
   self.mounted = () => {
@@ -18,7 +27,7 @@ export const Rows = view((self) => {
   };
   self.componentDidUpdate = () => keep(self.props);
 
-  function keep(/** @type {any} */ { count, height, reveal, follow }) {
+  function keep(/** @type {RowsProps} */ { count, height, reveal = -1, follow }) {
     if (follow && atEnd && count !== drawnCount) box.scrollTop = count * height;
     else if (reveal >= 0 && reveal !== revealed) {
       const y = reveal * height;
@@ -28,7 +37,7 @@ export const Rows = view((self) => {
     [revealed, drawnCount] = [reveal, count];
   }
 
-  function scrolled(/** @type {any} */ { count, height, onEnd }) {
+  function scrolled(/** @type {RowsProps} */ { count, height, onEnd }) {
     top.value = box.scrollTop;
     const now = box.scrollTop + box.clientHeight >= count * height - height;
     if (now !== atEnd) onEnd?.(now);
@@ -42,7 +51,7 @@ export const Rows = view((self) => {
     const drawn = [];
     for (let i = first; i < last; i++) drawn.push(row(i));
     return html`<div class="rows ${className}" role=${role} aria-label=${label} tabindex="0"
-        ref=${(/** @type {any} */ found) => found && (box = found)} onScroll=${() => scrolled(props)}>
+        ref=${(/** @type {HTMLElement | null} */ found) => found && (box = found)} onScroll=${() => scrolled(props)}>
       <div class="space" style=${{ height: `${count * height}px` }}>
         <div style=${{ transform: `translateY(${first * height}px)` }}>${drawn}</div>
       </div>

@@ -1,15 +1,17 @@
 // What the page knows: where it is, the trajectories, what waits for a decision; kept up to date by the stream of events.
-import { batch, computed, signal } from "./dom.js";
-import { Refused, at, get, lines } from "./api.js";
+import { batch, computed, effect, signal } from "./dom.js";
+import { Refused, get, lines } from "./api.js";
+import { saved } from "./saved.js";
 
-/** @typedef {{id: string, name: string | null, status: string, head: string, image: string, agent: {argv: string[]} | null, created_at: string, forked_from: string | null, experiment: string | null, exit_code: number | null}} Trajectory */
-/** @typedef {{id: string, parent: string | null, trajectory: string, seq: number, tool: any, files: any, state: string, pause_ms: number, created_at: string, tags: string[], messages: number, warnings: string[], follows: string | null}} Snapshot */
-/** @typedef {{trajectory: Trajectory, snapshots: number, newest: Snapshot | null, origin: Snapshot | null}} Overview */
+/** @typedef {Api.TrajectoryInfo} Trajectory */
+/** @typedef {Api.SnapshotInfo} Snapshot */
+/** @typedef {Api.OverviewInfo} Overview */
+/** An event of /watch. @typedef {{event: string, trajectory?: string, snapshot?: Snapshot, approval?: string, status?: string, name?: string, count?: number}} Heard */
 
 /** The place, from the address behind `#`: what is looked at, and the parts of its name. */
 export const place = signal(read());
 export const overview = signal(/** @type {Overview[]} */ ([]));
-export const approvals = signal(/** @type {any[]} */ ([]));
+export const approvals = signal(/** @type {Api.ApprovalInfo[]} */ ([]));
 /** `null` while the daemon answers, else the sentence that says why it does not. */
 export const away = signal(/** @type {string | null} */ (null));
 /** What the person is told at the bottom, for a while. */
@@ -19,22 +21,23 @@ export const filter = signal("");
 export const waiting = computed(() => approvals.value.filter((one) => one.status === "pending"));
 export const current = computed(() => find(place.value[0] === "t" ? place.value[1] : ""));
 
-const followers = new Set(/** @type {((event: any) => void)[]} */ ([]));
+const followers = new Set(/** @type {((event: Heard) => void)[]} */ ([]));
 let reading = /** @type {Promise<void> | null} */ (null), readAgain = false;
 
 function read() {
   return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
 }
 
-addEventListener("hashchange", () => (place.value = read()));
+for (const told of ["hashchange", "popstate"]) addEventListener(told, () => (place.value = read()));
 
 /** The address of a place. */
 export const link = (/** @type {string[]} */ ...parts) => `#/${parts.map(encodeURIComponent).join("/")}`;
 
 /** Go to a place; `instead`: without a step in the browser's history. */
 export function go(/** @type {string[]} */ parts, instead = false) {
-  if (instead) history.replaceState(null, "", link(...parts)), (place.value = parts);
-  else location.hash = link(...parts);
+  if (instead) history.replaceState(null, "", link(...parts));
+  else history.pushState(null, "", link(...parts));
+  place.value = parts;
 }
 
 /** The trajectory of a name or an id. */
@@ -54,9 +57,9 @@ export function say(/** @type {unknown} */ told) {
 }
 
 /** Call `told` with every event from now on. Returns what ends that. */
-export function follow(/** @type {(event: any) => void} */ told) {
+export function follow(/** @type {(event: Heard) => void} */ told) {
   followers.add(told);
-  return () => followers.delete(told);
+  return () => void followers.delete(told);
 }
 
 /** Read the trajectories and approvals anew; once more after that, if it is asked for meanwhile. */
@@ -71,7 +74,8 @@ export function refresh() {
 
 async function load() {
   try {
-    const [all, asked] = await Promise.all([get("/overview"), get("/approvals")]);
+    const all = /** @type {Overview[]} */ (await get("/overview"));
+    const asked = /** @type {Api.ApprovalInfo[]} */ (saved ? [] : await get("/approvals"));
     batch(() => {
       overview.value = all;
       approvals.value = asked;
@@ -86,7 +90,7 @@ async function load() {
 export async function watch() {
   for (let pause = 500; ; pause = Math.min(pause * 2, 8000)) {
     try {
-      for await (const event of lines("/watch")) {
+      for await (const event of /** @type {AsyncGenerator<Heard>} */ (lines("/watch"))) {
         if (event.event === "alive") continue;
         pause = 500;
         await heard(event);
@@ -99,110 +103,48 @@ export async function watch() {
   }
 }
 
-async function heard(/** @type {any} */ event) {
+async function heard(/** @type {Heard} */ event) {
   if (event.event === "approval" && event.status === "pending") notify(event);
-  if (event.event !== "snapshot") await refresh();
-  else if (!advance(event)) await refresh();
+  if (event.event !== "snapshot" || !advance(event)) await refresh();
   for (const told of followers) told(event);
 }
 
 /** Count a snapshot without asking. False if its trajectory is not known yet. */
-function advance(/** @type {any} */ event) {
-  const known = overview.value.find(({ trajectory }) => trajectory.id === event.trajectory);
-  if (!known) return false;
-  const seq = known.newest?.seq ?? -1, { snapshot } = event;
+function advance(/** @type {Heard} */ { trajectory: id, snapshot }) {
+  const known = overview.value.find(({ trajectory }) => trajectory.id === id);
+  if (!known || !snapshot) return false;
+  const seq = known.newest?.seq ?? -1;
   if (snapshot.seq < seq) return true;
   const trajectory = { ...known.trajectory, head: snapshot.id };
   const next = { ...known, trajectory, snapshots: known.snapshots + (snapshot.seq > seq ? 1 : 0), newest: snapshot };
   overview.value = overview.value.map((one) => (one === known ? next : one));
+  settle();
   return true;
 }
 
-function notify(/** @type {any} */ event) {
-  if (!("Notification" in window) || Notification.permission !== "granted") return;
+let settling = 0;
+
+/** Sums (cost, size) follow when no call has come for a moment. */
+function settle() {
+  clearTimeout(settling);
+  settling = setTimeout(refresh, 1500);
+}
+
+/** Whether the browser tells of a call that waits: yes, no, or the person has not been asked. */
+export const notifies = signal("Notification" in window && !saved ? Notification.permission : "denied");
+
+/** Ask the person, who has just clicked for it. */
+export async function askToNotify() {
+  notifies.value = await Notification.requestPermission();
+}
+
+function notify(/** @type {Heard} */ event) {
+  if (notifies.value !== "granted") return;
   const shown = new Notification("snapshotd: a call waits for you", { body: event.name ?? "", tag: event.approval });
   shown.onclick = () => (window.focus(), go(["approvals"]));
 }
 
-const PAGE = 100;
-
-/** The snapshots of one trajectory, read in pieces where they are looked at. */
-export class Log {
-  constructor(/** @type {string} */ id, /** @type {number} */ first, /** @type {number} */ last) {
-    this.id = id;
-    this.first = first;
-    this.count = signal(last - first + 1);
-    this.changed = signal(0);
-    /** @type {Map<number, Snapshot>} */
-    this.rows = new Map();
-    /** @type {Map<string, any>} */
-    this.said = new Map();
-    /** @type {Set<number>} */
-    this.asked = new Set();
-  }
-
-  /** The snapshot in a row; undefined until it is there. */
-  at(/** @type {number} */ row) {
-    this.changed.value;
-    const found = this.rows.get(row + this.first);
-    if (!found) this.ask(Math.floor(row / PAGE));
-    return found;
-  }
-
-  /** The row of a snapshot that has been read. */
-  rowOf(/** @type {string} */ id) {
-    this.changed.value;
-    for (const one of this.rows.values()) if (one.id === id) return one.seq - this.first;
-    return -1;
-  }
-
-  add(/** @type {Snapshot} */ snapshot) {
-    this.rows.set(snapshot.seq, snapshot);
-    batch(() => {
-      this.count.value = Math.max(this.count.value, snapshot.seq - this.first + 1);
-      this.changed.value++;
-    });
-  }
-
-  async ask(/** @type {number} */ page) {
-    if (this.asked.has(page)) return;
-    this.asked.add(page);
-    try {
-      const before = this.first + (page + 1) * PAGE;
-      this.keep(await get(at`/trajectories/${this.id}/log`, { last: PAGE, before }));
-    } catch (error) {
-      say(error);
-    }
-  }
-
-  /** Read the newest anew: their files are counted and stored by and by. */
-  async renew() {
-    this.keep(await get(at`/trajectories/${this.id}/log`, { last: PAGE }));
-  }
-
-  /** What was said before the calls of these snapshots, too. */
-  keep(/** @type {Snapshot[]} */ found) {
-    for (const one of found) this.rows.set(one.seq, one);
-    const newest = found.at(-1), start = this.rows.get((found[0]?.seq ?? 0) - 1)?.messages ?? found[0]?.messages ?? 0;
-    if (newest && newest.messages > start) this.hear(found, newest, start);
-    this.changed.value++;
-  }
-
-  async hear(/** @type {Snapshot[]} */ found, /** @type {Snapshot} */ newest, /** @type {number} */ start) {
-    const messages = await get(at`/snapshots/${newest.id}/conversation`, { start, count: newest.messages - start });
-    let from = start;
-    for (const one of found) {
-      const text = messages.slice(Math.max(0, from - start), one.messages - start).map(spoken).filter(Boolean).join(" ");
-      if (text) this.said.set(one.id, text);
-      from = Math.max(from, one.messages);
-    }
-    this.changed.value++;
-  }
-}
-
-/** What a message of the model or a person says, without calls and their results. */
-export function spoken(/** @type {{role: string, content: any}} */ { role, content }) {
-  if (role !== "assistant" && role !== "user") return "";
-  const parts = Array.isArray(content) ? content : Array.isArray(content?.content) ? content.content : [content?.content ?? content];
-  return parts.map((part) => (typeof part === "string" ? part : typeof part?.text === "string" ? part.text : "")).join(" ").trim();
-}
+effect(() => {
+  const asks = waiting.value.length, shown = current.value;
+  document.title = `${asks ? `(${asks}) ` : ""}${shown ? `${nameOf(shown.trajectory)} · ` : ""}snapshotd`;
+});

@@ -1,18 +1,25 @@
 // Long texts: only the visible lines are on the page. Patches and outputs of terminals.
-import { html, plain, signal, size, view } from "./dom.js";
+import { count, html, plain, signal, size, view } from "./dom.js";
 import { at, bytes, lines } from "./api.js";
 import { pieces } from "./ansi.js";
 import { Rows } from "./rows.js";
 
 const LINE = 18, LINE_MAX = 2000;
-export const PART_BYTES = 256 << 10;
+const PART_BYTES = 256 << 10;
 const PATCH_MAX = 4 << 20;
 
-/** Something that is being read; `load` gives it, and is begun anew when `key` changes. */
-export const Loaded = view((self) => {
-  const found = signal(/** @type {any} */ (undefined)), failed = signal("");
+/** @typedef {[string, string][]} Pieces each with the class of its style */
+/** @typedef {[string, Pieces]} Line its class, and its pieces */
+/**
+ * @template T
+ * @typedef {{what: string, load: (ended: AbortSignal) => Promise<T>, show: (found: T) => import("./dom.js").Drawn}} Loading
+ */
+
+/** Something that is being read; `load` gives it, and is begun anew when `what` changes. */
+export const Loaded = view((/** @type {import("./dom.js").Self<Loading<unknown>>} */ self) => {
+  const found = signal(/** @type {{value: unknown, of: Loading<unknown>} | undefined} */ (undefined)), failed = signal("");
   let key = /** @type {string | null} */ (null), stop = new AbortController();
-  async function begin(/** @type {any} */ props) {
+  async function begin(/** @type {Loading<unknown>} */ props) {
     if (props.what === key) return;
     key = props.what;
     stop.abort();
@@ -23,73 +30,94 @@ export const Loaded = view((self) => {
       const value = await props.load(ended);
       if (!ended.aborted) (failed.value = ""), (found.value = { value, of: props });
     } catch (error) {
-      if (!ended.aborted) (failed.value = /** @type {Error} */ (error).message), (found.value = null);
+      if (!ended.aborted) failed.value = /** @type {Error} */ (error).message;
     } finally {
       clearTimeout(late);
     }
   }
   self.mounted = () => (begin(self.props), () => stop.abort());
-  self.componentDidUpdate = () => begin(self.props);
-  return (/** @type {any} */ props) =>
+  self.componentDidUpdate = () => void begin(self.props);
+  return (props) =>
     failed.value ? html`<p class="pad bad">${failed.value}</p>`
     : found.value === undefined ? html`<p class="pad faint" role="status">…</p>`
     : (found.value.of.what === props.what ? props : found.value.of).show(found.value.value);
 });
 
-/** Lines of which each has a class and pieces of text. */
-function Lines(/** @type {{all: [string, [string, string][]][], label: string}} */ { all, label }) {
+/** Loaded, with the type of what is loaded. @template T @param {Loading<T>} props */
+export const loaded = (props) => html`<${Loaded} ...${props}/>`;
+
+function Lines(/** @type {{all: Line[], label: string}} */ { all, label }) {
   const row = (/** @type {number} */ i) => {
     const [kind, parts] = all[i];
     return html`<div key=${i} class=${kind} style=${{ height: `${LINE}px` }}>${parts.map(([style, text]) => (style ? html`<span class=${style}>${text}</span>` : text))}</div>`;
   };
-  return html`<${Rows} className="lines" label=${label} count=${all.length} height=${LINE} row=${row} reveal=${-1}/>`;
+  return html`<${Rows} className="lines" label=${label} count=${all.length} height=${LINE} row=${row}/>`;
 }
 
-const KINDS = /** @type {Record<string, string>} */ ({ "+": "plus", "-": "minus", "@": "hunk", d: "file" });
+const KINDS = /** @type {Record<string, string>} */ ({ "+": "plus", "-": "minus", "@": "hunk" });
+
+/** The lines of a patch: each file under its name, with the numbers of its lines. */
+function patchLines(/** @type {string} */ text) {
+  const found = /** @type {Line[]} */ ([]);
+  let inHunk = false, plus = 0, minus = 0, name = /** @type {Pieces} */ ([]);
+  const close = () => name.push(...(plus ? [/** @type {[string, string]} */ (["plus-text", `  +${plus}`])] : []), ...(minus ? [/** @type {[string, string]} */ (["minus-text", `  −${minus}`])] : []));
+  for (const one of text.split("\n").slice(0, -1)) {
+    if (one.startsWith("diff --git ")) {
+      close();
+      name = [["", plain(one.slice(11).replace(/^a\/(.*) b\/\1$/, "$1"), LINE_MAX)]];
+      [inHunk, plus, minus] = [false, 0, 0];
+      found.push(["file", name]);
+    } else if (one.startsWith("@@")) (inHunk = true), found.push(["hunk", [["", plain(one, LINE_MAX)]]]);
+    else if (inHunk) {
+      if (one[0] === "+") plus++;
+      else if (one[0] === "-") minus++;
+      found.push([KINDS[one[0]] ?? "", [["", plain(one, LINE_MAX)]]]);
+    } else if (!/^(index|---|\+\+\+) /.test(one)) found.push(["head", [["", plain(one, LINE_MAX)]]]);
+  }
+  close();
+  return found;
+}
 
 /** The patch of a snapshot against its parent, or between two. */
-export async function readPatch(/** @type {string} */ a, /** @type {string | undefined} */ b, /** @type {AbortSignal} */ ended) {
+async function readPatch(/** @type {string} */ a, /** @type {string | undefined} */ b, /** @type {AbortSignal} */ ended) {
   let text = "", outside = 0, cut = false;
   const decoder = new TextDecoder();
-  for await (const event of lines("/patch", { a, b }, ended)) {
+  for await (const event of /** @type {AsyncGenerator<{event: string, outside: number, data_b64: string}>} */ (lines("/patch", { a, b }, ended))) {
     if (event.event === "end") outside = event.outside;
     else text += decoder.decode(Uint8Array.from(atob(event.data_b64), (one) => one.charCodeAt(0)), { stream: true });
     if (text.length > PATCH_MAX && (cut = true)) break;
   }
-  const all = /** @type {[string, [string, string][]][]} */ (text.split("\n").slice(0, -1).map((one) => [
-    one.startsWith("+++") || one.startsWith("---") || one.startsWith("index ") ? "head" : KINDS[one[0]] ?? "", [["", plain(one, LINE_MAX)]]]));
-  return { all, outside, cut };
+  return { all: patchLines(text), outside, cut };
 }
 
 export function Patch(/** @type {{a: string, b?: string}} */ { a, b }) {
-  return html`<${Loaded} what=${`${a} ${b}`} load=${(/** @type {AbortSignal} */ ended) => readPatch(a, b, ended)}
-    show=${(/** @type {any} */ { all, outside, cut }) => html`
+  return loaded({ what: `${a} ${b}`, load: (ended) => readPatch(a, b, ended), show: ({ all, outside, cut }) => html`
       ${all.length ? html`<${Lines} all=${all} label="Patch"/>` : html`<p class="pad faint">No changes below /workspace.</p>`}
       ${cut ? html`<p class="pad faint">The patch is longer; <code>snapshotd diff --patch</code> has it all.</p>` : null}
-      ${outside ? html`<p class="pad faint">${outside} more change${outside > 1 ? "s" : ""} outside of /workspace; see Files.</p>` : null}`}/>`;
+      ${outside ? html`<p class="pad faint">${count(outside, "more change")} outside of /workspace; see Files.</p>` : null}` });
 }
 
 /** The outputs of a call: its end first, more on demand. */
-export const Output = view(() => {
-  return ({ snapshot }) => {
-    const { outputs, damaged } = snapshot.tool;
-    if (!outputs.length && !damaged.length) return html`<p class="pad faint">The call left no output.</p>`;
-    return html`${damaged.map((/** @type {any} */ one) => html`<p class="pad bad">${one.output} was damaged on disk and is gone.</p>`)}
-      ${outputs.map((/** @type {string} */ which) => html`<${Stream} key=${snapshot.id + which} id=${snapshot.id} which=${which} only=${outputs.length === 1}/>`)}`;
-  };
-});
+export function Output(/** @type {{snapshot: Api.SnapshotInfo}} */ { snapshot }) {
+  const { outputs, damaged } = snapshot.tool;
+  if (!outputs.length && !damaged.length) return html`<p class="pad faint">The call left no output.</p>`;
+  return html`${damaged.map((one) => html`<p class="pad bad">${one.output} was damaged on disk and is gone.</p>`)}
+    ${outputs.map((which) => html`<${Stream} key=${snapshot.id + which} id=${snapshot.id} which=${which} only=${outputs.length === 1}/>`)}`;
+}
 
 const Stream = view(() => {
   const parts = signal(1);
-  return ({ id, which, only }) => html`<${Loaded} what=${`${id} ${which} ${parts.value}`}
-    load=${(/** @type {AbortSignal} */ ended) => bytes(at`/snapshots/${id}/output/${which}`, { count: parts.value * PART_BYTES + 1 }, ended)}
-    show=${(/** @type {Uint8Array} */ data) => {
+  return (/** @type {{id: string, which: string, only: boolean}} */ { id, which, only }) => loaded({
+    what: `${id} ${which} ${parts.value}`,
+    load: (ended) => bytes(at`/snapshots/${id}/output/${which}`, { count: parts.value * PART_BYTES + 1 }, ended),
+    show: (data) => {
       const limit = parts.value * PART_BYTES, more = data.length > limit;
       return html`<section class=${only ? "fill" : "half"}>
         <h3>${which} <span class="faint">${more ? `the first ${size(limit)}` : size(data.length)}</span>
           ${more ? html`<button onClick=${() => (parts.value *= 4)}>Show more</button>` : null}</h3>
         <${Lines} all=${terminal(shown(which, data.subarray(0, limit), more))} label=${which}/></section>`;
-    }}/>`;
+    },
+  });
 });
 
 /** The text of an output. What a function returned is JSON: a text is shown as such, anything else in lines. */
@@ -104,7 +132,7 @@ function shown(/** @type {string} */ which, /** @type {Uint8Array} */ data, /** 
   }
 }
 
-/** @returns {[string, [string, string][]][]} */
+/** @returns {Line[]} */
 function terminal(/** @type {string} */ text) {
   const style = new Set(/** @type {string[]} */ ([]));
   const all = text.split(/\r*\n/);

@@ -150,6 +150,23 @@ def test_another_page_reads_nothing(person: Browser) -> None:
     assert person.ask("GET", "/v1/approvals").headers["cross-origin-resource-policy"] == "same-origin"
 
 
+def test_trees_and_terminals_need_the_session(browser: Browser) -> None:
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec_WebSocket_Version": "13",
+        "Sec_WebSocket_Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    assert browser.ask("GET", "/tree/abcd.tar").status == 403
+    assert browser.ask("GET", "/terminal/abcd", **upgrade).status == 403
+    browser.sign_in()
+    assert browser.ask("GET", "/tree/abcd.tar").status == AWAY
+    assert browser.ask("GET", "/tree/abcd.tar", Sec_Fetch_Site="cross-site").status == 403
+    for headers in ({"Origin": "http://evil.example"}, {"Origin": ""}, {"Host": "evil.example"}):
+        assert browser.ask("GET", "/terminal/abcd", **upgrade, **headers).status == 403, headers
+    assert browser.ask("GET", "/terminal/abcd", **upgrade).status == 101
+
+
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_a_page_asks_for_nothing_of_an_administrator_and_sends_no_files(person: Browser, name: str) -> None:
     row = OPERATIONS[name]

@@ -14,9 +14,7 @@ from snapshotd.cli.follow import note
 from snapshotd.cli.values import complete_snapshot, complete_trajectory
 from snapshotd.client.client import Snapshotd
 from snapshotd.client.results import ExecInfo
-from snapshotd.terms import short
-
-_SHELL = ["/bin/sh", "-c", "command -v bash >/dev/null && exec bash; exec sh"]
+from snapshotd.terms import SHELL, short
 
 
 @declare(
@@ -91,7 +89,7 @@ def command(
     client = connect(ctx)
     options["stdin"], options["env"] = standard_input(), {}
     if snapshot is not None:
-        return in_terminal(client, "", snapshot, _SHELL, options, quiet).exit_code
+        return in_terminal(client, "", snapshot, [*SHELL], options, quiet).exit_code
     made = None
     if trajectory is None:
         client.ensure_image(image or "default", progress=None if quiet else note)
@@ -100,7 +98,7 @@ def command(
     code = (
         _each(client, trajectory, shell, options, quiet)
         if each
-        else in_terminal(client, trajectory, None, _SHELL, options, quiet).exit_code
+        else in_terminal(client, trajectory, None, [*SHELL], options, quiet).exit_code
     )
     if made is not None and not quiet:
         note(f"the sandbox is {short(made.id)}: `snapshotd shell {short(made.id)}` goes on in it")

@@ -1,0 +1,94 @@
+// The calls of one trajectory, read in pieces where they are looked at.
+import { batch, signal } from "./dom.js";
+import { at, get } from "./api.js";
+import { say } from "./state.js";
+
+/** @typedef {Api.SnapshotInfo} Snapshot */
+
+const PAGE = 100;
+
+/** The snapshots of one trajectory, read in pieces where they are looked at. */
+export class Log {
+  constructor(/** @type {string} */ id, /** @type {number} */ first, /** @type {number} */ last) {
+    this.id = id;
+    this.first = first;
+    this.count = signal(last - first + 1);
+    this.changed = signal(0);
+    /** @type {Map<number, Snapshot>} */
+    this.rows = new Map();
+    /** What was said before each call. @type {Map<string, string>} */
+    this.said = new Map();
+    /** @type {Set<number>} */
+    this.asked = new Set();
+  }
+
+  /** The snapshot in a row; undefined until it is there. */
+  at(/** @type {number} */ row) {
+    this.changed.value;
+    const found = this.rows.get(row + this.first);
+    if (!found) this.ask(Math.floor(row / PAGE));
+    return found;
+  }
+
+  /** The row of a snapshot that has been read. */
+  rowOf(/** @type {string} */ id) {
+    this.changed.value;
+    for (const one of this.rows.values()) if (one.id === id) return one.seq - this.first;
+    return -1;
+  }
+
+  add(/** @type {Snapshot} */ snapshot) {
+    this.rows.set(snapshot.seq, snapshot);
+    batch(() => {
+      this.count.value = Math.max(this.count.value, snapshot.seq - this.first + 1);
+      this.changed.value++;
+    });
+  }
+
+  async ask(/** @type {number} */ page) {
+    if (this.asked.has(page)) return;
+    this.asked.add(page);
+    try {
+      const before = this.first + (page + 1) * PAGE;
+      this.keep(/** @type {Snapshot[]} */ (await get(at`/trajectories/${this.id}/log`, { last: PAGE, before })));
+    } catch (error) {
+      say(error);
+    }
+  }
+
+  /** Read the newest anew: their files are counted and stored by and by. */
+  async renew() {
+    this.keep(/** @type {Snapshot[]} */ (await get(at`/trajectories/${this.id}/log`, { last: PAGE })));
+  }
+
+  /** What was said before the calls of these snapshots, too. */
+  keep(/** @type {Snapshot[]} */ found) {
+    for (const one of found) this.rows.set(one.seq, one);
+    const newest = found.at(-1), start = this.rows.get((found[0]?.seq ?? 0) - 1)?.messages ?? found[0]?.messages ?? 0;
+    if (newest && newest.messages > start) this.hear(found, newest, start);
+    this.changed.value++;
+  }
+
+  async hear(/** @type {Snapshot[]} */ found, /** @type {Snapshot} */ newest, /** @type {number} */ start) {
+    const messages = /** @type {Api.MessageInfo[]} */ (await get(at`/snapshots/${newest.id}/conversation`, { start, count: newest.messages - start }));
+    let from = start;
+    for (const one of found) {
+      const text = messages.slice(Math.max(0, from - start), one.messages - start).map(spoken).filter(Boolean).join(" ");
+      if (text) this.said.set(one.id, text);
+      from = Math.max(from, one.messages);
+    }
+    this.changed.value++;
+  }
+}
+
+/** What a message of the model or a person says, without calls and their results. */
+export function spoken(/** @type {Api.MessageInfo} */ { role, content }) {
+  if (role !== "assistant" && role !== "user") return "";
+  const inner = Array.isArray(content) ? content : content && typeof content === "object" && "content" in content ? content.content : content;
+  const parts = /** @type {unknown[]} */ (Array.isArray(inner) ? inner : [inner]);
+  const textOf = (/** @type {unknown} */ part) => {
+    if (part && typeof part === "object" && "text" in part) part = part.text;
+    return typeof part === "string" ? part : "";
+  };
+  return parts.map(textOf).join(" ").trim();
+}
