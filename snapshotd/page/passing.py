@@ -23,6 +23,8 @@ from snapshotd.terms import short
 
 _PASSED_ON = ("content-type", KEY_HEADER.lower())
 """Headers of the page's requests that the daemon sees."""
+_NAME = r"(?!\.\.?(?:/|$))[^/]+"
+"""A place in a path: not one that would lead to another operation."""
 
 
 @contextlib.asynccontextmanager
@@ -56,7 +58,7 @@ async def pass_on(request: Request) -> Response:
         raise DaemonUnavailable(f"the daemon does not answer ({exc}); `snapshotd daemon` says more") from exc
     headers = {name: answer.headers[name] for name in ("content-type", "content-length") if name in answer.headers}
     if headers.get("content-type") == BYTES:  # bytes of a sandbox: a browser stores them, and shows nothing of them
-        headers["content-disposition"] = "attachment"
+        headers |= {"content-disposition": "attachment", "content-security-policy": "sandbox"}
     return StreamingResponse(_pieces(answer), answer.status_code, headers)
 
 
@@ -103,7 +105,7 @@ def _is_of_page(method: str, path: str) -> bool:
 def _operations() -> list[tuple[str, re.Pattern[str]]]:
     """The operations that a page may ask for: none brings a body of any size, and none is an administrator's."""
     return [
-        (row.method, re.compile(API_PREFIX + re.sub(r"\{\w+\}", "[^/]+", row.path)))
+        (row.method, re.compile(API_PREFIX + re.sub(r"\{\w+\}", _NAME, row.path)))
         for row in OPERATIONS.values()
         if row.scope != ADMIN and not row.is_upload
     ]

@@ -18,10 +18,13 @@ function address(/** @type {string} */ path, /** @type {Query} */ query = {}) {
   return `/v1${path}${text && `?${text}`}`;
 }
 
+/** The half of the session that a browser sends to no other port: see server.py. */
+export const pageKey = () => localStorage.getItem("page") ?? "";
+
 async function answer(/** @type {string} */ url, /** @type {RequestInit} */ options = {}) {
   let found;
   try {
-    found = await fetch(url, options);
+    found = await fetch(url, { ...options, headers: { ...options.headers, "x-snapshotd-page": pageKey() } });
   } catch (error) {
     if (options.signal?.aborted) throw error;
     throw new Refused("away", "the page's server does not answer; run `snapshotd ui` again");
@@ -93,14 +96,16 @@ export async function* lines(path, query, signal) {
   }
 }
 
-/** A path in a sandbox as the API takes it. */
-export function path64(/** @type {string} */ path) {
-  const text = String.fromCharCode(...new TextEncoder().encode(path.replace(/^\/+/, "")));
-  return btoa(text).replaceAll("+", "-").replaceAll("/", "_");
-}
+/** A path in a sandbox as the API takes it. A path has a character for each byte, since a name need not be text. */
+export const path64 = (/** @type {string} */ path) => btoa(path.replace(/^\/+/, "")).replaceAll("+", "-").replaceAll("/", "_");
+
+/** The address of a tar of a snapshot's files, or of those below a path. */
+export const tree = (/** @type {string} */ id, /** @type {string=} */ below) =>
+  at`tree/${id}.tar?page=${pageKey()}` + (below === undefined ? "" : `&path_b64=${path64(below)}`);
 
 /** Exchange the token of the address for a session. */
 export async function openSession(/** @type {string} */ token) {
   const headers = { "content-type": "application/json" };
-  await answer("/session", { method: "POST", headers, body: JSON.stringify({ token }) });
+  const { key } = await (await answer("/session", { method: "POST", headers, body: JSON.stringify({ token }) })).json();
+  localStorage.setItem("page", key);
 }
