@@ -34,7 +34,7 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
 endif
 
-.PHONY: help demo test test-all check lint bench bench-storage bench-compare bench-savers docs pictures setup clean
+.PHONY: help demo test test-all check lint types bench bench-storage bench-compare bench-savers docs pictures setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -58,6 +58,16 @@ lint: $(DEVELOPS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --quiet .
 	$(BIN)/mypy
+	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory types; else echo "npm is missing: the types of the page's scripts are NOT checked" >&2; fi
+
+# The page's scripts are checked by their JSDoc types; nothing is compiled.
+TYPESCRIPT := 5.9.3
+TSC := .cache/typescript-$(TYPESCRIPT)/node_modules/typescript/bin/tsc
+types: $(TSC)
+	node $(TSC) --project snapshotd/page
+
+$(TSC):
+	npm install --silent --no-audit --no-fund --prefix .cache/typescript-$(TYPESCRIPT) typescript@$(TYPESCRIPT)
 
 # The pictures of docs/ui.md.
 pictures: $(DEVELOPS)
@@ -83,6 +93,7 @@ bench-savers: $(DEVELOPS)
 docs: $(DEVELOPS)
 	$(BIN)/python -m snapshotd.cli.reference > docs/cli.md
 	$(BIN)/python -m snapshotd.daemon.http.api > docs/openapi.json
+	$(BIN)/python -m snapshotd.page.api_types < docs/openapi.json > snapshotd/page/static/records.d.ts
 
 setup: $(STAMPS)/packages-develop $(STAMPS)/warm
 	$(if $(IS_ROOT),$(BIN)/python -m tests.prepare)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,7 @@ async def send_tree(request: Request) -> Response:
     )
 
 
-async def _data(frames: AsyncIterator[bytes | dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _data(frames: AsyncIterator[bytes | dict[str, Any]]) -> AsyncGenerator[bytes, None]:
     async for frame in frames:
         if isinstance(frame, bytes):
             yield frame

@@ -66,7 +66,7 @@ _HEADERS = {
 """Every answer has these. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
 _TREES, _TERMINALS = "/tree/", "/terminal/"
 _PRIVATE = (f"{API_PREFIX}/", _TREES, _TERMINALS)
-"""What needs the session: all but the page's files."""
+"""Paths that need the session: all but the page's files."""
 
 
 class PageServer:

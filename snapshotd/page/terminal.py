@@ -55,7 +55,7 @@ async def _run_shell(socket: WebSocket) -> None:
 
 
 async def _pass_keys(socket: WebSocket, talk: Conversation) -> None:
-    """What the page sends, to the shell. The fork ends when the page goes away, or sends what is no part of this."""
+    """Pass the page's messages on to the shell. The fork ends when the page goes away, or sends anything else."""
     try:
         while True:
             await talk.say(json.dumps(_event(await socket.receive_json())).encode())

@@ -14,6 +14,7 @@ import pytest
 
 from tests.capabilities import require
 from tests.e2e.support import Snap
+from tests.keeper_rig import eventually
 
 pytestmark = [pytest.mark.runc, pytest.mark.timeout(600)]
 AGENT = r"""
@@ -80,7 +81,6 @@ def agent(tmp_path: Path) -> Path:
 def name(own_snap: Snap, request: pytest.FixtureRequest) -> Iterator[str]:
     name = re.sub("[^a-z0-9]+", "-", request.node.name.removeprefix("test_"))[:24].strip("-")
     yield name
-    own_snap("flush", code=None)
     for one in sorted(own_snap.json("ls"), key=lambda one: one["forked_from"] is None):
         own_snap("rm", "--force", one["id"])
 
@@ -238,11 +238,13 @@ def test_a_fork_is_promoted(own_snap: Snap, person: Person, name: str, agent: Pa
     person.sees("has taken 3 steps since the fork", "dialog")
     person.clicks("Promote", "dialog")
     person.sees("promote --yes", ".notice")
+    person.problems.clear()  # the browser has logged the refusal
     person.page.get_by_label("Leave them behind").check()
     person.clicks("Promote", "dialog")
     person.sees(f"{name} has what {name}-fork-v did")
     person.sees("promote", ".calls")
     assert "1.16" in own_snap("cat", f"{name}:/workspace/tax.py").stdout
+    eventually(lambda: own_snap.json("show", name)["state"] == "stored", "stored, so that the fork can be removed")
 
 
 def test_a_fork_has_another_message_result_and_arguments(

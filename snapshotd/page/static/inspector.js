@@ -46,7 +46,7 @@ export const Inspector = view((/** @type {import("./dom.js").Self<{}>} */ self) 
         <p>snapshot <a class="tag" href=${link("t", place.value[1], one.id)} title=${one.id}>${short(one.id)}</a> · call ${one.seq} · ${""}
           <span class=${failed(tool) ? "bad" : ""}>${tool.status}${tool.exit_code === null ? "" : ` (${tool.exit_code})`}</span>${" "}
           in ${duration(tool.duration_ms)} · pause ${duration(one.pause_ms)} · ${one.state} · ${ago(one.created_at)}</p>
-        ${one.model?.calls ? html`<p>before it ${use(one.model)} in ${duration(one.model.duration_ms)}${one.model.cached_tokens ? `, ${one.model.cached_tokens} tokens from the provider's cache` : ""}</p>` : null}
+        ${one.model_use?.call_count ? html`<p>before it ${use(one.model_use)} in ${duration(one.model_use.duration_ms)}${one.model_use.cached_tokens ? `, ${one.model_use.cached_tokens} tokens from the provider's cache` : ""}</p>` : null}
         ${tool.error ? html`<p class="bad">${plain(tool.error, 1000)}</p>` : null}
         ${one.warnings.map((text) => html`<p class="warn">${line(text)}</p>`)}
         ${said ? html`<p class="said">${plain(said, 600)}</p>` : null}
@@ -71,7 +71,7 @@ function Facts() {
   if (!one) return null;
   const { trajectory: it, snapshots, origin } = one;
   const facts = [["id", it.id], ["status", `${it.status}${it.exit_code === null ? "" : `, exit code ${it.exit_code}`}`],
-    ["program", it.agent?.argv.join(" ") ?? "none"], ["image", it.image], ["network", it.network], ["calls", String(snapshots)], ["model", use(one.model)],
+    ["program", it.agent?.argv.join(" ") ?? "none"], ["image", it.image], ["network", it.network], ["calls", String(snapshots)], ["model", use(one.model_use)],
     ["files", one.file_bytes ? `${size(one.file_bytes)} written, ${size(one.layer_bytes)} of layers on disk` : ""], ["made", `${ago(it.created_at)} ago`]];
   return html`<header><h1>${line(nameOf(it), 200)}</h1><${Acts} of=${null}/></header>
     <dl>${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${line(text)}</dd>`)}

@@ -14,6 +14,7 @@ export class Log {
     this.first = first;
     this.count = signal(last - first + 1);
     this.changed = signal(0);
+    this.renewing = 0;
     /** @type {Map<number, Snapshot>} */
     this.rows = new Map();
     /** What was said before each call. @type {Map<string, string>} */
@@ -37,12 +38,15 @@ export class Log {
     return -1;
   }
 
+  /** Show a snapshot at once; what the event does not tell (the model's calls, what was said) follows a little later. */
   add(/** @type {Snapshot} */ snapshot) {
     this.rows.set(snapshot.seq, snapshot);
     batch(() => {
       this.count.value = Math.max(this.count.value, snapshot.seq - this.first + 1);
       this.changed.value++;
     });
+    clearTimeout(this.renewing);
+    this.renewing = setTimeout(() => this.renew().catch(say), 700);
   }
 
   async ask(/** @type {number} */ page) {

@@ -431,11 +431,23 @@ declare namespace Api {
     role: string;
   }
 
+  interface ModelUseInfo {
+    cached_tokens: number;
+    call_count: number;
+    cost_usd: number | null;
+    duration_ms: number;
+    input_tokens: number;
+    output_tokens: number;
+  }
+
   interface MountRequest {
     directory: string;
   }
 
   interface OverviewInfo {
+    file_bytes: number;
+    layer_bytes: number;
+    model_use: ModelUseInfo;
     newest: SnapshotInfo | null;
     origin: SnapshotInfo | null;
     snapshots: number;
@@ -640,10 +652,12 @@ declare namespace Api {
     layers: number;
     messages: number;
     method: string;
+    model_use: ModelUseInfo | null;
     parent: string | null;
     pause_ms: number;
     reused: string | null;
     seq: number;
+    side_effect: "local" | "idempotent" | "irreversible" | null;
     state: "captured" | "stored" | "lost" | "pruned";
     tags: (string)[];
     tool: Tool;

@@ -9,9 +9,9 @@ const SHOWN = 150, WIDTH = 1000, LEAST = 1.5;
 
 /** What model calls took, in words. */
 export function use(/** @type {Api.ModelUseInfo | null | undefined} */ model) {
-  if (!model?.calls) return "";
+  if (!model?.call_count) return "";
   const read = model.input_tokens + model.output_tokens;
-  return [count(model.calls, "model call"), read ? `${tokens(read)} tokens` : "", model.cost_usd === null ? "" : `$${money(model.cost_usd)}`].filter(Boolean).join(" · ");
+  return [count(model.call_count, "model call"), read ? `${tokens(read)} tokens` : "", model.cost_usd === null ? "" : `$${money(model.cost_usd)}`].filter(Boolean).join(" · ");
 }
 
 /** The calls around the selected one, or the newest. */
@@ -21,7 +21,7 @@ export function Timing(/** @type {{log: Log}} */ { log }) {
   const calls = [];
   for (let i = first; i < last; i++) {
     const one = log.at(i);
-    if (one) calls.push({ i, one, model: one.model?.duration_ms ?? 0 });
+    if (one) calls.push({ i, one, model: one.model_use?.duration_ms ?? 0 });
   }
   const sums = { model: 0, tool: 0 };
   for (const { one, model } of calls) (sums.model += model), (sums.tool += one.tool.duration_ms);
@@ -39,7 +39,7 @@ export function Timing(/** @type {{log: Log}} */ { log }) {
       ${wide ? html`<rect class="model" x=${left} y="4" width=${Math.max(1, wide - 0.5)} height="11" rx="1.5"/>` : null}
       <rect class="tool" x=${left + wide} y="19" width=${Math.max(1, tool - 0.5)} height="11" rx="1.5"/></a>`;
   });
-  const all = current.value?.model, range = first || last < total ? `calls ${log.first + first}–${log.first + last - 1}: ` : "";
+  const all = current.value?.model_use, range = first || last < total ? `calls ${log.first + first}–${log.first + last - 1}: ` : "";
   return html`<footer class="timing" aria-label="Time of the calls">
     <span class="legend faint"><span>model</span><span>tools</span></span>
     <svg viewBox="0 0 ${WIDTH} 34" preserveAspectRatio="none" role="img" aria-label="Time of model and tools, in order">${drawn}</svg>

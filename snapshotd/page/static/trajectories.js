@@ -7,8 +7,8 @@ import { Rows } from "./rows.js";
 /** @typedef {{one: Overview, depth: number}} Placed */
 
 /** What a trajectory cost and how much it wrote, in few words. */
-export const figures = (/** @type {Overview} */ { model, file_bytes }) =>
-  [model?.cost_usd ? `$${money(model.cost_usd)}` : "", file_bytes ? size(file_bytes) : ""].filter(Boolean);
+export const figures = (/** @type {Overview} */ { model_use: model, file_bytes }) =>
+  [model.cost_usd ? `$${money(model.cost_usd)}` : "", file_bytes ? size(file_bytes) : ""].filter(Boolean);
 
 export const Trajectories = view(() => () => {
   const wanted = filter.value.toLowerCase(), all = overview.value;

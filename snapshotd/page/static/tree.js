@@ -106,7 +106,7 @@ export const Tree = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
   return () => {
     const all = lanes.value, number = chosen.value.size;
     const row = (/** @type {number} */ i) => {
-      const { one } = all[i], { trajectory: it } = one, scored = scores.value.get(it.id), use = one.model;
+      const { one } = all[i], { trajectory: it } = one, scored = scores.value.get(it.id), use = one.model_use;
       const spent = use ? use.input_tokens + use.output_tokens : 0;
       return html`<div key=${it.id} class="branch ${i === cursor.value ? "on" : ""}" style=${{ height: `${ROW}px` }} role="option" aria-selected=${chosen.value.has(it.id)} onClick=${() => (cursor.value = i)}>
         <input type="checkbox" aria-label="Choose ${line(nameOf(it), 60)}" checked=${chosen.value.has(it.id)} tabindex="-1" onChange=${() => toggle(it.id)}/>
