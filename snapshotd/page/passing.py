@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -13,6 +14,7 @@ import httpx2
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from snapshotd.api.operations import ADMIN, EXPORT, OPERATIONS, READ_ARCHIVE
 from snapshotd.api.wire import API_PREFIX, API_VERSION, BYTES, KEY_HEADER, VERSION_HEADER
@@ -60,6 +62,35 @@ async def pass_on(request: Request) -> Response:
     if headers.get("content-type") == BYTES:  # bytes of a sandbox: a browser stores them, and shows nothing of them
         headers |= {"content-disposition": "attachment", "content-security-policy": "sandbox"}
     return StreamingResponse(_pieces(answer), answer.status_code, headers)
+
+
+async def pass_events(socket: WebSocket) -> None:
+    """The lines of an answer that goes on for as long as the page is open, each as a message. A browser has six connections
+    to a server for all of its tabs, and does not count these."""
+    path = f"{API_PREFIX}/{socket.path_params['path']}"
+    await socket.accept()
+    if not _is_of_page("GET", path):
+        await socket.close()
+        return
+    daemon: httpx2.AsyncClient = socket.app.state.daemon
+    try:
+        async with daemon.stream("GET", httpx2.URL(path=path)) as answer:
+            sending = asyncio.create_task(_send_lines(socket, answer))
+            with contextlib.suppress(WebSocketDisconnect):
+                await socket.receive_text()  # a page says nothing: it leaves
+            sending.cancel()
+            await asyncio.wait([sending])
+    except httpx2.TransportError:
+        with contextlib.suppress(RuntimeError):
+            await socket.close()
+
+
+async def _send_lines(socket: WebSocket, answer: httpx2.Response) -> None:
+    try:
+        async for line in answer.aiter_lines():
+            await socket.send_text(line)
+    finally:
+        await socket.close()
 
 
 async def send_tree(request: Request) -> Response:

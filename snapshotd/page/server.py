@@ -34,14 +34,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.errors import Conflict, NotFound, NotPermitted, SnapshotdError, UsageError
-from snapshotd.page.passing import pass_on, send_tree, to_daemon
+from snapshotd.page.passing import pass_events, pass_on, send_tree, to_daemon
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
 
 IDLE_S = 900.0
 """The server ends when no page was open for so long."""
 PAGE_KEY = "x-snapshotd-page"
 """The header with the session's key. Where a browser lets a page send no header, it is the member `page` of the query."""
-_SIGN_IN_MAX_BYTES = 1024
+_SIGN_IN_MAX_BYTES = 256
 _CONNECTIONS_MAX = 256
 _STATIC = files("snapshotd.page") / "static"
 _TYPES = {
@@ -64,8 +64,8 @@ _HEADERS = {
     "x-frame-options": "DENY",
 }
 """Every answer has these. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
-_TREES, _TERMINALS = "/tree/", "/terminal/"
-_PRIVATE = (f"{API_PREFIX}/", _TREES, _TERMINALS)
+_TREES, _TERMINALS, _EVENTS = "/tree/", "/terminal/", "/events/"
+_PRIVATE = (f"{API_PREFIX}/", _TREES, _TERMINALS, _EVENTS)
 """Paths that need the session: all but the page's files."""
 
 
@@ -91,6 +91,7 @@ class PageServer:
                 Route(f"{API_PREFIX}/{{path:path}}", pass_on, methods=["GET", "POST", "PUT", "DELETE"]),
                 Route(_TREES + "{ref}.tar", send_tree, methods=["GET"]),
                 WebSocketRoute(_TERMINALS + "{ref}", serve_terminal),
+                WebSocketRoute(_EVENTS + "{path:path}", pass_events),
                 Route("/{path:path}", _file, methods=["GET"]),
             ],
             exception_handlers={SnapshotdError: _refused},
@@ -154,7 +155,9 @@ class _Session:
     def holds(self, asked: HTTPConnection) -> bool:
         """True if the request has the session's cookie and its key."""
         key = asked.headers.get(PAGE_KEY) or asked.query_params.get("page")
-        return self._token is None and _same(asked.cookies.get(self._name(asked)), self._cookie) and _same(key, self._key)
+        return (
+            self._token is None and _same(asked.cookies.get(self._name(asked)), self._cookie) and _same(key, self._key)
+        )
 
     def _name(self, asked: HTTPConnection) -> str:
         return f"snapshotd-{asked.url.port}"  # cookies do not tell ports apart

@@ -34,7 +34,7 @@ def fails(argument):
 
 @tool
 def prints(argument):
-    return subprocess.run(["printf", "%s", argument], capture_output=True, text=True)
+    return subprocess.run(["printf", "%s", argument], capture_output=True, text=True).stdout
 
 @tool
 def write_files():
@@ -91,5 +91,5 @@ with task(TEXT[:100]):
 asks({"to": TEXT, "controls": CONTROLS, "wide": WIDE})
 """
 )
-CALLS = ("marked", "fails", "prints", "marked of a megabyte", "write_files", "write_many", "task")
+CALLS = ("marked", "fails", "prints", "marked of a megabyte", "write_files", "write_many", "task", "approval")
 """The calls of the program up to the one that waits for a person, from number 1 on."""

@@ -27,7 +27,10 @@ LAG = """new Promise(done => {
     requestAnimationFrame(() => setTimeout(() => done(performance.now() - began)));
 })"""
 """Milliseconds until the page has drawn a frame."""
-READ = "async url => { const found = await fetch(url); return [found.status, Object.fromEntries(found.headers)] }"
+READ = """async url => {
+    const found = await fetch(url, { headers: { "x-snapshotd-page": localStorage.page } });
+    return [found.status, Object.fromEntries(found.headers)];
+}"""
 
 
 class Victim:
@@ -41,12 +44,14 @@ class Victim:
         self.page.on("dialog", lambda dialog: (self.crimes.append(f"a dialog: {dialog.message}"), dialog.dismiss()))
         self.page.on("pageerror", lambda error: self.crimes.append(f"an error: {error}"))
         self.page.on("request", self._see_request)
-        self.page.on(
-            "console", lambda said: self.crimes.append(f"logged: {said.text}") if said.type == "error" else None
-        )
+        self.page.on("console", self._see_log)
         context.on("page", lambda page: self.crimes.append(f"another page: {page.url}"))
         self.page.goto(address)
         self.page.locator("nav").wait_for()
+
+    def _see_log(self, said: Any) -> None:
+        if said.type == "error" and not said.text.startswith("Failed to load resource"):  # an answer that is an error
+            self.crimes.append(f"logged: {said.text}")
 
     def _see_request(self, request: Any) -> None:
         if not request.url.startswith((f"{self.origin}/", "blob:", "data:")):
@@ -54,8 +59,10 @@ class Victim:
 
     def goes(self, *place: str) -> None:
         """To a view, and waits until it has drawn what it loads."""
+        self.page.evaluate("location.hash = '#/machine'")  # what a view remembers is gone then
+        self.page.get_by_role("heading", name="This machine").wait_for()
         self.page.evaluate("parts => { location.hash = '#/' + parts.map(encodeURIComponent).join('/') }", list(place))
-        self.page.wait_for_function("!document.querySelector('[role=status].faint')", timeout=60_000)
+        self.page.locator(".pad[role=status]").first.wait_for(state="detached", timeout=60_000)
 
     def sees(self, text: str, within: str) -> Any:
         found = self.page.locator(within).get_by_text(text).first
@@ -88,7 +95,7 @@ def attacked(own_snap: Snap, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     own_snap("run", "--detach", "--runtime", "runc", "--name", "hostile", agent, str(MANY))
     wait_until(lambda: own_snap.json("approvals") or own_snap.json("ls")[0]["status"] != "running", "it asks", 240)
     found = [one["id"] for one in own_snap.json("log", "hostile")]
-    assert len(found) == len(CALLS) + 1, own_snap("attach", "hostile", code=None).stderr[-3000:]
+    assert len(found) == len(CALLS) + 1, own_snap("log", "hostile").stdout
     own_snap("tag", found[1], "tag<img src=x onerror=hacked=1>", code=None)
     yield found
     own_snap("rm", "--force", "hostile")
@@ -142,7 +149,7 @@ def test_what_was_said_and_done_is_shown_as_it_was_written(victim: Victim, attac
     assert "<202E>gnp.exe" in output
     assert "title" not in output, "a terminal would not show it either"
     assert victim.page.locator(".lines a").count() == 0
-    assert victim.page.title() == "snapshotd"
+    assert victim.page.title().endswith("snapshotd")
 
 
 def test_the_clipboard_stays_as_it_was(victim: Victim, attacked: list[str], address: str) -> None:
@@ -160,7 +167,7 @@ def test_the_clipboard_stays_as_it_was(victim: Victim, attacked: list[str], addr
     )
     rows.get_by_text("a link seen").last.wait_for()
     assert victim.page.evaluate("navigator.clipboard.readText()") == "mine"
-    assert victim.page.title() == "snapshotd"
+    assert victim.page.title().endswith("snapshotd")
     rows.get_by_text("a link seen").last.click()
     assert victim.page.url.startswith(victim.origin)
     victim.page.keyboard.type("exit\n")
@@ -269,7 +276,6 @@ def test_other_views_show_text(victim: Victim, place: tuple[str, ...]) -> None:
 )
 def test_an_address_that_somebody_sends_does_nothing(victim: Victim, place: str) -> None:
     victim.page.evaluate("place => { location.hash = '#/' + place }", place)
-    victim.page.wait_for_function("document.querySelector('.panes')")
-    victim.crimes[:] = [crime for crime in victim.crimes if "404" not in crime and "400" not in crime]
+    victim.page.locator(".panes").wait_for()
     victim.goes("t", "hostile")
     victim.sees("hostile", ".trajectory.on")

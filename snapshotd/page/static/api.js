@@ -96,6 +96,35 @@ export async function* lines(path, query, signal) {
   }
 }
 
+/**
+ * The lines of an answer that goes on until `signal` ends it, over a WebSocket: of connections for answers a browser has
+ * six for all tabs of the page.
+ * @template {{event: string}} T
+ * @param {string} path @param {AbortSignal} [signal]
+ * @returns {AsyncGenerator<T>}
+ */
+export async function* stream(path, signal) {
+  if (saved) return yield* /** @type {T[]} */ (saved.lines(path));
+  const socket = new WebSocket(`ws://${location.host}/events${path}?page=${pageKey()}`);
+  const heard = /** @type {string[]} */ ([]);
+  let ended = false, wake = () => {};
+  const end = () => ((ended = true), wake());
+  Object.assign(socket, { onclose: end, onmessage: (/** @type {MessageEvent} */ { data }) => (heard.push(data), wake()) });
+  signal?.addEventListener("abort", end);
+  try {
+    while (!ended || heard.length) {
+      if (!heard.length) await new Promise((done) => (wake = () => done(null)));
+      for (const text of heard.splice(0)) {
+        const event = JSON.parse(text);
+        if (event.event === "error") throw new Refused(event.error.code, event.error.message);
+        yield event;
+      }
+    }
+  } finally {
+    socket.close();
+  }
+}
+
 /** A path in a sandbox as the API takes it. A path has a character for each byte, since a name need not be text. */
 export const path64 = (/** @type {string} */ path) => btoa(path.replace(/^\/+/, "")).replaceAll("+", "-").replaceAll("/", "_");
 

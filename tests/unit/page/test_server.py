@@ -15,7 +15,7 @@ import pytest
 
 from snapshotd.api.operations import ADMIN, OPERATIONS
 from snapshotd.errors import Conflict
-from snapshotd.page.server import PageServer
+from snapshotd.page.server import PAGE_KEY, PageServer
 
 AWAY = 503
 """The status of what is passed on here: there is no daemon."""
@@ -25,7 +25,7 @@ class Browser:
     """What a browser sends to the page's server."""
 
     def __init__(self, server: PageServer) -> None:
-        self.port, self.cookie = server.port, ""
+        self.port, self.cookie, self.key = server.port, "", ""
         self.token = server.address().partition("token=")[2]
         self.host = f"127.0.0.1:{server.port}"
         self.page = {"Host": self.host, "Origin": f"http://{self.host}", "Sec-Fetch-Site": "same-origin"}
@@ -36,6 +36,7 @@ class Browser:
         sent = {
             **self.page,
             "Cookie": self.cookie,
+            PAGE_KEY: self.key,
             **{name.replace("_", "-"): value for name, value in headers.items()},
         }
         connection.putrequest(method, path, skip_host=True)
@@ -55,6 +56,8 @@ class Browser:
         answer = self.ask("POST", "/session", json.dumps({"token": self.token if token is None else token}))
         cookie = answer.headers["set-cookie"] or ""
         self.cookie = cookie.partition(";")[0] or self.cookie
+        if answer.status == 200:
+            self.key = json.loads(answer.text)["key"]  # type: ignore[attr-defined]
         return answer
 
 
@@ -77,7 +80,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.fixture
 def person(browser: Browser) -> Browser:
-    assert browser.sign_in().status == 204
+    assert browser.sign_in().status == 200
     return browser
 
 
@@ -103,7 +106,7 @@ def test_the_token_opens_one_session(browser: Browser) -> None:
     assert browser.ask("GET", "/v1/trajectories").status == 403
     assert browser.sign_in("wrong").status == 403
     opened = browser.sign_in()
-    assert opened.status == 204
+    assert opened.status == 200
     attributes = opened.headers["set-cookie"].lower()
     assert "httponly" in attributes
     assert "samesite=strict" in attributes
@@ -116,7 +119,7 @@ def test_the_token_opens_one_session(browser: Browser) -> None:
 @pytest.mark.parametrize("body", ["", "[]", "{}", "nonsense", '{"token": 1}', '{"token": "\\ud800"}'])
 def test_a_malformed_sign_in_opens_nothing(browser: Browser, body: str) -> None:
     assert browser.ask("POST", "/session", body).status in (400, 403)
-    assert browser.sign_in().status == 204
+    assert browser.sign_in().status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:{port}"])
