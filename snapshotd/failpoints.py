@@ -31,6 +31,8 @@ NAMES: tuple[str, ...] = (
     "engine.values.changed",
     "engine.start.container_created",
     "engine.start.pivoted",
+    "engine.find.read",
+    "engine.find.added",
     "engine.fork.recorded",
     "engine.fork.changed",
     "engine.edit.forked",

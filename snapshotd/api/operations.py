@@ -18,6 +18,7 @@ from snapshotd.api.experiments import (
     ScoreRequest,
 )
 from snapshotd.api.files import FileInfo, MakeDirRequest, RemoveFileRequest, RenameFileRequest
+from snapshotd.api.find import FindInfo
 from snapshotd.api.mind import (
     CompensateRequest,
     EditRequest,
@@ -43,6 +44,7 @@ from snapshotd.api.snapshots import (
     TaggedInfo,
     TagRequest,
 )
+from snapshotd.api.stats import StatsInfo
 from snapshotd.api.storage import (
     CheckRequest,
     EnsureImageRequest,
@@ -65,7 +67,7 @@ from snapshotd.api.trajectories import (
     TrajectoryInfo,
 )
 from snapshotd.api.values import PutValueRequest, SearchRequest, ValueInfo
-from snapshotd.api.wire import BYTES, FRAMES, LINES, check_ref
+from snapshotd.api.wire import BYTES, FRAMES, LINES, TEXT, check_ref
 
 A = TypeVar("A")
 Scope = Literal["read", "run", "approve", "admin"]
@@ -156,6 +158,7 @@ TRAJECTORIES = Operation("GET", "/trajectories", list[TrajectoryInfo], READ, "tr
 TRAJECTORY = Operation("GET", "/trajectories/{ref}", TrajectoryInfo, READ, "trajectories")
 REMOVE = Operation[None]("DELETE", "/trajectories/{ref}", None, RUN, "trajectories")
 OVERVIEW = Operation("GET", "/overview", list[OverviewInfo], READ, "trajectories")
+FIND = Operation("GET", "/find", FindInfo, READ, "trajectories")
 LOG = Operation("GET", "/trajectories/{ref}/log", list[SnapshotInfo], READ, "trajectories")
 
 ALL_SNAPSHOTS = Operation("GET", "/snapshots", list[SnapshotInfo], READ, "snapshots")
@@ -249,6 +252,8 @@ UNMOUNT = Operation[None]("POST", "/umount", None, ADMIN, "storage", body=MountR
 
 VERSION = Operation("GET", "/version", VersionInfo, READ, "service")
 STATUS = Operation[Json]("GET", "/status", dict[str, Any], READ, "service")
+STATS = Operation("GET", "/stats", StatsInfo, READ, "service")
+METRICS = Operation[Any]("GET", "/metrics", TEXT, READ, "service")
 FLUSH = Operation[None]("POST", "/flush", None, READ, "service")
 SHUTDOWN = Operation[Json]("POST", "/shutdown", dict[str, int], ADMIN, "service", status=202)
 

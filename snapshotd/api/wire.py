@@ -67,6 +67,7 @@ LIST_MAX = 1_000_000
 
 LINES = "application/x-ndjson"
 """Media type of what is one JSON object per line."""
+TEXT = "text/plain"
 BYTES = "application/octet-stream"
 FRAMES = "application/vnd.snapshotd.frames"
 """Media type of an answer that mixes raw bytes and events. It is a sequence of frames: one byte for its kind, the

@@ -26,6 +26,7 @@ from snapshotd.catalog.parts import (
     Figures,
     ImageTable,
     KeyValues,
+    NumberedSnapshot,
     RequestTable,
     TrajectoryTotals,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "Figures",
     "ImageTable",
     "KeyValues",
+    "NumberedSnapshot",
     "RequestTable",
     "SnapshotRow",
     "TrajectoryTotals",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from snapshotd.scores import ExperimentBranch
 from snapshotd.types import (
@@ -267,8 +267,18 @@ class CallFacts:
     model: ModelUse | None
 
 
+class NumberedSnapshot(NamedTuple):
+    """A snapshot and the number of its row. A later one has a greater number; where the newest are removed, their numbers are
+    given again."""
+
+    pk: int
+    id: SnapshotID
+    trajectory: TrajectoryID
+    seq: int
+
+
 class Figures(ABC):
-    """Sums and counts over many rows. Each method reads in pages, so that a step never waits for more than one page."""
+    """Reads over many rows: lists, sums, counts. Each method reads in pages, so that a step never waits for more than one page."""
 
     @abstractmethod
     def totals(self, only: TrajectoryID | None = None) -> dict[TrajectoryID, TrajectoryTotals]:
@@ -278,6 +288,10 @@ class Figures(ABC):
     @abstractmethod
     def facts(self, snapshot_ids: Sequence[SnapshotID]) -> dict[SnapshotID, CallFacts]:
         """The facts of snapshots. One that has none, or does not exist, is left out."""
+
+    @abstractmethod
+    def rows(self, after: int, limit: int) -> list[NumberedSnapshot]:
+        """The first snapshots in rows above `after`."""
 
     @abstractmethod
     def states(self) -> Mapping[SnapshotState, int]:

@@ -113,6 +113,8 @@ class SqliteCatalog(Catalog):
     ) -> None:
         with self._db.transaction():
             restore_rows(self._db, images, trajectories, snapshots)
+        for trajectory in trajectories:
+            self._listener(trajectory.id)
 
     def get_trajectory(self, trajectory_id: TrajectoryID) -> Trajectory:
         for found in self._trajectories("WHERE t.id = ?", (trajectory_id,)):

@@ -6,11 +6,13 @@ from __future__ import annotations
 from snapshotd.api.approvals import *  # noqa: F403
 from snapshotd.api.commands import *  # noqa: F403
 from snapshotd.api.files import *  # noqa: F403
+from snapshotd.api.find import *  # noqa: F403
 from snapshotd.api.mind import *  # noqa: F403
 from snapshotd.api.mind import AppliedInfo, ConflictInfo
 from snapshotd.api.record import record
 from snapshotd.api.service import *  # noqa: F403
 from snapshotd.api.snapshots import *  # noqa: F403
+from snapshotd.api.stats import *  # noqa: F403
 from snapshotd.api.storage import *  # noqa: F403
 from snapshotd.api.trajectories import *  # noqa: F403
 from snapshotd.api.values import *  # noqa: F403

@@ -25,6 +25,9 @@ from snapshotd.engine.engine import Engine, EnginePart, Life
 from snapshotd.engine.events import EventLogs
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.service import ExperimentService
+from snapshotd.engine.finding.filling import Filling
+from snapshotd.engine.finding.index import TextIndex
+from snapshotd.engine.finding.service import FindService
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.host.system_packages import CATATONIT
 from snapshotd.engine.mind.approval.gate import Gate
@@ -49,6 +52,7 @@ from snapshotd.engine.services.images import ImageService
 from snapshotd.engine.services.mind import MindService
 from snapshotd.engine.services.runs import RunService
 from snapshotd.engine.services.snapshots import SnapshotService
+from snapshotd.engine.services.stats import StatsService
 from snapshotd.engine.services.storage import StorageService
 from snapshotd.engine.storing import rebuild, reserve
 from snapshotd.engine.storing.archive_queue import Archive
@@ -208,10 +212,15 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
     sessions = Sessions(context, launcher, background, cold, gate, values, gateways)
     resumes = Resumes(context, sessions)
     forks = Forks(context, sessions, disposal.forget, lambda made: resumes.resume(made, ()))
+    index = TextIndex(context.state_dir / "find.db")
+    filling = Filling(context, index)
+    context.events.watch.listen(filling.tell)
     steps, browse, folders = background.submit, Browse(context), Folders(context, cold, background.submit)
     values.start_sweeping()
     upkeep = Upkeep(context, archive, archiver, cold, sessions.stood_on, disposal.evict)
     ends: tuple[EnginePart, ...] = (
+        filling,
+        index,
         approvals,
         context.events.watch,
         values,
@@ -236,6 +245,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         mind=MindService(context),
         watch=context.events.watch.follow,
     )
+    storage = StorageService(context, upkeep, archive, background, browse, _replies)
     experiments = ExperimentService(services, context.catalog, context.secrecy)
     return Engine(
         runs=services.runs,
@@ -247,9 +257,11 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
         approvals=ApprovalService(context, approvals),
         values=values,
         folders=folders,
-        storage=StorageService(context, upkeep, archive, background, browse, _replies),
+        storage=storage,
+        stats=StatsService(context, sessions, storage, background.pauses),
         images=ImageService(context),
         requests=Requests(context.catalog),
+        find=FindService(context, index, filling),
         life=Life(
             context,
             sessions,
@@ -259,6 +271,7 @@ def _assemble(context: Context, lazy: LazyMount, gateway: GatewayMaker) -> Engin
             disposal,
             upkeep,
             experiments,
+            filling,
             str(approvals.policy.path),
             ends,
         ),

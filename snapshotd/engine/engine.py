@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,8 @@ from typing import Any, Protocol
 from snapshotd.engine.base import Event
 from snapshotd.engine.context import Context
 from snapshotd.engine.experiments.service import ExperimentService
+from snapshotd.engine.finding.filling import Filling
+from snapshotd.engine.finding.service import FindService
 from snapshotd.engine.folder_expiry import FolderExpiry
 from snapshotd.engine.folders.folders import Folders
 from snapshotd.engine.mind.keyvalue import KeyValueStore
@@ -38,6 +40,7 @@ from snapshotd.engine.services.images import ImageService
 from snapshotd.engine.services.mind import MindService
 from snapshotd.engine.services.runs import RunService
 from snapshotd.engine.services.snapshots import SnapshotService
+from snapshotd.engine.services.stats import StatsService
 from snapshotd.engine.services.storage import StorageService
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.cold import Cold
@@ -70,13 +73,14 @@ class Life:
         disposal: Disposal,
         upkeep: Upkeep,
         experiments: ExperimentService,
+        filling: Filling,
         policy_file: str,
         ends: Sequence[EnginePart],
     ) -> None:
         """`ends`: what is closed at the end, in this order; the sessions among it take their last snapshots."""
         self._context, self._catalog, self._sessions = context, context.catalog, sessions
         self._cold, self._archive, self._background = cold, archive, background
-        self._disposal, self._upkeep, self._experiments = disposal, upkeep, experiments
+        self._disposal, self._upkeep, self._experiments, self._filling = disposal, upkeep, experiments, filling
         self._policy_file, self._ends = policy_file, ends
         self._watches: tuple[DiskWatch | IdleWatch | FolderExpiry, ...] = ()
         self._closed = threading.Event()
@@ -93,6 +97,7 @@ class Life:
         expiry = FolderExpiry(self._upkeep, self._context.config.folder_prune_s)
         self._watches = (idle, DiskWatch(self._context, self._sessions.launched), expiry)
         self._experiments.start()
+        self._filling.start()
 
     def _store_what_has_no_layers(self) -> None:
         """Runs before the first request, for snapshots captured on a layer that was still being rebuilt when the daemon
@@ -144,11 +149,10 @@ class Life:
                 )
         return "ok"
 
-    def watch(self) -> Iterator[Event]:
-        """Events for outside tools, from now on, of all trajectories: `approval` (with `trajectory`) and `finished`.
-        The iterator never ends by itself. A consumer that does not keep up loses the oldest events; an event `lost`
-        says how many."""
-        return self._context.events.watch.follow()
+    def listen(self, told: Callable[[Event], object]) -> Callable[[], None]:
+        """Call `told` with each event for outside tools, from now on, of all trajectories. It is called in the thread in which
+        the event happens, and must return at once. Returns what ends that."""
+        return self._context.events.watch.listen(told)
 
     def close(self) -> None:
         """Stop every sandbox (with a last snapshot each) and release everything. Idempotent."""
@@ -184,8 +188,10 @@ class Engine:
     values: KeyValueStore
     folders: Folders
     storage: StorageService
+    stats: StatsService
     images: ImageService
     requests: Requests
+    find: FindService
     life: Life
 
 

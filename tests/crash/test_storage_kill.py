@@ -305,6 +305,7 @@ ELSEWHERE = (
     "engine.compensate.",
     "engine.edit.",
     "engine.experiment.",
+    "engine.find.",
     "engine.fork.changed",
     "engine.values.",
     "engine.output.",
@@ -316,6 +317,7 @@ ELSEWHERE = (
 )
 """Failpoints of the agent's mind: tests/e2e/test_kills.py, tests/e2e/test_survive.py, tests/crash/test_mind_kill.py; of
 background commands: tests/e2e/test_background.py; of reuse: tests/e2e/test_reuse.py; of folders: tests/e2e/test_hooks.py;
+of the index of texts: tests/crash/test_find_kill.py;
 of experiments: tests/e2e/test_experiment.py;
 of a catalog that is made again: tests/e2e/test_missing_files.py; of requests that are asked again:
 tests/e2e/test_asked_again.py; of the client: tests/unit/client/test_host_change.py;

@@ -380,6 +380,90 @@ def test_files_are_shown_as_they_were(own_snap: Snap, person: Person, name: str,
     assert "116 / 100" in Path(download.value.path()).read_text()
 
 
+def test_text_is_found_and_leads_to_its_call(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--name", name, agent)
+    person.opens(name)
+    person.presses("/")
+    person.page.get_by_label("Find", exact=True).fill("hacked")
+    marked = person.page.locator(".hit mark").first
+    marked.wait_for()
+    assert marked.inner_text() == "hacked"
+    person.takes_picture("find")
+    person.page.get_by_label("Find", exact=True).press("Enter")
+    person.sees("<script>window.hacked = 1</script>", ".conversation")
+    person.page.go_back()
+    person.sees("hacked", ".hit")
+    person.page.reload()
+    person.sees("hacked", ".hit")
+    assert person.page.get_by_label("Find", exact=True).input_value() == "hacked"
+    person.page.get_by_label("Find", exact=True).fill("nowhereatall")
+    person.sees("0 hits", ".found")
+
+
+def test_the_machine_shows_disk_pauses_and_sandboxes(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    own_snap("run", "--detach", "--name", name, agent, "wait")
+    person.page.evaluate("location.hash = '#/machine'")
+    row = person.page.locator(".machine tr", has_text=name).first
+    row.get_by_text(re.compile(r"^\d+\.\d\d of 2$")).wait_for()  # processors, at the second look
+    assert re.search(r"MiB of 2\.0 GiB", row.inner_text())
+    person.page.locator(".pauses .longest").first.wait_for()
+    person.sees("captured, not stored yet", ".machine")
+    person.takes_picture("machine")
+
+
+def test_the_browser_tells_of_an_approval(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
+    page = person.page
+    page.context.grant_permissions(["notifications"])
+    page.add_init_script(
+        "window.Notification = class { static permission = 'default'; static async requestPermission() { return (this.permission = 'granted'); } constructor(title, { body }) { (window.told ??= []).push(`${title} ${body}`); } };"
+    )
+    page.reload()
+    page.evaluate("location.hash = '#/approvals'")
+    person.clicks("Notify me in this browser")
+    own_snap("run", "--detach", "--name", name, agent, "deploy")
+    page.wait_for_function("window.told")
+    assert page.evaluate("told") == ["snapshotd: a call waits for you deploy"]
+    page.wait_for_function("document.title.startsWith('(1) ')")
+    (asked,) = [one for one in own_snap.json("approvals") if one["status"] == "pending"]
+    own_snap("deny", asked["id"])
+    page.wait_for_function("!document.title.startsWith('(')")
+
+
+def test_a_family_is_one_file_that_opens_without_a_server(
+    own_snap: Snap, chromium: Any, name: str, agent: Path, tmp_path: Path
+) -> None:
+    own_snap("run", "--name", name, agent)
+    own_snap("fork", own_snap.json("log", name)[4]["id"], "--name", f"{name}-fork")
+    own_snap(
+        "exec", name, "--", "sh", "-c", "yes snapshot | head -c 100000; echo '</script><script>hacked = 1</script>' >&2"
+    )
+    file = tmp_path / "page.html"
+    own_snap("export", name, "--format", "html", "--with-forks", "-o", file)
+    assert "1 text cut at 64 KiB" in own_snap("export", name, "--format", "html", "-o", file).stderr
+    own_snap("export", name, "--format", "html", "--with-forks", "-o", file)
+    context = chromium.new_context(offline=True)
+    try:
+        person = Person(context.new_page())
+        person.page.goto(file.as_uri())
+        person.opens(name)
+        person.sees("1 text cut at 64 KiB", ".away")
+        person.chooses(4)
+        person.sees("return round(price * 1.61, 2)", ".lines")
+        person.presses("5")
+        person.sees("I make it shorter. <script>window.hacked = 1</script> <202E>gnp.exe", ".conversation")
+        person.presses("G 2")
+        person.sees("</script><script>hacked = 1</script>", ".lines")
+        person.presses("6")
+        person.sees("No irreversible call", ".inspector")
+        person.presses("v")
+        person.sees("2 trajectories, 1 fork", ".tree")
+        assert person.page.evaluate("typeof hacked") == "undefined"
+        assert person.page.get_by_role("button", name="Fork from here").count() == 0
+        assert person.problems == []
+    finally:
+        context.close()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 360])
 def test_every_view_fits(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from snapshotd.catalog import rows
-from snapshotd.catalog.parts import CallFacts, Figures, TrajectoryTotals
+from snapshotd.catalog.parts import CallFacts, Figures, NumberedSnapshot, TrajectoryTotals
 from snapshotd.kernel import turns
 from snapshotd.sqlite import Database, Row
 from snapshotd.types import LayerID, ModelUse, SideEffect, SnapshotID, SnapshotState, TrajectoryID
@@ -161,6 +161,14 @@ class SqliteFigures(Figures):
             snapshot: CallFacts(effects.get(snapshot), uses[snapshot].sum() if snapshot in uses else None)
             for snapshot in {**uses, **effects}
         }
+
+    def rows(self, after: int, limit: int) -> list[NumberedSnapshot]:
+        found = self._db.read(
+            "SELECT s.pk, s.id, t.id, s.seq FROM snapshots s JOIN trajectories t ON t.pk = s.trajectory"
+            " WHERE s.pk > ? ORDER BY s.pk LIMIT ?",
+            (after, limit),
+        )
+        return [NumberedSnapshot(*row) for row in found]
 
     def states(self) -> Mapping[SnapshotState, int]:
         found = Counter[SnapshotState]()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from snapshotd.api import operations
+from snapshotd.api.find import FindInfo
 from snapshotd.api.snapshots import (
     ChangeInfo,
     FileStatus,
@@ -79,6 +80,17 @@ class LookingVerbs(VerbPart):
         what it takes on disk, and the tokens and cost of its model calls."""
         chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
         return await self._transport.call(operations.OVERVIEW, query={"trajectory": chosen})
+
+    @verb
+    async def find(
+        self, text: str, trajectory: str | None = None, *, limit: int = 50, before: int | None = None
+    ) -> FindInfo:
+        """The records (arguments, outputs, messages) of all trajectories, or of one's history, that have all words of `text`,
+        the newest first: "several words" in a row, word* by its beginning. At most `limit` (200); `before` is the `next` of an
+        earlier answer."""
+        chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
+        query = {"q": text, "trajectory": chosen, "limit": limit, "before": before}
+        return await self._transport.call(operations.FIND, query=query)
 
     @verb
     async def sandboxes(self) -> list[SandboxInfo]:

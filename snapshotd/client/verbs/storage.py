@@ -10,6 +10,7 @@ from snapshotd.api import operations
 from snapshotd.api.operations import Operation
 from snapshotd.api.record import Request
 from snapshotd.api.service import VersionInfo
+from snapshotd.api.stats import StatsInfo
 from snapshotd.api.storage import (
     CheckInfo,
     CheckRequest,
@@ -135,6 +136,20 @@ class StorageVerbs(VerbPart):
     @verb
     async def status(self) -> dict[str, Any]:
         return await self._transport.call(operations.STATUS)
+
+    @verb
+    async def stats(self, *, trajectories: int = 50) -> StatsInfo:
+        """Figures of the moment: sandboxes, disk, the pauses of the last hour, requests. `trajectories`: so many have
+        their disk use told, the largest first."""
+        return await self._transport.call(operations.STATS, query={"trajectories": trajectories})
+
+    @verb
+    async def metrics(self) -> str:
+        """The figures of `stats` in the text format of Prometheus."""
+        text = b""
+        async for piece in await self._transport.pieces(*operations.METRICS.at()):
+            text += piece
+        return text.decode()
 
     async def _work(
         self, operation: Operation[Any], body: Request | None, progress: Progress | None, what: str, then: str

@@ -71,7 +71,7 @@ def create_app(service: Service) -> FastAPI:
     app.openapi = lambda: describe(plain())  # type: ignore[method-assign]
     for kind in (SnapshotdError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, _answer_error)
-    app.add_middleware(VersionGate, pid=service.pid)
+    app.add_middleware(VersionGate, pid=service.pid, counts=service.requests)
     return app
 
 

@@ -1,4 +1,4 @@
-"""The gate that every request passes first: the version check, the bound on its body, and one line in the log."""
+"""The gate that every request passes first: the version check, the bound on its body, one line in the log, and the count of requests."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 import snapshotd
 from snapshotd.api.operations import OPERATIONS
 from snapshotd.api.wire import API_PREFIX, API_VERSION, VERSION_HEADER, body_max_bytes
+from snapshotd.daemon.http.counting import RequestCounts
 from snapshotd.daemon.http.failures import error_json
 from snapshotd.errors import LimitExceeded, SnapshotdError, VersionMismatch
 
@@ -30,9 +31,10 @@ class _BodyTooLarge(Exception):  # noqa: N818 - never leaves this module
 class VersionGate:
     """ASGI middleware. A request without a version header is let through (curl); one of another version is not."""
 
-    def __init__(self, app: ASGIApp, pid: int) -> None:
+    def __init__(self, app: ASGIApp, pid: int, counts: RequestCounts) -> None:
         self._app = app
         self._pid = pid
+        self._counts = counts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,6 +59,7 @@ class VersionGate:
             else:
                 await self._bounded(scope, receive, sending)
         finally:
+            self._counts.add(scope, status, (time.monotonic_ns() - started) / 1e9)
             log.info(
                 "request",
                 extra={

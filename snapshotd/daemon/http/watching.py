@@ -1,87 +1,134 @@
-"""The events of `GET /watch`: one thread takes them from the engine and hands them to every client that watches.
+"""The events of `GET /watch`. The engine calls from the thread in which something happens; that wakes the event loop, which
+writes the event once and puts it into the queue of each client. So a client costs no thread, and an agent's step no more with
+five hundred clients than with one.
 
-A client that does not keep up loses the oldest and is told their number. The daemon notices within `ALIVE_S` that a
-client is gone, because it writes a line that often even without events.
+A client that does not keep up loses the oldest and is told their number: it reads anew what it shows. The daemon notices
+within `ALIVE_S` that a client is gone, because it writes a line that often even without events.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Callable
 
+from snapshotd.daemon.http.encoding import json_bytes, run_event
 from snapshotd.engine.base import Event
 from snapshotd.engine.engine import Engine
+from snapshotd.errors import LimitExceeded
 
 log = logging.getLogger("snapshotd.daemon")
 
 ALIVE_S = 5.0
 KEPT_MAX = 1000
-"""Events that wait for one client."""
+"""Events that wait for one client ..."""
+KEPT_BYTES = 4 << 20
+"""... and their bytes, but for the newest one."""
+WATCHERS_MAX = 2048
 
 
 class _Watcher:
+    """One client's queue. In the event loop alone."""
+
     def __init__(self) -> None:
-        self.events: deque[Event] = deque()
-        self.lost = 0
+        self.arrived = asyncio.Event()
+        self._lines: deque[bytes] = deque()
+        self._bytes = self._lost = 0
+
+    def put(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._bytes += len(line)
+        while len(self._lines) > KEPT_MAX or (self._bytes > KEPT_BYTES and len(self._lines) > 1):
+            self._bytes -= len(self._lines.popleft())
+            self._lost += 1
+        self.arrived.set()
+
+    def take(self) -> bytes:
+        """All that waits; first, how many are missing before it."""
+        lost = _line({"event": "lost", "count": self._lost}) if self._lost else b""
+        ready = lost + b"".join(self._lines)
+        self._lines.clear()
+        self._bytes = self._lost = 0
+        self.arrived.clear()
+        return ready
 
 
 class Watchers:
-    """The clients that watch one engine. Thread-safe."""
+    """The clients that watch one engine. All but `close` in the event loop."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
         self._watchers: set[_Watcher] = set()
-        self._running = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: Callable[[], None] = lambda: None
         self._closed = False
 
-    def watch(self, engine: Engine) -> Generator[Event, None, None]:
-        """Events from now on: `watching` first, `alive` when nothing happened for a while, `lost` (with `count`) where
-        some are missing. Ends when the daemon does."""
+    def count(self) -> int:
+        """Number of clients."""
+        return len(self._watchers)
+
+    def watch(self, engine: Engine) -> AsyncIterator[bytes]:
+        """Lines of events from now on: `watching` first, `alive` when nothing happened for a while, `lost` (with `count`) where
+        some are missing. Ends when the daemon does. LimitExceeded."""
+        if len(self._watchers) >= WATCHERS_MAX:
+            raise LimitExceeded(f"{WATCHERS_MAX} clients watch already; end one and try again")
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            self._end = engine.life.listen(self._tell)
         watcher = _Watcher()
-        with self._changed:
-            if not self._running:
-                events = engine.life.watch()
-                threading.Thread(target=self._run, args=(events,), name="watch", daemon=True).start()
-                self._running = True
-            self._watchers.add(watcher)
-        try:
-            yield {"event": "watching"}
-            while (ready := self._next(watcher)) is not None:
-                yield from ready or [{"event": "alive"}]
-        finally:
-            with self._changed:
-                self._watchers.discard(watcher)
+        self._watchers.add(watcher)
+        return self._lines(watcher)
 
     def close(self) -> None:
-        """Nothing more will come."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        """Nothing more will come. From any thread; idempotent."""
+        self._end()
+        self._closed = True
+        self._wake(self._wake_all)
 
-    def _next(self, watcher: _Watcher) -> list[Event] | None:
-        """The events that wait for a watcher; empty when none came for a while, None at the end."""
-        with self._changed:
-            self._changed.wait_for(lambda: watcher.events or self._closed, timeout=ALIVE_S)
-            ready = list(watcher.events)
-            watcher.events.clear()
-            if watcher.lost:
-                ready.insert(0, {"event": "lost", "count": watcher.lost})
-                watcher.lost = 0
-            return None if self._closed and not ready else ready
-
-    def _run(self, events: Iterator[Event]) -> None:
-        """This is the top of a thread: a defect ends all watches, and is logged."""
+    async def _lines(self, watcher: _Watcher) -> AsyncIterator[bytes]:
         try:
-            for event in events:
-                with self._changed:
-                    for watcher in self._watchers:
-                        if len(watcher.events) == KEPT_MAX:
-                            watcher.events.popleft()
-                            watcher.lost += 1
-                        watcher.events.append(event)
-                    self._changed.notify_all()
+            yield _line({"event": "watching"})
+            while True:
+                try:
+                    async with asyncio.timeout(ALIVE_S):
+                        if not self._closed:
+                            await watcher.arrived.wait()
+                except TimeoutError:
+                    yield _line({"event": "alive"})
+                    continue
+                ready = watcher.take()
+                if not ready and self._closed:
+                    return
+                yield ready
+        finally:
+            self._watchers.discard(watcher)
+
+    def _tell(self, event: Event) -> None:
+        """In the thread in which it happened."""
+        if self._watchers:
+            self._wake(lambda: self._put(event))
+
+    def _wake(self, action: Callable[[], object]) -> None:
+        if self._loop is None:
+            return
+        try:
+            self._loop.call_soon_threadsafe(action)
+        except RuntimeError:
+            pass  # the loop is closed: no client reads any more
+
+    def _put(self, event: Event) -> None:
+        try:
+            line = _line(run_event(event))
         except Exception:
-            log.exception("watching the engine failed")
-        self.close()
+            log.exception("an event cannot be written")
+            return
+        for watcher in self._watchers:
+            watcher.put(line)
+
+    def _wake_all(self) -> None:
+        for watcher in self._watchers:
+            watcher.arrived.set()
+
+
+def _line(event: Event) -> bytes:
+    return json_bytes(event) + b"\n"

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 from snapshotd.engine.base import LookedAt
 from snapshotd.engine.context import Context
+from snapshotd.engine.pauses import Pauses
 from snapshotd.engine.sandbox.root import Captured
 from snapshotd.engine.storing.archive_queue import Archive
 from snapshotd.engine.storing.linkgroups import LinkGroups
@@ -44,12 +45,14 @@ class Background:
 
     def __init__(self, context: Context, merger: Merger, links: LinkGroups, worker: Worker, archive: Archive) -> None:
         self._context, self._merger, self._links, self._worker, self._archive = context, merger, links, worker, archive
+        self.pauses = Pauses()
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="background")
         self._thread.start()
 
     def submit(self, snapshot: Snapshot, captured: Captured | None = None) -> None:
         """After a step. Blocks only while the archive is hopelessly behind."""
+        self.pauses.add(snapshot.pause_ns)
         self._tell(snapshot, captured)
         self._enqueue(snapshot, captured)
 

@@ -174,6 +174,35 @@ class Cgroup(ABC):
 
     # -- pieces --------------------------------------------------------------------------------------------------------
 
+    def cpu_ns(self) -> int | None:
+        """Processor time of all processes that are, or were, in it. None: no controller counts it."""
+        used = self._count("cpuacct.usage")
+        if used is not None:
+            return used
+        micros = self._count("cpu.stat", "usage_usec")
+        return None if micros is None else micros * 1000
+
+    def memory_bytes(self) -> int | None:
+        """Memory in use, without what the kernel keeps of files and can drop. None: no controller counts it."""
+        for total, stat in (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")):
+            used = self._count(total)
+            if used is not None:
+                return max(0, used - (self._count("memory.stat", stat) or 0))
+        return None
+
+    def _count(self, name: str, word: str | None = None) -> int | None:
+        """The number in one of its files, behind a word; None where no hierarchy has it."""
+        for place in self._places():
+            try:
+                with open(f"{place}/{name}") as file:
+                    for line in file:
+                        *key, value = line.split()
+                        if word is None or key == [word]:
+                            return int(value)
+            except OSError:
+                continue
+        return None
+
     def _places(self) -> list[str]:
         return [f"{point}{self.path}" for point in hierarchies()]
 

@@ -18,7 +18,8 @@ import { Patch } from "./text.js";
  */
 export function acts(/** @type {Snapshot | null} */ one) {
   const shown = current.value, of = shown?.trajectory;
-  if (saved) return [];
+  const tree = of ? [{ name: "Tree", key: "v", run: () => go(["tree", nameOf(of)]) }] : [];
+  if (saved) return one ? [] : tree;
   if (one)
     return [
       { name: "Fork from here", key: "f", main: true, run: () => fork(one) },
@@ -35,7 +36,7 @@ export function acts(/** @type {Snapshot | null} */ one) {
   if (of.status === "running") found.push({ name: "Stop", key: "s", run: () => stop(of) });
   else if (of.agent) found.push({ name: "Resume", key: "s", run: () => resume(of) });
   if (shown.origin) found.push({ name: "Promote", key: "m", run: () => promote(shown) });
-  found.push({ name: "Undo a rewind", key: "u", run: () => undo(of) }, { name: "Compare", key: "c", run: () => choose() }, { name: "Tree", key: "v", run: () => go(["tree", nameOf(of)]) });
+  found.push({ name: "Undo a rewind", key: "u", run: () => undo(of) }, { name: "Compare", key: "c", run: () => choose() }, ...tree);
   return found;
 }
 

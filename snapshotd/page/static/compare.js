@@ -9,7 +9,7 @@ import { Patch, loaded } from "./text.js";
 /** @typedef {Api.CompareInfo} Found */
 /** @typedef {{left: Api.SnapshotInfo | null, cells: (Api.AlignedCall | undefined)[]}} Aligned one call of each branch */
 
-const ROW = 28;
+const PAIR = 28;
 
 export const Compare = view(() => {
   const tab = signal(0);
@@ -60,12 +60,12 @@ function Calls(/** @type {{found: Found}} */ { found }) {
   const cell = (/** @type {Api.SnapshotInfo | null | undefined} */ one, /** @type {string} */ kind) => one
     ? html`<a class="cell ${kind}" href=${link("t", one.trajectory, one.id)}><span class="number">${one.seq}</span> <b>${line(one.tool.name, 60)}</b> <code>${brief(one.tool)}</code></a>`
     : html`<span class="cell none"></span>`;
-  const row = (/** @type {number} */ i) => html`<div key=${i} class="pair ${i === first ? "first" : ""}" style=${{ ...columns(found), height: `${ROW}px` }}>
+  const row = (/** @type {number} */ i) => html`<div key=${i} class="pair ${i === first ? "first" : ""}" style=${{ ...columns(found), height: `${PAIR}px` }}>
     ${cell(rows[i].left, differs(rows[i]) ? "other" : "")}${found.pairs.map((_, column) => {
       const one = rows[i].cells[column];
       return cell(one?.right, one && one.difference !== "same" ? one.difference : "");
     })}</div>`;
   return html`${first < 0 ? html`<p class="pad faint">The branches made the same calls with the same outcomes.</p>`
     : html`<p class="pad faint">They part ${first ? `after ${first} like call${first === 1 ? "" : "s"}` : "at the first call"}${found.fork_point ? `; all have call ${found.fork_point.seq} of ${short(found.fork_point.trajectory)}` : ""}.</p>`}
-    <${Rows} label="Aligned calls" count=${rows.length} height=${ROW} row=${row} reveal=${first < 0 ? -1 : Math.min(rows.length - 1, first + 12)}/>`;
+    <${Rows} label="Aligned calls" count=${rows.length} height=${PAIR} row=${row} reveal=${first < 0 ? -1 : Math.min(rows.length - 1, first + 12)}/>`;
 }

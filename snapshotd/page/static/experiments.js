@@ -8,7 +8,7 @@ import { loaded } from "./text.js";
 /** @typedef {Api.ExperimentState} Experiment */
 /** @typedef {Api.ExperimentBranchInfo} Branch */
 
-const read = (/** @type {string} */ name, /** @type {AbortSignal=} */ ended) => /** @type {Promise<Experiment>} */ (get(at`/experiments/${name}`, {}, ended));
+const readExperiment = (/** @type {string} */ name, /** @type {AbortSignal=} */ ended) => /** @type {Promise<Experiment>} */ (get(at`/experiments/${name}`, {}, ended));
 
 export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
   const shown = signal(/** @type {Experiment | null} */ (null));
@@ -21,8 +21,8 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
     const { signal: ended } = stop;
     if (!wanted || wanted === "new") return;
     try {
-      shown.value = await read(wanted, ended);
-      for await (const _ of stream(at`/experiments/${wanted}/events`, ended)) shown.value = await read(wanted, ended);
+      shown.value = await readExperiment(wanted, ended);
+      for await (const _ of stream(at`/experiments/${wanted}/events`, ended)) shown.value = await readExperiment(wanted, ended);
     } catch (error) {
       if (!ended.aborted) say(error);
     }

@@ -12,6 +12,7 @@ import { Dialog, dialog } from "./dialog.js";
 import { Approvals } from "./approvals.js";
 import { Compare } from "./compare.js";
 import { Experiments } from "./experiments.js";
+import { ALL, Find, pressInFind } from "./find.js";
 import { Machine } from "./machine.js";
 import { Terminal } from "./terminal.js";
 import { Tree, pressInTree } from "./tree.js";
@@ -19,7 +20,7 @@ import { Tree, pressInTree } from "./tree.js";
 const help = signal(false);
 const KEYS = [["j k", "next, previous call"], ["g G", "first, newest call"], ["1–7", "patch, output, arguments, files, conversation, effects, tasks"], ["f", "fork from here"],
   ["r", "rewind to here"], ["c", "compare"], ["x", "terminal on a throw-away fork"], ["t", "tag"], ["d", "restore: download the files"], ["p", "preview of an apply"], ["e", "experiment from here"], ["m", "promote a fork"],
-  ["s", "stop or resume"], ["u", "undo a rewind"], ["v", "tree of forks; space chooses, c compares"], ["a", "approvals"], ["l", "filter the list"], ["Esc", "close, or back to the trajectory"], ["?", "these keys"]];
+  ["s", "stop or resume"], ["u", "undo a rewind"], ["v", "tree of forks; space chooses, c compares"], ["a", "approvals"], ["/", "find text; in a trajectory: only there"], ["l", "filter the list"], ["Esc", "close, or back to the trajectory"], ["?", "these keys"]];
 
 /** A snapshot's own address leads to its place in its trajectory. */
 effect(() => {
@@ -36,12 +37,13 @@ const Top = () => {
   return html`<header class="top"><a href="#/"><b>snapshotd</b></a>
     ${current.value ? html`<span class="faint">/</span><span class="here">${line(nameOf(current.value.trajectory), 60)}</span>` : null}
     <span class="push"></span>${to("tree", "Tree")}
+    ${saved ? null : to("find", "Find /")}
     ${saved ? html`<span class="faint">saved ${saved.made}</span>` : html`${to("experiments", "Experiments")}${to("machine", "Machine")}
       ${to("approvals", asks ? `${asks} wait${asks === 1 ? "s" : ""} for you` : "Approvals", asks ? "ask" : "")}`}
     <button class="plain" aria-label="Keys" onClick=${() => (help.value = true)}><kbd>?</kbd></button></header>`;
 };
 
-const VIEWS = /** @type {Record<string, unknown>} */ ({ approvals: Approvals, compare: Compare, experiments: Experiments, machine: Machine, terminal: Terminal, tree: Tree });
+const VIEWS = /** @type {Record<string, unknown>} */ ({ approvals: Approvals, compare: Compare, experiments: Experiments, find: Find, machine: Machine, terminal: Terminal, tree: Tree });
 
 const Page = view(() => () => {
   const where = place.value[0], shown = VIEWS[where];
@@ -67,8 +69,11 @@ addEventListener("keydown", (event) => {
   if (key === "?") help.value = true;
   else if (key === "l") document.getElementById("filter")?.focus();
   else if (key === "a" && !saved) go(["approvals"]);
-  else if (where === "tree") {
-    if (!pressInTree(key)) return;
+  else if (key === "/" && !saved) {
+    if (where === "find") document.getElementById("find")?.focus();
+    else go(["find", where === "t" && current.value ? current.value.trajectory.id : ALL]);
+  } else if (where === "tree" || where === "find") {
+    if (!(where === "tree" ? pressInTree : pressInFind)(key)) return;
   } else if (where !== "t") return;
   else if (key === "j" || key === "ArrowDown") step(1);
   else if (key === "k" || key === "ArrowUp") step(-1);

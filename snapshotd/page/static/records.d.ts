@@ -336,6 +336,12 @@ declare namespace Api {
     uid: number;
   }
 
+  interface FindInfo {
+    hits: (HitInfo)[];
+    next: number | null;
+    waiting: number;
+  }
+
   interface ForkInfo {
     experiment: string;
     trajectories: (TrajectoryInfo)[];
@@ -358,6 +364,19 @@ declare namespace Api {
     name?: string | null;
     resume?: boolean;
     variants?: (VariantFields)[];
+  }
+
+  interface HitInfo {
+    created_at: string;
+    cut: boolean;
+    excerpt: string;
+    kind: "argument" | "output" | "message";
+    matches: ([number, number])[];
+    name: string | null;
+    part: string;
+    seq: number;
+    snapshot: string;
+    trajectory: string;
   }
 
   interface ImageInfo {
@@ -460,6 +479,20 @@ declare namespace Api {
     first_difference: AlignedCall | null;
   }
 
+  interface PauseMinute {
+    began_at: string;
+    counts: (number)[];
+    longest_ms: number;
+    sum_ms: number;
+  }
+
+  interface PauseStats {
+    bounds_ms: (number)[];
+    counts: (number)[];
+    minutes: (PauseMinute)[];
+    sum_ms: number;
+  }
+
   interface Policy {
     keep_every?: number | null;
     keep_failed?: number | null;
@@ -513,6 +546,13 @@ declare namespace Api {
   interface RenameFileRequest {
     path_b64: string;
     to_b64: string;
+  }
+
+  interface RequestStats {
+    count: number;
+    operation: string;
+    status: string;
+    sum_ms: number;
   }
 
   interface RestoreInfo {
@@ -602,6 +642,19 @@ declare namespace Api {
     trajectory: TrajectoryInfo;
   }
 
+  interface SandboxStats {
+    agent_running: boolean;
+    cpu_ms: number;
+    cpus: number;
+    memory_bytes: number;
+    name: string | null;
+    process_count: number;
+    runtime: string;
+    started_at: string;
+    trajectory: string;
+    used_memory_bytes: number;
+  }
+
   interface ScoreRequest {
     argv: (string)[];
     cwd?: string | null;
@@ -677,6 +730,17 @@ declare namespace Api {
     tokens?: number | null;
   }
 
+  interface StatsInfo {
+    began_at: string;
+    disk: (TrajectoryDisk)[];
+    measured_at: string;
+    pauses: PauseStats;
+    requests: (RequestStats)[];
+    sandboxes: (SandboxStats)[];
+    usage: UsageInfo;
+    watchers: number;
+  }
+
   interface TagRequest {
     move?: boolean;
     ref: string;
@@ -711,6 +775,13 @@ declare namespace Api {
     outputs: ("stdout" | "stderr" | "output")[];
     started_at: string;
     status: "done" | "failed" | "interrupted" | "timed-out" | "unknown";
+  }
+
+  interface TrajectoryDisk {
+    file_bytes: number;
+    layer_bytes: number;
+    name: string | null;
+    trajectory: string;
   }
 
   interface TrajectoryInfo {

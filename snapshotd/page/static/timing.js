@@ -27,7 +27,7 @@ export function Timing(/** @type {{log: Log}} */ { log }) {
   for (const { one, model } of calls) (sums.model += model), (sums.tool += one.tool.duration_ms);
   const whole = sums.model + sums.tool;
   if (!whole) return html`<footer class="timing"></footer>`;
-  const scale = Math.max(0, WIDTH - calls.length * 2 * LEAST) / whole;
+  const parts = calls.length + calls.filter(({ model }) => model).length, scale = Math.max(0, WIDTH - parts * LEAST) / whole;
   let x = 0;
   const drawn = calls.map(({ i, one, model }) => {
     const left = x, wide = model ? model * scale + LEAST : 0, tool = one.tool.duration_ms * scale + LEAST;

@@ -9,7 +9,7 @@ import { Rows } from "./rows.js";
 /** @typedef {Api.OverviewInfo} Overview */
 /** @typedef {{one: Overview, x: number, end: number, parent: number}} Lane from and to a call, counted from the family's first; the row of its parent */
 
-const ROW = 40, WIDTH = 300, EDGE = 10, DOTS_MAX = 60;
+const HIGH = 40, WIDE = 300, EDGE = 10, DOTS_MAX = 60;
 
 /** Trajectories that are chosen to be compared. */
 const chosen = signal(/** @type {ReadonlySet<string>} */ (new Set()));
@@ -41,13 +41,13 @@ const lanes = computed(() => {
 });
 
 const shownLast = computed(() => Math.max(1, ...lanes.value.map(({ end }) => end)));
-const at = (/** @type {number} */ call) => EDGE + (call / shownLast.value) * (WIDTH - 2 * EDGE);
+const xOf = (/** @type {number} */ call) => EDGE + (call / shownLast.value) * (WIDE - 2 * EDGE);
 
 /** Where vertical lines pass: at a place, from a row to a row. */
 const spans = computed(() => {
   const found = new Map(/** @type {[string, {x: number, from: number, to: number}][]} */ ([]));
   lanes.value.forEach(({ x, parent }, row) => {
-    if (parent >= 0) found.set(`${parent} ${x}`, { x: at(x), from: parent, to: row });
+    if (parent >= 0) found.set(`${parent} ${x}`, { x: xOf(x), from: parent, to: row });
   });
   return [...found.values()];
 });
@@ -80,15 +80,15 @@ export function pressInTree(/** @type {string} */ key) {
 }
 
 function Graph(/** @type {{row: number, lane: Lane}} */ { row, lane }) {
-  const y = ROW / 2, { one, x, end, parent } = lane, from = at(x), to = at(end);
+  const y = HIGH / 2, { one, x, end, parent } = lane, from = xOf(x), to = xOf(end);
   const passing = spans.value.filter((span) => span.from < row && row < span.to).map((span) => span.x);
   const leaving = new Set(spans.value.filter((span) => span.from === row).map((span) => span.x));
-  const dots = end - x <= DOTS_MAX ? Array.from({ length: Math.max(0, end - x - (parent < 0 ? -1 : 0)) }, (_, i) => at(x + i + (parent < 0 ? 0 : 1))) : [to];
+  const dots = end - x <= DOTS_MAX ? Array.from({ length: Math.max(0, end - x - (parent < 0 ? -1 : 0)) }, (_, i) => xOf(x + i + (parent < 0 ? 0 : 1))) : [to];
   const on = spans.value.some((span) => span.from === parent && span.x === from && span.to > row);
-  return html`<svg class="graph" width=${WIDTH} height=${ROW} aria-hidden="true">
-    ${[...new Set(passing)].map((each) => html`<line class="side" x1=${each} x2=${each} y1="0" y2=${ROW}/>`)}
-    ${[...leaving].map((each) => html`<line class="side" x1=${each} x2=${each} y1=${y} y2=${ROW}/>`)}
-    ${on ? html`<line class="side" x1=${from} x2=${from} y1="0" y2=${ROW}/>` : null}
+  return html`<svg class="graph" width=${WIDE} height=${HIGH} aria-hidden="true">
+    ${[...new Set(passing)].map((each) => html`<line class="side" x1=${each} x2=${each} y1="0" y2=${HIGH}/>`)}
+    ${[...leaving].map((each) => html`<line class="side" x1=${each} x2=${each} y1=${y} y2=${HIGH}/>`)}
+    ${on ? html`<line class="side" x1=${from} x2=${from} y1="0" y2=${HIGH}/>` : null}
     ${parent < 0 ? null : html`<path class="side" d="M${from} ${on ? y - 8 : 0} V${y - 8} Q${from} ${y} ${Math.min(from + 8, to)} ${y}"/>`}
     <line class=${one.trajectory.status} x1=${parent < 0 ? from : Math.min(from + 8, to)} x2=${to} y1=${y} y2=${y}/>
     ${dots.map((each) => html`<circle class=${one.trajectory.status} cx=${each} cy=${y} r="2.5"/>`)}
@@ -108,7 +108,7 @@ export const Tree = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
     const row = (/** @type {number} */ i) => {
       const { one } = all[i], { trajectory: it } = one, scored = scores.value.get(it.id), use = one.model_use;
       const spent = use ? use.input_tokens + use.output_tokens : 0;
-      return html`<div key=${it.id} class="branch ${i === cursor.value ? "on" : ""}" style=${{ height: `${ROW}px` }} role="option" aria-selected=${chosen.value.has(it.id)} onClick=${() => (cursor.value = i)}>
+      return html`<div key=${it.id} class="branch ${i === cursor.value ? "on" : ""}" style=${{ height: `${HIGH}px` }} role="option" aria-selected=${chosen.value.has(it.id)} onClick=${() => (cursor.value = i)}>
         <input type="checkbox" aria-label="Choose ${line(nameOf(it), 60)}" checked=${chosen.value.has(it.id)} tabindex="-1" onChange=${() => toggle(it.id)}/>
         <${Graph} row=${i} lane=${all[i]}/>
         <a class="name" href=${link("t", nameOf(it))} tabindex="-1"><i class="dot ${it.status}" title=${it.status}></i> <b>${line(nameOf(it), 80)}</b> <span class="faint">${it.status}${it.exit_code ? ` (${it.exit_code})` : ""}</span></a>
@@ -123,6 +123,6 @@ export const Tree = view((/** @type {import("./dom.js").Self<{}>} */ self) => {
         <span class="faint">${count(all.length, "trajectory").replace("ys", "ies")}, ${count(all.filter(({ parent }) => parent >= 0).length, "fork")}</span><span class="push"></span>
         ${saved ? null : html`<button class=${number > 1 ? "main" : ""} disabled=${number < 2} onClick=${compare}>Compare ${number > 1 ? number : ""} <kbd>c</kbd></button>`}</header>
       <div class="branch heads" aria-hidden="true"><span></span><span class="graph">calls →</span><span>trajectory</span><span>score</span><span>cost</span><span class="wide-only">tokens</span><span>calls</span><span class="wide-only">files</span><span class="wide-only">age</span></div>
-      <${Rows} label="Trajectories of the family" role="listbox" count=${all.length} height=${ROW} row=${row} reveal=${cursor.value}/></main>`;
+      <${Rows} label="Trajectories of the family" role="listbox" count=${all.length} height=${HIGH} row=${row} reveal=${cursor.value}/></main>`;
   };
 });

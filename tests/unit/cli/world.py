@@ -67,7 +67,16 @@ class World:
         yield from (f"experiment {word} ways" for word in ("status", "compare", "promote", "stop"))
         yield from ("experiment ls", f"experiment run {folder}/ways.toml")
         yield from ("image build minimal --name tiny", "image import debian:12", "image ls")
-        yield from ("log box", "tree", "show box", "show --conversation box", "inspect box tagged", "diff box")
+        yield from (
+            "find word box",
+            "stats",
+            "log box",
+            "tree",
+            "show box",
+            "show --conversation box",
+            "inspect box tagged",
+            "diff box",
+        )
         yield from ("diff --patch box", f"compare box {fork}", "score box -- ls", "cat box:new", "journal box")
         yield from ("state box", "tasks box", "tag box other", "tag --list", "tag --if true box third")
         yield from ("tag --delete third", "retry --no-resume box plan", f"rewind --preview box {first}")

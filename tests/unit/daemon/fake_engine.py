@@ -65,6 +65,7 @@ from snapshotd.secrets.vault import FileVault
 from snapshotd.trees.base import Change, ChangeKind, Entry, RestoreReport
 from snapshotd.types import Kind
 from tests.unit.daemon.fake_commands import FakeCommands
+from tests.unit.daemon.fake_figures import FOUND, STATS
 from tests.unit.daemon.fake_files import FakeFiles, entry
 from tests.unit.daemon.fake_mind import MIND_WORDS, NOW_NS, FakeMind
 
@@ -99,6 +100,8 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         self.repaired = False
         self.connections: dict[socket.socket, tuple[str, Callable[[], object]]] = {}
         self.runs = self.snapshots = self.branching = self.mind = self.storage = self.requests = self.life = self
+        self.find = SimpleNamespace(find=lambda *_, **__: FOUND)
+        self.stats = SimpleNamespace(stats=lambda _: STATS)
         self.files = SimpleNamespace(
             read=self.read_file,
             stat=self.stat_file,
@@ -706,7 +709,6 @@ class FakeEngine(FakeMind, FakeFiles, FakeCommands):
         with self.changed:
             self.closed = True
             self.changed.notify_all()
-        for watcher in self.watching:
-            watcher.put(None)
+        self.watching.close()
         for _, ended in list(self.connections.values()):
             ended()

@@ -16,13 +16,13 @@ that fails is SandboxFailed.
 from __future__ import annotations
 
 import dataclasses
-import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from snapshotd import types as t
 from snapshotd.engine import base
+from snapshotd.engine.watch import Watch
 from snapshotd.errors import Ambiguous, Conflict, NotFound, SandboxFailed, Undecided, UsageError
 from snapshotd.trees.base import Change, ChangeKind, Entry
 
@@ -47,7 +47,7 @@ class FakeMind:
         self.kept: dict[tuple[str, str, str], list[t.StoredValue]] = {}
         self.secret_names: dict[str, list[str]] = {}
         self.providers: dict[str, tuple[base.Provider, ...]] = {}
-        self.watching: list[queue.SimpleQueue[base.Event | None]] = []
+        self.watching = Watch()
 
     # -- the test's side -----------------------------------------------------------------------------------------------
 
@@ -112,8 +112,7 @@ class FakeMind:
             "status": approval.status.value,
             "trajectory": approval.trajectory,
         }
-        for watcher in self.watching:
-            watcher.put(event)
+        self.watching.publish(event)
 
     def _way(self, snapshot_id: str) -> list[str]:
         """The snapshot and those whose mind it continues, newest first."""
@@ -394,9 +393,10 @@ class FakeMind:
 
     def watch(self) -> Iterator[base.Event]:
         """Subscribed when it returns. Ends when the engine is closed."""
-        waiting: queue.SimpleQueue[base.Event | None] = queue.SimpleQueue()
-        self.watching.append(waiting)
-        return iter(waiting.get, None)
+        return self.watching.follow()
+
+    def listen(self, told: Callable[[base.Event], object]) -> Callable[[], None]:
+        return self.watching.listen(told)
 
     # -- key-value store -----------------------------------------------------------------------------------------------
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +12,8 @@ from starlette.requests import Request
 from snapshotd.daemon.http.decoding import check_json
 from snapshotd.daemon.http.peer import PEER_PID
 from snapshotd.daemon.http.routes.mind import _opener
-from snapshotd.daemon.http.watching import KEPT_MAX, Watchers
 from snapshotd.engine.base import Opener
 from snapshotd.engine.folders.places import open_folder
-from snapshotd.engine.watch import Watch
 from snapshotd.errors import LimitExceeded, Unsupported, UsageError
 from snapshotd.kernel.identity import HostUser
 from snapshotd.types import new_id, short
@@ -333,37 +329,6 @@ def test_a_watcher_hears_what_happens_from_now_on(daemon: Daemon) -> None:
     for answer, connection in zip(answers, connections, strict=True):
         assert all(json.loads(line)["event"] != "approval" for line in answer)
         connection.close()
-
-
-@pytest.fixture
-def watched() -> Iterator[tuple[Watch, Any]]:
-    """Events, and as much of an engine as watchers need."""
-    watch = Watch()
-    yield watch, SimpleNamespace(life=SimpleNamespace(watch=watch.follow))
-    watch.close()
-
-
-def test_a_slow_watcher_loses_the_oldest_and_is_told(watched: tuple[Watch, Any]) -> None:
-    (watch, engine), watchers = watched, Watchers()
-    slow, quick = watchers.watch(engine), watchers.watch(engine)
-    assert next(slow) == next(quick) == {"event": "watching"}
-    for number in range(KEPT_MAX + 5):
-        watch.publish({"event": "approval", "number": number})
-        while next(quick) == {"event": "alive"}:
-            pass  # waits until the watchers have it
-    assert next(slow) == {"event": "lost", "count": 5}
-    assert next(slow) == {"event": "approval", "number": 5}
-    watch.close()
-    assert [event for event in quick if event["event"] != "alive"] == []
-    assert [event["number"] for event in slow if event["event"] != "alive"] == list(range(6, KEPT_MAX + 5))
-
-
-def test_a_watcher_of_a_daemon_that_ends_ends(watched: tuple[Watch, Any]) -> None:
-    watchers = Watchers()
-    events = watchers.watch(watched[1])
-    next(events)
-    watchers.close()
-    assert list(events) == []
 
 
 # -- one writer --------------------------------------------------------------------------------------------------------

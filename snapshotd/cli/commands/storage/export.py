@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Literal
 
 import click
@@ -14,8 +15,10 @@ from snapshotd.cli.langgraph import WORD, move
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.text import print_json, size
 from snapshotd.cli.values import complete_snapshot
+from snapshotd.client.client import Snapshotd
+from snapshotd.client.local.part_file import part_file
 
-_MIND = ("atif", "jsonl")
+_MIND = ("atif", "jsonl", "html")
 """Forms that hold no files."""
 
 
@@ -32,6 +35,7 @@ _MIND = ("atif", "jsonl")
         "snapshotd export best --format tar -o - | tar -t",
         "snapshotd export nightly --format atif -o trajectory.json",
         "snapshotd export agent --format jsonl --with-forks -o train.jsonl",
+        "snapshotd export agent --format html --with-forks -o agent.html",
     ],
 )
 @click.option(
@@ -45,10 +49,10 @@ _MIND = ("atif", "jsonl")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["bundle", "oci", "tar", "atif", "jsonl"]),
+    type=click.Choice(["bundle", "oci", "tar", "atif", "jsonl", "html"]),
     default="bundle",
     show_default=True,
-    help="For `snapshotd import`, for `docker load`, the plain tree; or without files, for evaluation and training.",
+    help="For `snapshotd import`, for `docker load`, the plain tree; without files, for evaluation and training, or as a page.",
 )
 @click.option("--trajectory", "whole", is_flag=True, help="The whole trajectory up to the snapshot, not it alone.")
 @click.option(
@@ -58,7 +62,10 @@ _MIND = ("atif", "jsonl")
     shell_complete=complete_snapshot,
 )
 @click.option(
-    "--with-forks", "forks", is_flag=True, help="With atif and jsonl: all trajectories that were forked from it, too."
+    "--with-forks",
+    "forks",
+    is_flag=True,
+    help="With atif, jsonl and html: all trajectories that were forked from it, too.",
 )
 @click.option(
     "--cache", metavar="DIR|s3://...", help="Into a cache, a folder or a bucket, under --key; an entry never changes."
@@ -80,7 +87,7 @@ def command(
     ctx: click.Context,
     snapshots: tuple[str, ...],
     output: str,
-    form: Literal["bundle", "oci", "tar", "atif", "jsonl"],
+    form: Literal["bundle", "oci", "tar", "atif", "jsonl", "html"],
     whole: bool,
     since: str | None,
     forks: bool,
@@ -106,6 +113,9 @@ def command(
     each of its conversations is one line with messages in the form of OpenAI's chat. Both take several IDs, hold no
     files, and go up to the snapshot or the head. `docs/agents/training.md` describes them.
 
+    With --format html, whole trajectories are a page that a browser opens without a server (`docs/ui.md`): calls,
+    conversations, outputs and patches, of each the first 64 KiB, and no files.
+
     With `langgraph`, threads of LangGraph are copied from the file of a SnapshotdSaver into another saver, as `snapshotd
     import langgraph` does the other way round.
 
@@ -120,14 +130,16 @@ def command(
     if form in _MIND:
         snapshot = ", ".join(snapshots)
     elif forks or len(snapshots) > 1:
-        refuse(f"an export as {form} holds one snapshot; several IDs and --with-forks are for atif and jsonl")
+        refuse(f"an export as {form} holds one snapshot; several IDs and --with-forks are for atif, jsonl and html")
     else:
         (snapshot,) = snapshots
     if cache is not None and key is not None:
         return _to_cache(ctx, snapshot, cache, key, whole, since, encrypt, github, as_json)
     client = connect(ctx)
     with Meter(f"exporting {snapshot}", quiet=as_json) as meter:
-        if output == "-":
+        if form == "html":
+            count, warnings = _write_page(client, snapshots, output, forks, meter)
+        elif output == "-":
             count = 0
 
             def write(data: bytes) -> None:
@@ -163,6 +175,23 @@ def command(
     if output != "-":
         click.echo(f"{size(count)} in {click.format_filename(output)}", err=True)
     return 0
+
+
+def _write_page(
+    client: Snapshotd, refs: tuple[str, ...], output: str, forks: bool, meter: Meter
+) -> tuple[int, tuple[str, ...]]:
+    from snapshotd.page.export import export_page  # no other command needs it
+
+    client.version()  # brings the daemon up
+    text, warnings = export_page(client.socket_path, refs, forks=forks, progress=meter.line)
+    data = text.encode()
+    if output == "-":
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return len(data), warnings
+    with part_file(Path(output)) as write:
+        write(data)
+    return len(data), warnings
 
 
 def _check(

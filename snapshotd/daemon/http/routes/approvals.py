@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Annotated
 
 from fastapi import Path as PathParameter
 from fastapi import Query, Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.approvals import ApprovalView, ApproveRequest, AskRequest, DenyRequest
-from snapshotd.api.wire import LIST_MAX, PREVIEW_FILES, check_ref
-from snapshotd.daemon.http import streams
+from snapshotd.api.wire import LINES, LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.daemon.http.decoding import check_json, given_json
-from snapshotd.daemon.http.encoding import approval_view, run_event
+from snapshotd.daemon.http.encoding import approval_view
 from snapshotd.daemon.http.routes.shared import ServiceDep, handles, user_of
 
 _Approval = Annotated[str, PathParameter(description="A unique prefix of the approval's id.")]
@@ -79,9 +77,4 @@ def deny(request: Request, approval: _Approval, body: DenyRequest, service: Serv
 )
 async def watch(service: ServiceDep) -> Response:
     """Events for outside tools, of all trajectories, from now on."""
-
-    def produce(emit: streams.Emit) -> None:
-        with contextlib.closing(service.watchers.watch(service.engine)) as events:
-            streams.each(emit, map(run_event, events))
-
-    return await streams.ndjson(service.streams, produce)
+    return StreamingResponse(service.watchers.watch(service.engine), media_type=LINES)

@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 from snapshotd.api import operations
 from snapshotd.api.commands import ExecRequest
+from snapshotd.api.find import FIND_CHARS_MAX, FIND_MAX, FindInfo
 from snapshotd.api.snapshots import SnapshotRequest
 from snapshotd.api.trajectories import CreatedInfo, CreateRequest, ForkRequest, RunAgentRequest
-from snapshotd.api.wire import LOG_MAX, STDIN_WINDOW_BYTES, check_ref
+from snapshotd.api.wire import LIST_MAX, LOG_MAX, STDIN_WINDOW_BYTES, check_ref
 from snapshotd.daemon.http import carrying, encoding, streams
 from snapshotd.daemon.http.attending import Lines, attend, until_gone
 from snapshotd.daemon.http.decoding import check_argv, environment, run_request, sandbox_request, variant
@@ -136,6 +137,20 @@ def overview(service: ServiceDep, trajectory: Annotated[str | None, Query()] = N
     """All trajectories as a list or a tree shows them, oldest first; with `trajectory` that one alone."""
     chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
     return streams.listed(service.engine.snapshots.overview(chosen))
+
+
+@handles(operations.FIND)
+def find(
+    service: ServiceDep,
+    q: Annotated[str, Query(max_length=FIND_CHARS_MAX, description='All of its words; `"in a row"`, `begin*`.')],
+    trajectory: Annotated[str | None, Query(description="Only its history; else all trajectories.")] = None,
+    before: Annotated[int | None, Query(ge=0, le=LIST_MAX << 32)] = None,
+    limit: Annotated[int, Query(ge=1, le=FIND_MAX)] = 50,
+) -> FindInfo:
+    """Records of trajectories (arguments, outputs, messages) that have a text, the newest first. `before`: the `next` of the
+    answer before."""
+    chosen = None if trajectory is None else check_ref(trajectory, "trajectory")
+    return service.engine.find.find(q, chosen, before=before, limit=limit)
 
 
 @handles(operations.STOP)

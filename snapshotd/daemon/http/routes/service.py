@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Query
+from starlette.responses import Response
 
 import snapshotd
 from snapshotd import types as t
 from snapshotd.api import operations
 from snapshotd.api.service import VersionInfo
+from snapshotd.api.stats import DISK_MAX, StatsInfo
 from snapshotd.api.wire import API_VERSION, check_ref
-from snapshotd.daemon.http.routes.shared import ServiceDep, handles
+from snapshotd.daemon.http.metrics import METRICS_TYPE, write_metrics
+from snapshotd.daemon.http.routes.shared import Service, ServiceDep, handles
 
 
 @handles(operations.VERSION)
@@ -31,6 +35,20 @@ def status(service: ServiceDep) -> dict[str, Any]:
     }
 
 
+@handles(operations.STATS)
+def stats(
+    service: ServiceDep, trajectories: Annotated[int, Query(ge=0, le=DISK_MAX, description="As many in `disk`.")] = 50
+) -> StatsInfo:
+    """Figures of the moment: sandboxes, disk, the pauses of the last hour, requests."""
+    return _stats(service, trajectories)
+
+
+@handles(operations.METRICS, says="The figures of `/stats` in the text format of Prometheus.")
+def metrics(service: ServiceDep) -> Response:
+    """For a scrape by Prometheus."""
+    return Response(write_metrics(_stats(service, 0), snapshotd.__version__), media_type=METRICS_TYPE)
+
+
 @handles(operations.FLUSH)
 def flush(service: ServiceDep, trajectory: Annotated[str | None, Query()] = None) -> None:
     """Return when every snapshot so far is stored and its files are counted."""
@@ -45,3 +63,8 @@ def shutdown(service: ServiceDep) -> dict[str, int]:
     """Stop the daemon as SIGTERM does: no new requests, a last snapshot of every sandbox, then exit."""
     service.request_stop()
     return {"pid": service.pid}
+
+
+def _stats(service: Service, most_trajectories: int) -> StatsInfo:
+    found = service.engine.stats.stats(most_trajectories)
+    return replace(found, requests=service.requests.stats(), watchers=service.watchers.count())

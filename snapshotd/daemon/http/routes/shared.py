@@ -27,6 +27,7 @@ from snapshotd.api.record import encode_masked
 from snapshotd.api.service import ErrorAnswer
 from snapshotd.api.wire import API_PREFIX, KEY_HEADER, RECALL_HEADER, check_ref
 from snapshotd.daemon.http.carrying import ConnectionLimit
+from snapshotd.daemon.http.counting import RequestCounts
 from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.peer import PEER_UID
 from snapshotd.daemon.http.streams import JSON, StreamLimit
@@ -50,6 +51,7 @@ class Service:
     streams: StreamLimit = field(default_factory=StreamLimit)
     connections: ConnectionLimit = field(default_factory=ConnectionLimit)
     watchers: Watchers = field(default_factory=Watchers)
+    requests: RequestCounts = field(default_factory=RequestCounts)
 
 
 class JsonRoute(APIRoute):

@@ -1,0 +1,90 @@
+"""Figures of the moment: disk, sandboxes with processor and memory, pauses of the last hour, requests."""
+
+from __future__ import annotations
+
+from snapshotd.api.record import ApiRecord, record
+from snapshotd.api.storage import UsageInfo
+
+DISK_MAX = 10_000
+"""Most trajectories whose disk use is told."""
+
+
+@record(frozen=True)
+class SandboxStats(ApiRecord):
+    """A live sandbox."""
+
+    trajectory: str
+    name: str | None
+    runtime: str
+    agent_running: bool
+    started_at: str
+    cpu_ms: float
+    """Processor time since it started, of all its processes. Its rate is the load."""
+    used_memory_bytes: int
+    """Without what the kernel keeps of files and can drop."""
+    process_count: int
+    cpus: float
+    """Most processors that it may use."""
+    memory_bytes: int
+    """Most memory that it may use."""
+
+
+@record(frozen=True)
+class TrajectoryDisk(ApiRecord):
+    trajectory: str
+    name: str | None
+    layer_bytes: int
+    """Disk use of the layers that its snapshots added."""
+    file_bytes: int
+    """Content of the files that its snapshots added or changed."""
+
+
+@record(frozen=True)
+class PauseMinute(ApiRecord):
+    """The pauses of sandboxes within one minute."""
+
+    began_at: str
+    counts: tuple[int, ...]
+    """By the classes of `PauseStats`."""
+    sum_ms: float
+    longest_ms: float
+
+
+@record(frozen=True)
+class PauseStats(ApiRecord):
+    """Pauses of sandboxes for their snapshots, by classes of duration."""
+
+    bounds_ms: tuple[float, ...]
+    """Longest pause of each class; one more class, the last, has no bound."""
+    counts: tuple[int, ...]
+    """Number in each class since the daemon began."""
+    sum_ms: float
+    minutes: tuple[PauseMinute, ...]
+    """The minutes of the last hour in which there were any, oldest first."""
+
+
+@record(frozen=True)
+class RequestStats(ApiRecord):
+    """Requests of one operation that had one HTTP status, since the daemon began."""
+
+    operation: str
+    """Method and path, as in the API's description."""
+    status: str
+    count: int
+    sum_ms: float
+    """Their durations added up, those of streams included."""
+
+
+@record(frozen=True)
+class StatsInfo(ApiRecord):
+    measured_at: str
+    began_at: str
+    """Start of the daemon."""
+    sandboxes: tuple[SandboxStats, ...]
+    disk: tuple[TrajectoryDisk, ...]
+    """The trajectories with most layers on disk, at most as many as were asked for."""
+    usage: UsageInfo
+    pauses: PauseStats
+    requests: tuple[RequestStats, ...]
+    watchers: int
+    """Clients that follow events of all trajectories."""
