@@ -79,17 +79,15 @@ async def pass_events(socket: WebSocket) -> None:
             with contextlib.suppress(WebSocketDisconnect):
                 await socket.receive_text()  # a page says nothing: it leaves
             sending.cancel()
-            await asyncio.wait([sending])
+            await asyncio.gather(sending, return_exceptions=True)
     except httpx2.TransportError:
-        with contextlib.suppress(RuntimeError):
-            await socket.close()
+        await socket.close()
 
 
 async def _send_lines(socket: WebSocket, answer: httpx2.Response) -> None:
-    try:
+    with contextlib.suppress(WebSocketDisconnect, httpx2.TransportError):
         async for line in answer.aiter_lines():
             await socket.send_text(line)
-    finally:
         await socket.close()
 
 
