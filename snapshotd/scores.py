@@ -11,8 +11,6 @@ from typing import Any, ClassVar, Self, TypeVar
 from snapshotd.errors import UsageError
 from snapshotd.junit import JUnitCounts
 
-REPEAT_MAX = 10_000
-"""Most runs of each snapshot that is scored."""
 SCORER_PATH = "/tmp/score"
 """Place of the scorer's files in a fork, unless another is named."""
 SCORE_TIMEOUT_S = 600.0

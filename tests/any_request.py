@@ -26,6 +26,17 @@ TIMEOUT_S = 60.0
 ENDLESS = ("/watch", "/events")
 """Their answers go on until the client leaves."""
 
+ON_THIS_MACHINE = (
+    "/images/build",
+    "/images/import",
+    "/mount",
+    "/umount",
+    "/runs",
+    "/sandboxes",
+    "/snapshots/{ref}/restore",
+)
+"""They read or write any folder of this machine, as they are told."""
+
 Operation = tuple[str, str]
 DESCRIPTION = Path(__file__).parents[1] / "docs" / "openapi.json"
 

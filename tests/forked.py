@@ -614,7 +614,6 @@ def _import_everything() -> None:
         importlib.import_module(name)
     sys.path.append(str(ROOT))
     importlib.import_module(SMALL_DAEMON)
-    importlib.import_module("tests.unit.daemon.fake_daemon")
 
 
 def _import_all_of(*packages: ModuleType) -> None:

@@ -4,6 +4,7 @@ programs of tests/programs. A command `crash` is a defect of the engine, a comma
 file `broken` of a workspace cannot be read to its end.
 
 In the environment: SMALL_PORTS has a sandbox's ports be those of this machine, where a plain folder has none;
+SMALL_REFUSING refuses what would read or write any folder of this machine, as it is told;
 SMALL_SANDBOXED takes every peer for a sandboxed one, SMALL_FAILURE is what the engine says when it is
 opened, SMALL_EXIT dies without a word.
 """
@@ -27,7 +28,7 @@ from snapshotd.engine.base import ExecResult
 from snapshotd.engine.engine import Engine
 from snapshotd.engine.runs import ports
 from snapshotd.engine.sandbox.sandbox import Sandbox
-from snapshotd.errors import SnapshotdError, Unsupported
+from snapshotd.errors import SnapshotdError, Unsupported, UsageError
 from snapshotd.kernel import abilities
 from snapshotd.kernel.abilities import Mode
 
@@ -64,6 +65,10 @@ def _open_ports() -> None:
     ports.connect = lambda sandbox, *told: connect(sandbox and _WithPorts(sandbox), *told)
 
 
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise UsageError("this daemon touches no folder of this machine")
+
+
 def _put_defects(engine: Engine) -> None:
     execute, cat = engine.runs.exec, engine.snapshots.cat
 
@@ -81,6 +86,18 @@ def _put_defects(engine: Engine) -> None:
         yield from cat(ref, path)
 
     engine.runs.exec, engine.snapshots.cat = execute_or_fail, cat_to_the_middle
+    if "SMALL_REFUSING" in os.environ:
+        for service, name in (
+            (engine.runs, "create"),
+            (engine.runs, "run"),
+            (engine.images, "build"),
+            (engine.images, "import_"),
+            (engine.storage, "mount"),
+            (engine.storage, "unmount"),
+            (engine.snapshots, "restore"),
+        ):
+            assert callable(getattr(service, name))
+            setattr(service, name, _refuse)
 
 
 def main() -> int:

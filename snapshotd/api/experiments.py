@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from snapshotd.api.record import ApiRecord, Bounds, Request, record
 from snapshotd.api.snapshots import ChangeInfo, SnapshotInfo
 from snapshotd.api.trajectories import SandboxFields, VariantFields
-from snapshotd.api.wire import PARALLEL_MAX, QUEUE_MAX, TIMEOUT_MAX_S
-from snapshotd.scores import REPEAT_MAX
+from snapshotd.api.wire import PARALLEL_MAX, QUEUE_MAX, REPEAT_MAX, TIMEOUT_MAX_S
 
 Difference = Literal["same", "arguments", "outcome", "left", "right"]
 """How two aligned calls differ. `left`, `right`: only the first, or only the second side has the call."""

@@ -47,6 +47,8 @@ PARALLEL_MAX = 256
 """Most branches of an experiment at once."""
 QUEUE_MAX = 10_000
 """Most children of a fork that is made piece by piece."""
+REPEAT_MAX = 10_000
+"""Most runs of each snapshot that is scored."""
 TTL_MAX_S = 100 * 366 * 86400
 """The longest life of a value, and of a question to a person."""
 OUTPUT_MAX = 1 << 53

@@ -31,7 +31,8 @@ def state_of(client: Snapshotd, *refs: str) -> str:
 
 
 def settled(client: Snapshotd, trajectory: str, wait: Wait) -> str:
-    """Wait for a trajectory's snapshots; the state of its newest."""
+    """Wait for the snapshots that a trajectory has now; the state of the newest of them."""
+    head = client.trajectory(trajectory).head
     if wait == "stored":
         client.flush(trajectory)
-    return state_of(client, trajectory)
+    return state_of(client, head)

@@ -82,7 +82,7 @@ def _own_scope(text: str) -> str:
 
 
 _USED = ("Component", "h", "render", "batch", "computed", "effect", "signal")
-"""What dom.js imports of the libraries; their other names would be in the way."""
+"""Names of the libraries that dom.js imports; their other ones would be in the way."""
 
 
 def _hash(text: str) -> str:

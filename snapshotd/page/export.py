@@ -20,9 +20,9 @@ from snapshotd.terms import number_of, short
 CALLS_MAX = 2000
 """Newest calls of each trajectory."""
 PART_MAX_BYTES = 64 << 10
-"""Of each output, message and patch; the rest is cut."""
+"""Bytes kept of each output, message and patch; the rest is cut."""
 DATA_MAX_BYTES = 64 << 20
-"""Of all outputs, messages and patches; later ones are left out."""
+"""Bytes kept of all outputs, messages and patches together; later ones are left out."""
 Progress = Callable[[str], object]
 _PAGE = 200
 

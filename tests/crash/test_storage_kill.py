@@ -55,10 +55,12 @@ def world(daemon: Daemon) -> World:
     return World(daemon.client, daemon.state_dir.parent / "scratch")
 
 
-@pytest.fixture(scope="module")
-def folder_world(daemon: Daemon) -> World:
+@pytest.fixture
+def folder_world(world: World) -> Iterator[World]:
     """The same history, whose newer sandboxes are plain folders."""
-    return World(daemon.client, daemon.state_dir.parent / "scratch", runtime=NO_ISOLATION)
+    runtime, world.runtime = world.runtime, NO_ISOLATION
+    yield world
+    world.runtime = runtime
 
 
 class Scenario:

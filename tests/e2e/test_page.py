@@ -56,6 +56,14 @@ if "deploy" in sys.argv:
 while "wait" in sys.argv and not os.path.exists("go"):
     time.sleep(0.05)
 """
+NOTIFICATION = """
+window.Notification = class {
+  static permission = "default";
+  static async requestPermission() { return (this.permission = "granted"); }
+  constructor(title, { body }) { (window.told ??= []).push(`${title} ${body}`); }
+};
+"""
+"""A browser without a screen shows none, so the test looks at what the page asks it to show."""
 PICTURES = os.environ.get("SNAPSHOTD_PICTURES")
 """The folder that docs/ui.md has its pictures from; `make pictures` makes them."""
 
@@ -147,6 +155,7 @@ def test_the_call_that_broke_a_test_is_found_and_forked_before(
     person.takes_picture("calls")
     failed.click()
     person.sees("total(100) is 161.0", ".inspector")
+    person.page.locator(".timing .bad .tool").wait_for()
     person.presses("k")  # the call before
     person.sees("return round(price * 1.61, 2)", ".lines")
     person.takes_picture("patch")
@@ -267,6 +276,7 @@ def test_a_fork_has_another_message_result_and_arguments(
     assert "I make it shorter" not in texts
 
 
+@pytest.mark.long
 def test_a_fork_that_is_none_says_why(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     own_snap("run", "--name", name, agent)
     person.opens(name)
@@ -414,19 +424,17 @@ def test_the_machine_shows_disk_pauses_and_sandboxes(own_snap: Snap, person: Per
 def test_the_browser_tells_of_an_approval(own_snap: Snap, person: Person, name: str, agent: Path) -> None:
     page = person.page
     page.context.grant_permissions(["notifications"])
-    page.add_init_script(
-        "window.Notification = class { static permission = 'default'; static async requestPermission() { return (this.permission = 'granted'); } constructor(title, { body }) { (window.told ??= []).push(`${title} ${body}`); } };"
-    )
+    page.add_init_script(NOTIFICATION)
     page.reload()
     page.evaluate("location.hash = '#/approvals'")
     person.clicks("Notify me in this browser")
     own_snap("run", "--detach", "--name", name, agent, "deploy")
-    page.wait_for_function("window.told")
+    page.wait_for_function("() => window.told")
     assert page.evaluate("told") == ["snapshotd: a call waits for you deploy"]
-    page.wait_for_function("document.title.startsWith('(1) ')")
+    page.wait_for_function("() => document.title.startsWith('(1) ')")
     (asked,) = [one for one in own_snap.json("approvals") if one["status"] == "pending"]
     own_snap("deny", asked["id"])
-    page.wait_for_function("!document.title.startsWith('(')")
+    page.wait_for_function("() => !document.title.startsWith('(')")
 
 
 def test_a_family_is_one_file_that_opens_without_a_server(
@@ -464,8 +472,14 @@ def test_a_family_is_one_file_that_opens_without_a_server(
         context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1400, 360])
+@pytest.mark.parametrize(
+    ("scheme", "width"),
+    [
+        ("light", 1400),
+        ("dark", 360),
+        *(pytest.param(*one, marks=pytest.mark.long) for one in [("dark", 1400), ("light", 360)]),
+    ],
+)
 def test_every_view_fits(
     own_snap: Snap, person: Person, name: str, agent: Path, scheme: str, width: int, tmp_path: Path
 ) -> None:
@@ -474,7 +488,16 @@ def test_every_view_fits(
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({"width": width, "height": 720})
     first = own_snap.json("log", name)[5]["id"]
-    for place in ("", f"t/{name}", f"t/{name}/{first}", "approvals", "experiments", "machine"):
+    places = (
+        "",
+        f"t/{name}",
+        f"t/{name}/{first}",
+        f"compare/{name}/{first}",
+        "tree",
+        "find/*/tax",
+        f"experiments/new/{first}",
+    )
+    for place in (*places, "approvals", "experiments", "machine"):
         page.evaluate(f"location.hash = '#/{place}'")
         page.wait_for_function("document.querySelector('.panes')")
         assert page.evaluate("document.documentElement.scrollWidth") <= width

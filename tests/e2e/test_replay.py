@@ -66,6 +66,25 @@ open("/tmp/there", "w").close()
 time.sleep(1000)
 """
 )
+BETWEEN = (
+    AGENT
+    + STARTED
+    + """
+def write(line):
+    with open("/workspace/lines", "a") as file:
+        print(line, file=file)
+
+write("before")
+shell("echo one >> lines")
+write("between")
+if first_time:
+    os._exit(9)
+if "again" in sys.argv:
+    shell("echo two >> lines")
+write("after")
+"""
+)
+"""It writes to a file between its calls, and after the last of them."""
 LASTING = (
     AGENT
     + STARTED
@@ -227,6 +246,49 @@ def test_a_hundred_recorded_calls(snap: Snap, runtime: str, name: str, tmp_path:
     after = snap.json("log", "-n", "1000", name)
     assert [one["id"] for one in after[: len(snapshots)]] == snapshots
     assert [one["tool"]["name"] for one in after[len(snapshots) :]] == ["exit"], "nothing ran again"
+
+
+@pytest.mark.parametrize("makes_another_call", [True, False])
+def test_what_a_program_writes_after_its_last_recorded_call_stays(
+    snap: Snap, runtime: str, name: str, tmp_path: Path, makes_another_call: bool
+) -> None:
+    """Whether it goes live with another call, or ends without one."""
+    _killed(snap, runtime, name, BETWEEN, tmp_path, *(["again"] if makes_another_call else []))
+    lines = ["before", "one", "between", *(["two"] if makes_another_call else []), "after"]
+    recorded = next(one["id"] for one in snap.json("log", name) if one["tool"]["name"] == "shell")
+    (fork,) = snap.json("fork", "--resume", "--name", f"{name}-fork", recorded)["trajectories"]
+    snap("attach", "--quiet", fork)
+    assert snap("cat", f"{fork}:/workspace/lines").stdout.split() == lines
+    snap("resume", "--quiet", name)
+    assert snap("cat", f"{name}:/workspace/lines").stdout.split() == lines
+
+
+def test_a_person_s_files_are_there_after_the_last_recorded_call(
+    snap: Snap, runtime: str, name: str, tmp_path: Path
+) -> None:
+    _killed(snap, runtime, name, BETWEEN, tmp_path)
+    snap.sh(name, "echo mine > /workspace/mine")
+    snap("resume", "--quiet", name)
+    assert snap("cat", f"{name}:/workspace/mine").stdout == "mine\n"
+    assert snap("cat", f"{name}:/workspace/lines").stdout.split()[-1] == "after"
+
+
+def test_a_program_without_calls_keeps_what_it_writes(snap: Snap, runtime: str, name: str) -> None:
+    snap("create", "--runtime", runtime, "--name", name)
+    script = "echo x >> runs; test -e /tmp/go || { touch /tmp/here; sleep 1000; }; echo y >> runs"
+    box = f"{name}-fork"
+    snap("fork", name, "--name", box, "--", "sh", "-c", script)
+    (inside,) = [Path(f"/proc/{one['pid']}/root/tmp") for one in snap.json("ps") if one["name"] == box]
+    wait_until((inside / "here").exists, "it has written the first line")
+    snap("stop", box)
+    assert snap("cat", f"{box}:/workspace/runs").stdout == "x\n"
+    snap("resume", "--detach", box)
+    (inside,) = [Path(f"/proc/{one['pid']}/root/tmp") for one in snap.json("ps") if one["name"] == box]
+    wait_until((inside / "here").exists, "it has written the first line again")
+    snap("stop", box)
+    snap.sh(box, "touch /tmp/go")
+    snap("resume", "--quiet", box)
+    assert snap("cat", f"{box}:/workspace/runs").stdout.split()[-2:] == ["x", "y"]
 
 
 def test_a_program_that_does_something_else_is_told_what_and_where(

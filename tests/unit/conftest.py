@@ -1,5 +1,5 @@
-"""What the tests of daemon, client and command line share: a small daemon. Modules that
-have not come over yet name another one as `start_daemon`."""
+"""What the tests of daemon, client and command line share: a small daemon. A module that names another one as
+`start_daemon` gets that."""
 
 from __future__ import annotations
 

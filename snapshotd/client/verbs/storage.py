@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from snapshotd.api import operations
 from snapshotd.api.operations import Operation
@@ -29,9 +29,6 @@ from snapshotd.client.local.arguments import local_path
 from snapshotd.client.twofold import verb
 from snapshotd.client.verbs.base import Progress, VerbPart, result_of
 from snapshotd.terms import PRUNE_GRACE_S
-
-if TYPE_CHECKING:
-    pass
 
 
 class StorageVerbs(VerbPart):

@@ -118,6 +118,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "stderr_b64": ("text", "The same in base64, where it is not UTF-8"),
     "stream": ("text", "`stdout` or `stderr`"),
     "data_b64": ("text", "A piece of output"),
+    "shown_bytes": ("count", "Bytes of the stream up to the end of this piece"),
     "event": ("text", "What happened"),
     "reuse": ("map", "How many calls, and replies, of how many a run did not make again"),
     "effects": ("list of object", "Irreversible calls that would be left behind"),

@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from snapshotd.api.commands import CommandFields
+from snapshotd.api.wire import REPEAT_MAX
 from snapshotd.at_once import at_once
 from snapshotd.engine.caller import Caller, Stream
 from snapshotd.engine.experiments.base import Attendance, Scorer, ScoreRequest, SnapshotScores
 from snapshotd.engine.experiments.parts import Services, full_disk_named
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
 from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
-from snapshotd.scores import REPEAT_MAX, SCORER_PATH, ScoredRun, ranked
+from snapshotd.scores import SCORER_PATH, ScoredRun, ranked
 from snapshotd.types import CallStatus
 
 _WINDOW_BYTES = 256 << 10

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -126,6 +126,10 @@ class Replay:
     def next(self) -> JournalEntry | None:
         """The recorded entry that comes next."""
         return self._left[0] if self._left else None
+
+    def last(self, wanted: Callable[[JournalEntry], bool]) -> CallID | None:
+        """The last wanted one of the entries that are left."""
+        return next((entry.id for entry in reversed(self._left) if wanted(entry)), None)
 
     def has_met(self, entries: Set[CallID]) -> bool:
         """True if none of these entries is left that the program has to meet."""

@@ -1,8 +1,10 @@
 """The replay of a program that was started again.
 
-Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the same
-files. Where the journal ends, the program goes live on the newest files of the trajectory. A program that leaves the
-recorded path is refused (a resume), or goes live right there, as a branch (a fork).
+Every call is answered from the journal and the root is switched to the recorded one, so that the program finds the
+same files. The recorded files replace what it writes between two recorded calls. After the last one nothing does, so
+what it writes has to stay: the root is switched to the newest files of the trajectory with the answer of that call (or
+before the program begins, if it has made none), not when the program goes live with its next call, or ends. A program
+that leaves the recorded path is refused (a resume), or goes live right there, as a branch (a fork).
 
     replay.py       the recorded calls, matched
     retelling.py    the recorded conversation, matched
@@ -118,6 +120,9 @@ class NoReplay:
         from here on."""
         return True
 
+    def begin(self) -> None:
+        """Give the sandbox the files on which the program begins. To be called before that."""
+
     def finish(self) -> Diverged | None:
         """The program has ended. Returns Diverged if recorded entries are left that it did not meet; the caller must
         then record nothing of its end."""
@@ -198,6 +203,10 @@ class Retracing(NoReplay):
         """The edits on the way, by the snapshots that they were made of."""
         retelling = Retelling(context.catalog, resumption.began, resumption.head, changes, self._replay.has_met)
         self._way = _Way(resumption, retelling)
+        self._last = self._replay.last(lambda entry: self._files_of(entry) is not None)
+        """The recorded call after which no other files come."""
+        self._has_newest = False
+        """The sandbox was given the newest files of the trajectory: what is written now stays."""
         self._before_live: Callable[[], None] = lambda: None
         self._after_live: Callable[[], None] = lambda: None
 
@@ -318,16 +327,28 @@ class Retracing(NoReplay):
                 self._way.retelling.reach(task.id, recorded.snapshot.messages)
             return recorded
 
+    def begin(self) -> None:
+        with self.lock:
+            if self._last is None:
+                self._go_to_newest()
+
+    def _files_of(self, entry: JournalEntry) -> Snapshot | None:
+        """The snapshot with the files that the call left; None if the entry is not of a call that ended with one."""
+        if entry.snapshot is None:
+            return None
+        snapshot = self._catalog.get_snapshot(entry.snapshot)
+        return snapshot if snapshot.call.id == entry.id or EDITED in entry.details else None
+
     def _met(self, entry: JournalEntry) -> Recorded:
-        own = reached = None
-        if entry.snapshot is not None:
-            snapshot = self._catalog.get_snapshot(entry.snapshot)
-            own = snapshot if snapshot.call.id == entry.id else None
-            reached = snapshot if EDITED in entry.details else own
+        reached = self._files_of(entry)
+        own = reached if reached is not None and reached.call.id == entry.id else None
         if reached is not None:
             if self._way.leads_to(entry):  # calls that ran side by side come in any order: the files never go back
                 reached = self._edited.get(reached.id, reached)
-                self._places.go_to(self.sandbox, reached)
+                if entry.id == self._last:
+                    self._go_to_newest()
+                else:
+                    self._places.go_to(self.sandbox, reached)
                 with self.sandbox.lock:
                     self.sandbox.mind.put(self._catalog.state(reached.id), changed=False)
                 self._way.reach(entry, reached)
@@ -349,9 +370,14 @@ class Retracing(NoReplay):
 
     def _go_live(self) -> None:
         """End the replay: the program has met everything recorded. Its calls run from now on, on the newest files."""
-        self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+        if not self._has_newest:
+            self._go_to_newest()
         self._carry_over(self._resumption.head)
         self._live()
+
+    def _go_to_newest(self) -> None:
+        self._places.go_to(self.sandbox, self._places.newest(self._resumption.head))
+        self._has_newest = True
 
     def _carry_over(self, head: Snapshot) -> None:
         """Apply to the state the changes that people made after everything that the program has met."""

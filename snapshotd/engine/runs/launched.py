@@ -57,6 +57,7 @@ class Adoption:
         journal = self._journal(sandbox, resumption, keys)
         calls.bind(AgentCalls(self._context, journal, self._store))
         self._gateways.open(sandbox, journal)
+        journal.replay.begin()
         return journal
 
     def go_on(self, sandbox: Sandbox, calls: HandlerSlot, survivor: Survivor) -> Journal:

@@ -87,7 +87,7 @@ export const Find = view((/** @type {import("./dom.js").Self<{id?: string}>} */ 
         <span><b>${line(hit.name ?? hit.trajectory.slice(0, 12), 60)}</b> <span class="faint">call ${hit.seq} · ${hit.kind} ${line(hit.part, 60)}${hit.cut ? " · its beginning" : ""}</span></span><span class="number">${ago(hit.created_at)}</span>
         <code>${excerpt(hit)}</code></a>`;
     };
-    return html`<main class="found" aria-label="Find"><header><input id="find" type="search" aria-label="Find" placeholder='All of these words; "in a row"; begin*' value=${text.value} onInput=${wanted}
+    return html`<main class="found" aria-label="Search"><header><input id="find" type="search" aria-label="Find" placeholder='All of these words; "in a row"; begin*' value=${text.value} onInput=${wanted}
           onKeyDown=${(/** @type {KeyboardEvent} */ event) => (event.key === "Enter" || event.key === "ArrowDown") && all.length && (event.preventDefault(), box.blur(), event.key === "Enter" && pressInFind("Enter"))}
           ref=${(/** @type {HTMLInputElement | null} */ found) => found && (box = found)}/>
         ${of ? html`<label class="check"><input type="checkbox" checked onChange=${() => go(["find", ALL, text.value], true)}/> only ${line(nameOf(of.trajectory), 40)}</label>` : null}

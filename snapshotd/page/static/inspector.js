@@ -66,17 +66,17 @@ export const Inspector = view((/** @type {import("./dom.js").Self<{}>} */ self) 
 });
 
 /** What the trajectory is, when no call is chosen. */
-function Facts() {
+const Facts = view(() => () => {
   const one = current.value;
   if (!one) return null;
   const { trajectory: it, snapshots, origin } = one;
   const facts = [["id", it.id], ["status", `${it.status}${it.exit_code === null ? "" : `, exit code ${it.exit_code}`}`],
     ["program", it.agent?.argv.join(" ") ?? "none"], ["image", it.image], ["network", it.network], ["calls", String(snapshots)], ["model", use(one.model_use)],
-    ["files", one.file_bytes ? `${size(one.file_bytes)} written, ${size(one.layer_bytes)} of layers on disk` : ""], ["made", `${ago(it.created_at)} ago`]];
+    ["files", one.file_bytes ? `${size(one.file_bytes)} written, ${size(one.layer_bytes)} of layers on disk` : ""], ["made", ago(it.created_at) === "now" ? "just now" : `${ago(it.created_at)} ago`]];
   return html`<header><h1>${line(nameOf(it), 200)}</h1><${Acts} of=${null}/></header>
     <dl>${facts.filter(([, text]) => text).map(([name, text]) => html`<dt>${name}</dt><dd>${line(text)}</dd>`)}
     ${origin ? html`<dt>forked from</dt><dd><a href=${link("t", origin.trajectory, origin.id)}>call ${origin.seq} of ${short(origin.trajectory)}</a></dd>` : null}</dl>`;
-}
+});
 
 const MEANING = {
   local: "It changes this sandbox alone: a rewind takes it back.",

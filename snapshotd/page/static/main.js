@@ -31,7 +31,7 @@ effect(() => {
   }).catch(say);
 });
 
-const Top = () => {
+const Top = view(() => () => {
   const where = place.value[0], asks = waiting.value.length;
   const to = (/** @type {string} */ name, /** @type {string} */ text, kind = "") => html`<a class="pill ${kind}" href=${link(name)} aria-current=${where === name ? "page" : null}>${text}</a>`;
   return html`<header class="top"><a href="#/"><b>snapshotd</b></a>
@@ -41,7 +41,7 @@ const Top = () => {
     ${saved ? html`<span class="faint">saved ${saved.made}</span>` : html`${to("experiments", "Experiments")}${to("machine", "Machine")}
       ${to("approvals", asks ? `${asks} wait${asks === 1 ? "s" : ""} for you` : "Approvals", asks ? "ask" : "")}`}
     <button class="plain" aria-label="Keys" onClick=${() => (help.value = true)}><kbd>?</kbd></button></header>`;
-};
+});
 
 const VIEWS = /** @type {Record<string, unknown>} */ ({ approvals: Approvals, compare: Compare, experiments: Experiments, find: Find, machine: Machine, terminal: Terminal, tree: Tree });
 

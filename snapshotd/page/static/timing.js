@@ -1,5 +1,5 @@
 // Where the time went: the model's calls above, the agent's own below, in their order. Time in which neither ran is left out.
-import { count, duration, html, line, money, tokens } from "./dom.js";
+import { count, duration, html, line, money, tokens, view } from "./dom.js";
 import { brief } from "./ledger.js";
 import { current, link, place } from "./state.js";
 
@@ -15,7 +15,7 @@ export function use(/** @type {Api.ModelUseInfo | null | undefined} */ model) {
 }
 
 /** The calls around the selected one, or the newest. */
-export function Timing(/** @type {{log: Log}} */ { log }) {
+export const Timing = view(() => (/** @type {{log: Log}} */ { log }) => {
   const selected = place.value[2] ? log.rowOf(place.value[2]) : -1, total = log.count.value;
   const middle = selected < 0 ? total : selected, last = Math.min(total, Math.max(SHOWN, middle + SHOWN / 2)), first = Math.max(0, last - SHOWN);
   const calls = [];
@@ -44,4 +44,4 @@ export function Timing(/** @type {{log: Log}} */ { log }) {
     <span class="legend faint"><span>model</span><span>tools</span></span>
     <svg viewBox="0 0 ${WIDTH} 34" preserveAspectRatio="none" role="img" aria-label="Time of model and tools, in order">${drawn}</svg>
     <span class="sums"><span>${range}${sums.model ? `model ${duration(sums.model)}, ` : ""}tools ${duration(sums.tool)}</span><span class="faint">${use(all)}</span></span></footer>`;
-}
+});

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from snapshotd.cli.command import after_dashes
+from snapshotd.cli.commands.running.exec import command as exec_
+from snapshotd.cli.commands.running.run import _program
+from snapshotd.cli.commands.running.run import command as run
 from snapshotd.types import short
 from tests.unit.cli.conftest import Cli, Ran
+from tests.unit.daemon.asking import eventually
 from tests.unit.daemon.process import Daemon
-from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
+
+RUN = ("run", "--isolation", "none")
 
 
 def test_create_prints_the_id(cli: Cli) -> None:
@@ -33,7 +40,7 @@ def test_exec_streams_bytes_and_tells_of_the_snapshot_on_stderr(cli: Cli, box: s
     done = cli("exec", box, "--", "raw", "ff000a")
     assert done.out.encode(errors="surrogateescape") == b"\xff\x00\n"
     head = cli("log", "-q", box).out.split()[-1]
-    assert done.err == f"● 1 {head}  exec  done  +1 ~2 -0  1.2 KiB  2.1 ms\n"
+    assert re.fullmatch(rf"● 1 {head}  exec  done  \+0 ~0 -0  0 B  \d+\.\d ms\n", done.err)
     assert cli("exec", "-q", box, "--", "echo").err == ""
 
 
@@ -47,36 +54,38 @@ def test_exec_in_a_throw_away_fork(cli: Cli, box: str) -> None:
     assert len(cli("log", "-q", box).out.split()) == 1
 
 
-@pytest.mark.parametrize(
-    "argv",
-    [["echo", "-n", "--json"], ["a", "--", "b"], ["ls", "-la"], ["git", "-e", "--snapshot", "x"], ["ls", "--nope"]],
-)
-@pytest.mark.parametrize("options", [[], ["-q"], ["-qe", "A=1"], ["--user=1"]])
-@pytest.mark.parametrize("dashes", [[], ["--"]])
-def test_exec_passes_the_command_as_it_is(
-    cli: Cli, box: str, options: list[str], dashes: list[str], argv: list[str]
-) -> None:
+@pytest.mark.parametrize("options", [[], ["-q"], ["-qe", "A=1"], ["--timeout=60"]])
+def test_exec_passes_the_command_as_it_is(cli: Cli, box: str, options: list[str]) -> None:
     """Our options stand before the sandbox or right behind it; from the command's first word on, all is the
     command's."""
-    for words in ([*options, box, *dashes], [box, *options, *dashes], [f"--snapshot={box}", *options, *dashes]):
-        done = cli("exec", *words, *argv)
-        assert done.code == 0, done.err
-        if box in words:
-            assert cli("show", "--json", box).json["tool"]["arguments"]["argv"] == argv
+    for argv in (["echo", "-n", "--json"], ["echo", "a", "--", "b"], ["ls", "-la"], ["true", "-e", "--snapshot", "x"]):
+        for dashes in ([], ["--"]):
+            for words in ([*options, box, *dashes], [box, *options, *dashes], [f"--snapshot={box}", *options, *dashes]):
+                done = cli("exec", *words, *argv)
+                assert done.code == 0, done.err
+                if box in words:
+                    assert cli("show", "--json", box).json["tool"]["arguments"]["argv"] == argv
 
 
 def test_exec_options_reach_the_command(cli: Cli, box: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_HERE", "yes")
-    assert cli("exec", "-e", "A=b=c", "--env", "FROM_HERE", "-w", "/tmp", "-u", "1:2", box, "--", "ls").code == 0
+    words = ("-e", "A=b=c", "--env", "FROM_HERE", "-w", "/tmp")
+    assert cli("exec", *words, box, "--", "sh", "-c", "echo $A $FROM_HERE; ls ../workspace").out == (
+        "b=c yes\na.txt\nlink\n"
+    )
     arguments = cli("show", "--json", box).json["tool"]["arguments"]
-    assert arguments == {"argv": ["ls"], "cwd": "/tmp", "env": {"A": "b=c", "FROM_HERE": "yes"}, "user": "1:2"}
+    assert arguments["cwd"] == "/tmp"
+    assert "another user needs a sandbox with isolation" in cli("exec", "-u", "1:2", box, "ls").err
 
 
 @pytest.mark.parametrize(("typed", "seconds"), [("90", 90), ("1.5", 1.5), ("10m", 600), ("2s", 2)])
-def test_exec_takes_a_timeout_in_seconds_or_with_a_unit(cli: Cli, box: str, typed: str, seconds: float) -> None:
-    assert cli("exec", "--timeout", typed, box, "ls").code == 0
-    assert cli("show", "--json", box).json["tool"]["arguments"]["timeout_s"] == seconds
-    assert "timeout_s" not in cli("exec", "--json", box, "ls").out
+def test_exec_takes_a_timeout_in_seconds_or_with_a_unit(typed: str, seconds: float) -> None:
+    assert exec_.make_context("exec", ["--timeout", typed, "box", "ls"]).params["timeout"] == seconds
+
+
+def test_a_timeout_ends_the_command(cli: Cli, box: str) -> None:
+    done = cli("exec", "--timeout", "0.1", "--json", box, "forever").json
+    assert (done["exit_code"], done["timed_out"]) == (124, True)
 
 
 @pytest.mark.parametrize("typed", ["0", "-1", "soon", "nan", "99999d"])
@@ -88,56 +97,76 @@ def test_a_timeout_that_is_none_is_refused(cli: Cli, box: str, typed: str) -> No
 
 @pytest.fixture
 def agent(tmp_path: Path) -> str:
+    """Says hello, makes a call, and ends with 3."""
     path = tmp_path / "agent.py"
-    path.write_text("print('hello')\n")
+    path.write_text(
+        "import subprocess, sys\n"
+        "print('hello', flush=True)\n"
+        "subprocess.run(['snapshotd-agent', 'run', 'run_tests', '--', 'true'], check=True)\n"
+        "sys.exit(3)\n"
+    )
     return str(path)
 
 
 def test_run_shows_output_and_one_line_per_snapshot(cli: Cli, agent: str) -> None:
-    done = cli("run", agent, "x")
-    assert done.code == 3
-    assert done.out == "print('hello')\n"
-    lines = done.err.splitlines()
-    assert lines[0].startswith("▶ trajectory ")
-    assert lines[1].startswith("● 1 ")
-    assert lines[1].endswith("  run_tests  done  +1 ~2 -0  1.2 KiB  2.1 ms")
-    assert lines[2].startswith("■ exit code 3, 2 snapshots; `snapshotd log ")
+    done = cli(*RUN, agent, "x")
+    assert (done.code, done.out) == (3, "hello\n")
+    started, *snapshots, ended = done.err.splitlines()
+    assert started.startswith("▶ trajectory ")
+    assert [line.split()[:2] + line.split()[3:5] for line in snapshots] == [
+        ["●", "0", "start", "done"],
+        ["●", "1", "run_tests", "done"],
+        ["●", "2", "exit", "failed"],
+    ]
+    assert re.search(r"  run_tests  done  \+0 ~0 -0  0 B  \d+\.\d ms  true$", snapshots[1])
+    assert ended.startswith("■ exit code 3, 3 snapshots; `snapshotd log ")
 
 
 def test_run_json_is_one_event_per_line_ending_with_finished(cli: Cli, agent: str) -> None:
-    done = cli("run", "--json", agent)
+    done = cli(*RUN, "--json", agent)
     events = [json.loads(line) for line in done.out.splitlines()]
-    assert [event["event"] for event in events] == ["started", "output", "snapshot", "finished"]
+    told = [event["event"] for event in events]
+    assert (told[0], told[-1], set(told[1:-1])) == ("started", "finished", {"output", "snapshot"})
     assert events[-1]["exit_code"] == 3
-    assert events[-1]["snapshot_count"] == 2
+    assert events[-1]["snapshot_count"] == 3
     assert events[-1]["trajectory"] == events[0]["trajectory"]
     assert done.err == ""
 
 
 @pytest.mark.parametrize(
-    ("words", "argv"),
+    ("words", "argv", "network"),
     [
-        (["{agent}", "--json", "-x"], ["{agent}", "--json", "-x"]),
-        (["{agent}", "a", "--", "b"], ["{agent}", "a", "--", "b"]),
-        (["--", "ls", "-la"], ["ls", "-la"]),
-        (["--network", "{agent}"], ["{agent}"]),
-        (["--network", "--", "ls"], ["ls"]),
-        (["--network", "bridge", "{agent}", "--network", "x"], ["{agent}", "--network", "x"]),
+        (["agent.py", "--json", "-x"], ["agent.py", "--json", "-x"], None),
+        (["agent.py", "a", "--", "b"], ["agent.py", "a", "--", "b"], None),
+        (["--", "ls", "-la"], ["ls", "-la"], None),
+        (["--network", "agent.py"], ["agent.py"], "bridge"),
+        (["--network", "--", "ls"], ["ls"], "bridge"),
+        (["--network", "bridge", "agent.py", "--network", "x"], ["agent.py", "--network", "x"], "bridge"),
     ],
 )
-def test_run_knows_its_own_words_from_the_agents(cli: Cli, agent: str, words: list[str], argv: list[str]) -> None:
-    words, argv = ([word.format(agent=agent) for word in given] for given in (words, argv))
-    started = cli("run", "-d", *words)
-    assert started.code == 0, started.err
-    trajectory = next(item for item in cli("ls", "--json").json if item["id"] == started.out.strip())
-    assert trajectory["agent"]["argv"] == argv
-    assert trajectory["network"] == ("bridge" if "--network" in words[:1] else "none")
+def test_run_knows_its_own_words_from_the_agents(words: list[str], argv: list[str], network: str | None) -> None:
+    context = run.make_context("run", words)
+    told = _program(context.params["program"], after_dashes(context))
+    assert [*filter(None, [told["agent"]]), *(told["args"] or told["command"] or [])] == argv
+    assert context.params["network"] == network
+
+
+def test_what_run_starts_is_recorded(cli: Cli, agent: str) -> None:
+    for words, argv in (
+        ([agent, "--json", "-x"], ["python3", "../agent/agent.py", "--json", "-x"]),
+        (["--", "ls", "-la"], ["ls", "-la"]),
+    ):
+        started = cli(*RUN, "-d", *words)
+        assert started.code == 0, started.err
+        trajectory = next(item for item in cli("ls", "--json").json if item["id"] == started.out.strip())
+        assert trajectory["agent"]["argv"] == argv
+    assert "the network bridge needs a sandbox with isolation" in cli(*RUN, "--network", agent).err
 
 
 def test_a_detached_run_can_be_attached_to(cli: Cli, agent: str) -> None:
-    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
+    trajectory = cli(*RUN, "--detach", "--json", agent).json["trajectory"]
     done = cli("attach", short(trajectory))
-    assert (done.code, done.out) == (3, "print('hello')\n")
+    assert (done.code, done.out) == (3, "hello\n")
 
 
 def test_attaching_to_a_sandbox_without_an_agent_is_told_apart(cli: Cli, box: str) -> None:
@@ -147,15 +176,15 @@ def test_attaching_to_a_sandbox_without_an_agent_is_told_apart(cli: Cli, box: st
 
 
 def test_limits_reach_the_sandbox(cli: Cli) -> None:
-    options = ("--memory", "512m", "--cpus", "0.5", "--pids", "64", "--disk", "1g", "--runtime", "docker")
-    made = cli("create", *options, "--json").json["trajectory"]
-    found = next(item for item in cli("ls", "--json").json if item["id"] == made)
-    assert found["limits"] == {"memory_bytes": 512 << 20, "cpus": 0.5, "pids": 64, "disk_bytes": 1 << 30}
-    assert found["runtime"] == "docker"
+    """Those of a sandbox with isolation: `e2e/test_exec.py`."""
+    for words in (["--memory", "512m"], ["--cpus", "0.5"], ["--pids", "64"], ["--disk", "1g"]):
+        done = cli("create", "--isolation", "none", *words)
+        assert (done.code, "a sandbox with isolation" in done.err) == (125, True), done.err
 
 
 def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
-    cli("exec", box, "--", "ls")
+    cli("exec", box, "--", "sh", "-c", "echo new > new; echo more >> a.txt")
+    eventually(lambda: cli("log", "--json", box).json[1]["files"] is not None)
     first, second = cli("log", "--json", box).json
     assert list(second) == [
         "id",
@@ -172,8 +201,9 @@ def test_log_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
         "reused",
     ]
     assert list(second["tool"]) == ["name", "arguments", "status", "exit_code", "duration_ms"]
-    assert second["files"] == {"added": 1, "changed": 2, "deleted": 0, "bytes": 1234}
-    assert (second["parent"], second["seq"], second["state"]) == (first["id"], 1, "captured")
+    assert second["files"] == {"added": 1, "changed": 1, "deleted": 0, "bytes": 15}
+    assert (second["parent"], second["seq"]) == (first["id"], 1)
+    assert second["state"] in ("captured", "stored")
 
 
 def test_log_as_a_table(cli: Cli, box: str) -> None:
@@ -193,23 +223,8 @@ def test_log_as_a_table(cli: Cli, box: str) -> None:
         "ARGUMENT",
     ]
     assert first.split()[2:4] == ["start", "done"]
-    assert second.split()[2:] == [
-        "exec",
-        "failed",
-        "2",
-        "+1",
-        "~2",
-        "-0",
-        "1.2",
-        "KiB",
-        "2.1",
-        "ms",
-        "captured",
-        "-",
-        "fail",
-        "2",
-        "x",
-    ]
+    assert second.split()[2:9] == ["exec", "failed", "2", "+0", "~0", "-0", "0"]
+    assert second.split()[-4:] == ["-", "fail", "2", "x"]
 
 
 def test_ls_and_ps(cli: Cli, box: str) -> None:
@@ -231,13 +246,17 @@ def test_rm_refuses_what_runs_unless_forced(cli: Cli, box: str) -> None:
     assert cli("log", box).code == 4
 
 
-def test_fork_prints_ids_and_its_json_has_the_shape_of_the_contract(cli: Cli, box: str) -> None:
-    answer = cli("fork", box, "--n", "3", "--json", "--", "--prompt", "{index}").json
+def test_fork_prints_ids_and_its_json_has_the_shape_of_the_contract(cli: Cli, box: str, agent: str) -> None:
+    ran = cli(*RUN, "--detach", agent).out.strip()
+    assert cli("wait", ran).code == 3
+    answer = cli("fork", ran, "--n", "3", "--json", "--", "--prompt", "{index}").json
     assert list(answer) == ["experiment", "trajectories"]
     assert len(answer["trajectories"]) == 3
-    forks = [item for item in cli("ls", "--json").json if item["id"] in answer["trajectories"]]
-    assert {item["experiment"] for item in forks} == {answer["experiment"]}
-    assert forks[0]["agent"]["argv"] == ["--prompt", "{index}"]
+    forks = {item["id"]: item for item in cli("ls", "--json").json if item["id"] in answer["trajectories"]}
+    assert {item["experiment"] for item in forks.values()} == {answer["experiment"]}
+    assert [forks[one]["agent"]["argv"][-2:] for one in answer["trajectories"]] == [
+        ["--prompt", str(number)] for number in range(3)
+    ]
     assert len(cli("fork", box).out.split()) == 1
 
 
@@ -274,33 +293,48 @@ def test_tree_hangs_forks_below_their_snapshot(cli: Cli, box: str) -> None:
 
 
 def test_show(cli: Cli, box: str) -> None:
-    cli("exec", box, "--", "fail", "2", "x")
+    cli("exec", box, "--", "sh", "-c", "snapshotd-agent message user 'fix it'")
+    cli("exec", box, "--", "snapshotd-agent", "message", "--json", "assistant", '{"text": "done\\u001b[31m"}')
+    cli("exec", box, "--", "sh", "-c", "echo first second; exit 2")
     text = cli("show", box).out
-    for expected in ('{"argv": ["fail", "2", "x"]', "failed, exit code 2, 5.0 ms", "2 messages", "+1 ~2 -0  1.2 KiB"):
+    for expected in ('{"argv": ["sh", "-c", "echo', "failed, exit code 2, ", "2 messages", "+0 ~0 -0  0 B"):
         assert expected in text
     details = cli("show", "--json", box).json
-    assert details["method"] == "pivot"
-    assert details["tool"]["outputs"] == []
+    assert details["method"] == "unchanged"
+    assert details["tool"]["outputs"] == ["stdout"]
     assert cli("show", "--output", "stdout", box).out == "first second\n"
     assert cli("show", "--conversation", box).out == 'user:\n  fix it\nassistant:\n  {"text": "done\\u001b[31m"}\n'
     assert [message["role"] for message in cli("show", "--conversation", "--json", box).json] == ["user", "assistant"]
 
 
-def test_diff_never_prints_control_characters(cli: Cli, box: str) -> None:
-    assert cli("diff", box).out == "A /workspace/new\\xff.txt\nM /workspace/a\\x1b.txt\nD /tmp/gone/\n"
-    assert "\x1b" not in cli("diff", "--stat", box).out
-    assert cli("diff", "--stat", box).out.splitlines()[-1] == " 1 added, 1 changed, 1 deleted"
-    changes = cli("diff", "--json", box).json
-    assert [change["change"] for change in changes] == ["added", "changed", "deleted"]
-    assert base64.b64decode(changes[0]["path_b64"]) == b"/workspace/new\xff.txt"
+@pytest.fixture
+def changed(cli: Cli, box: str) -> str:
+    """A sandbox whose last call changed names and contents that are no text."""
+    cli("exec", box, "--", "sh", "-c", "mkdir gone; echo 1 > $(printf 'a\\033.txt')")
+    cli(
+        *("exec", box, "--", "sh", "-c"),
+        r"rmdir gone; echo 2 > $(printf 'a\033.txt'); touch $(printf 'new\377.txt'); printf 'caf\351\n' > a.txt; touch ../tmp/x",
+    )
+    return box
+
+
+def test_diff_never_prints_control_characters(cli: Cli, changed: str) -> None:
+    assert cli("diff", changed).out == (
+        "A /tmp/x\nM /workspace/a\\x1b.txt\nM /workspace/a.txt\nD /workspace/gone/\nA /workspace/new\\xff.txt\n"
+    )
+    assert "\x1b" not in cli("diff", "--stat", changed).out
+    assert cli("diff", "--stat", changed).out.splitlines()[-1] == " 2 added, 2 changed, 1 deleted"
+    changes = cli("diff", "--json", changed).json
+    assert [change["change"] for change in changes] == ["added", "changed", "changed", "deleted", "added"]
+    assert base64.b64decode(changes[-1]["path_b64"]) == b"/workspace/new\xff.txt"
     assert changes[1]["path"] == "/workspace/a\x1b.txt"
 
 
-def test_a_patch_is_raw_and_what_it_lacks_is_told(cli: Cli, box: str) -> None:
-    done = cli("diff", "--patch", box)
-    assert done.out.encode(errors="surrogateescape") == b"--- a/a.txt\n+++ b/a.txt \xff\n"
+def test_a_patch_is_raw_and_what_it_lacks_is_told(cli: Cli, changed: str) -> None:
+    done = cli("diff", "--patch", changed)
+    assert b"\n-hello\n+caf\xe9\n" in done.out.encode(errors="surrogateescape")
     assert "the patch lacks 1 change outside /workspace" in done.err
-    assert cli("diff", "--patch", "--stat", box).code == 2
+    assert cli("diff", "--patch", "--stat", changed).code == 2
 
 
 def test_cat(cli: Cli, box: str) -> None:
@@ -316,10 +350,10 @@ def test_restore(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.chdir(tmp_path)
     done = cli("restore", box, "--to", "out")
     assert done.code == 0
-    assert done.err == "snapshotd: warning: one fifo was left out\n1 file and 1 directory, 0 B, in out\n"
-    assert (tmp_path / "out" / "path").exists(), "a relative target means the client's folder"
-    assert cli("restore", box, "--to", "out").code == 6
-    assert cli("restore", box, "--to", "out2", "--path", "/workspace", "--json").json["file_count"] == 1
+    assert done.err == "2 files and 3 directories, 6 B, in out\n"
+    assert (tmp_path / "out/workspace/a.txt").exists(), "a relative target means the client's folder"
+    assert cli("restore", box, "--to", "out").code == 2
+    assert cli("restore", box, "--to", "out2", "--path", "/workspace", "--json").json["file_count"] == 2
 
 
 def test_tag(cli: Cli, box: str) -> None:
@@ -340,29 +374,23 @@ def test_rewind(cli: Cli, box: str) -> None:
     first = cli("log", "-q", box).out.strip()
     cli("exec", box, "--", "ls")
     assert cli("rewind", box, first, "--json").json["tool"]["name"] == "rewind"
-    assert cli("rewind", box, first).err.startswith("● 3 ")
+    assert "● 3 " in cli("rewind", box, first).err
 
 
 def test_images(cli: Cli) -> None:
     built = cli("image", "build", "minimal", "--name", "tiny", "--json")
-    assert (built.json["name"], built.err) == ("tiny", "snapshotd: building minimal\n")
+    said = "snapshotd: making the image tiny of this machine's own programs\n"
+    assert (built.json["name"], built.err) == ("tiny", said)
     assert "tiny" in cli("image", "ls").out
-    assert cli("image", "import", "debian:12", "--name", "deb").code == 0
-    assert cli("image", "rm", "tiny", "deb").out == "tiny\ndeb\n"
+    assert cli("image", "rm", "tiny").out == "tiny\n"
     assert cli("image", "rm", "tiny").code == 4
     assert cli("image", "build", "nothing").code == 4
-
-
-@pytest.mark.parametrize("words", [["create"], ["run", "--detach", "--", "true"]], ids=["create", "run"])
-def test_an_image_that_is_made_first_shows_its_progress(cli: Cli, words: list[str]) -> None:
-    assert cli(words[0], "--image", "new", *words[1:]).err.startswith("snapshotd: building new\n")
-    assert "building" not in cli(*words).err
 
 
 def test_version_and_daemon_status(cli: Cli) -> None:
     versions = cli("version", "--json").json
     assert versions["client_version"] == versions["daemon_version"]
-    assert cli("daemon", "--status", "--json").json["engine"] == "fake"
+    assert cli("daemon", "--status", "--json").json["mode"] == "folder"
     assert cli("daemon", "--status", "--stop").code == 2
     assert cli("--version").out.startswith("snapshotd ")
 
@@ -382,8 +410,8 @@ def test_completion_scripts(cli: Cli, shell: str) -> None:
 def test_cp(cli: Cli, box: str, tmp_path: Path) -> None:
     (tmp_path / "d/sub").mkdir(parents=True)
     (tmp_path / "d/sub/f").write_text("f")
-    taken = cli("cp", "--json", "-u", "me", str(tmp_path / "d/sub/f"), f"{box}:new").json
-    assert taken["tool"]["arguments"] == {"path": "/workspace/new", "user": "me", "mode": 0o644}
+    taken = cli("cp", "--json", str(tmp_path / "d/sub/f"), f"{box}:new").json
+    assert taken["tool"]["arguments"] == {"path": "/workspace/new", "bytes": 1}
     for source, target, path in (
         ("d/sub/f", "/workspace", "/workspace/f"),
         ("d/sub/f", "a.txt", "/workspace/a.txt"),
@@ -403,10 +431,10 @@ def test_cp(cli: Cli, box: str, tmp_path: Path) -> None:
         ("/there/", "fresh", "fresh/there/sub/f"),
     ):
         (tmp_path / "out").mkdir(exist_ok=True)
-        assert "one fifo" in cli("cp", f"{box}:{source}", str(tmp_path / "out" / target)).err
+        assert cli("cp", f"{box}:{source}", str(tmp_path / "out" / target)).code == 0
         assert (tmp_path / "out" / path).read_text() == "f"
     assert cli("cp", "--json", f"{box}:new", str(tmp_path / "x")).json["bytes"] == 1
-    assert cli("cp", f"{box}:new", "-").out.startswith("new\0")
+    assert "\0new\0" in cli("cp", f"{box}:new", "-").out
 
 
 @pytest.mark.parametrize(
@@ -423,7 +451,7 @@ def test_cp(cli: Cli, box: str, tmp_path: Path) -> None:
         (("{box}:/workspace", "/etc/passwd"), "is no directory"),
         (("--user", "me", "{box}:a.txt", "x"), "go into a sandbox"),
         (("--json", "{box}:a.txt", "-"), "cannot both go"),
-        (("{box}:nothing", "x"), "there is nothing"),
+        (("{box}:nothing", "x"), "it does not exist"),
     ],
 )
 def test_cp_says_what_cannot_be(cli: Cli, box: str, words: tuple[str, ...], said: str) -> None:
@@ -434,9 +462,9 @@ def test_cp_says_what_cannot_be(cli: Cli, box: str, words: tuple[str, ...], said
 
 
 def test_logs_print_what_a_run_printed(cli: Cli, agent: str, box: str) -> None:
-    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
-    for words in (["logs", trajectory], ["logs", "-f", trajectory]):
-        assert cli(*words) == Ran(0, "print('hello')\n", "")
+    trajectory = cli(*RUN, "--detach", "--json", agent).json["trajectory"]
+    for words in (["logs", "-f", trajectory], ["logs", trajectory]):
+        assert cli(*words) == Ran(0, "hello\n", "")
     events = [json.loads(line)["event"] for line in cli("logs", "--json", trajectory).out.splitlines()]
     assert events[0] == "started"
     assert "output" in events
@@ -444,10 +472,10 @@ def test_logs_print_what_a_run_printed(cli: Cli, agent: str, box: str) -> None:
 
 
 def test_wait_ends_with_the_runs_code(cli: Cli, agent: str, box: str) -> None:
-    trajectory = cli("run", "--detach", "--json", agent).json["trajectory"]
+    trajectory = cli(*RUN, "--detach", "--json", agent).json["trajectory"]
     assert cli("wait", trajectory) == Ran(3, "", "")
     done = cli("wait", "--json", trajectory)
-    assert (done.code, done.json) == (3, {"trajectory": trajectory, "exit_code": 3, "status": "finished"})
+    assert (done.code, done.json) == (3, {"trajectory": trajectory, "exit_code": 3, "status": "failed"})
     assert cli("wait", box).code == 125
 
 

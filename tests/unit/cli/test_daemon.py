@@ -1,4 +1,4 @@
-"""`snapshotd daemon --restart`, with real processes over the fake engine."""
+"""`snapshotd daemon --restart`, with real processes of small daemons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.daemon.process import start, start_small_ones
 
 @pytest.fixture
 def state_dir(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where commands start daemons over the fake engine, as root would real ones; without one at first."""
+    """Where commands start small daemons, as root would real ones; without one at first."""
     start_small_ones(monkeypatch)
     found = short_dir / "state"
     monkeypatch.setenv("SNAPSHOTD_STATE_DIR", str(found))

@@ -17,7 +17,6 @@ from tests.unit.cli.conftest import Cli
 from tests.unit.cli.terminals import answered, edit_on_terminal
 from tests.unit.cli.world import World
 from tests.unit.daemon.process import Daemon, environment
-from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 
 @pytest.mark.parametrize(

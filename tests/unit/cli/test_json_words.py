@@ -12,7 +12,6 @@ from snapshotd.daemon.http.words import WORDS
 from tests.json_words import faults
 from tests.unit.cli.conftest import Cli
 from tests.unit.cli.world import World
-from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
 
 ELSEWHERE = {"bisect", "daemon", "merge", "port"}
 SAID_ELSEWHERE = {
@@ -30,10 +29,11 @@ SAID_ELSEWHERE = {
         "tag_count",
         "weaker",
     ),
-    *("argument", "left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
+    *("merged", "object", "pack", "what"),  # an apply, and damage
+    *("left_out", "output", "hash", "reuse", "checkpoints", "from", "to", "stderr_b64"),
     *("input_tokens", "output_tokens", "cached_tokens", "cost_usd"),
 }
-"""The fake engine has no answers for them; tests/e2e/test_json.py has most."""
+"""No answer here has them; tests/e2e/test_json.py has most."""
 
 
 def leaves() -> set[str]:

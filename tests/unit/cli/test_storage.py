@@ -4,9 +4,11 @@ refuse."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,12 +19,10 @@ import pytest
 from snapshotd.cli import progress
 from snapshotd.cli.progress import Meter
 from snapshotd.cli.values import Count, Duration, Size
+from snapshotd.client.results import Policy, SnapshotInfo
 from snapshotd.types import new_id
 from tests.unit.cli.conftest import Cli
-from tests.unit.daemon.process import Daemon, environment
-from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
-
-MIB = 1 << 20
+from tests.unit.daemon.process import Daemon, damage, environment
 
 
 @pytest.fixture
@@ -51,27 +51,28 @@ def test_without_wait_no_answer_says_a_state(cli: Cli, box: str) -> None:
 
 @pytest.mark.parametrize("state", ["captured", "stored"])
 def test_with_wait_every_answer_says_the_state(cli: Cli, state: str) -> None:
-    wait = ("--wait", state, "--json")
+    """A snapshot may be stored already where nothing waits for it."""
+    wait, states = ("--wait", state, "--json"), {state, "stored"}
     name = f"w-{new_id()[:8]}"
     made = cli("create", "--name", name, *wait).json
-    assert made["state"] == state
-    assert cli("exec", *wait, name, "--", "ls").json["state"] == state
-    assert cli("rewind", *wait, name, made["snapshot"]).json["state"] == state
-    assert cli("fork", *wait, name).json["state"] == state
+    assert made["state"] in states
+    assert cli("exec", *wait, name, "--", "ls").json["state"] in states
+    assert cli("rewind", *wait, name, made["snapshot"]).json["state"] in states
+    assert cli("fork", *wait, name).json["state"] in states
     finished = [json.loads(line) for line in cli("run", *wait, "--", "ls").out.splitlines()][-1]
-    assert (finished["event"], finished["state"]) == ("finished", state)
-    assert cli("run", "-d", *wait, "--", "ls").json["state"] == state
-    assert cli("stop", *wait, name).json[0]["state"] == state
-    assert {item["state"] for item in cli("log", "--json", name).json} == {state}
+    assert (finished["event"], finished["state"] in states) == ("finished", True)
+    assert cli("run", "-d", *wait, "--", "ls").json["state"] in states
+    assert cli("stop", *wait, name).json[0]["state"] in states
+    assert {item["state"] for item in cli("log", "--json", name).json} <= states
 
 
 def test_wait_as_text(cli: Cli, box: str) -> None:
-    assert cli("exec", "--wait", "stored", box, "--", "ls").err.endswith("2.1 ms  stored\n")
+    assert cli("exec", "--wait", "stored", box, "--", "ls").err.endswith(" ms  stored\n")
     first = cli("log", "-q", box).out.split()[0]
-    assert cli("rewind", "--wait", "stored", box, first).err.endswith("2.1 ms  stored\n")
+    assert cli("rewind", "--wait", "stored", box, first).err.endswith(" ms  stored\n")
     assert "2 snapshots, stored; " in cli("run", "--wait", "stored", "--", "ls").err
     assert {item["state"] for item in cli("log", "--json", box).json} == {"stored"}
-    assert "stored, captured by pivot" in cli("show", box).out
+    assert "stored, captured by unchanged" in cli("show", box).out
 
 
 def test_wait_that_makes_no_sense(cli: Cli, box: str) -> None:
@@ -80,12 +81,18 @@ def test_wait_that_makes_no_sense(cli: Cli, box: str) -> None:
     assert (refused.code, "captured" in refused.err) == (2, True)
 
 
-def test_a_snapshot_that_cannot_be_stored_is_an_error_of_its_own(cli: Cli) -> None:
-    name = f"full-{new_id()[:8]}"
-    assert cli("create", "--name", name).code == 0
-    assert cli("exec", "--wait", "stored", name, "--", "ls").code == 125
-    assert cli("stop", "--wait", "stored", name).code == 12
-    assert len(cli("log", "-q", name).out.split()) == 2
+def test_a_snapshot_that_cannot_be_stored_is_an_error_of_its_own(cli: Cli, fresh: Daemon) -> None:
+    cli("create", "--name", "box", "--wait", "stored")
+    packs = fresh.state_dir / "repo/store/packs"
+    packs.rename(packs.with_name("elsewhere"))
+    packs.touch()
+    assert cli("exec", "--wait", "stored", "box", "--", "touch", "new").code == 125
+    stopped = cli("stop", "--wait", "stored", "box")
+    assert (stopped.code, "cannot be stored" in stopped.err) == (20, True)
+    assert {item["state"] for item in cli("log", "--json", "box").json} == {"stored", "captured"}
+    packs.unlink()
+    packs.with_name("elsewhere").rename(packs)
+    fresh.client.flush()
 
 
 # -- log ---------------------------------------------------------------------------------------------------------------
@@ -123,21 +130,17 @@ def test_log_of_a_fork_counts_its_own(cli: Cli, fresh: Daemon) -> None:
 
 def test_df(cli: Cli, fresh: Daemon) -> None:
     fresh.client.create(wait="stored")
-    fresh.client.create()
-    assert cli("df").out.splitlines() == [
-        "TYPE            SIZE    BUDGET",
-        "layers       3.0 GiB  20.0 GiB",
-        "repository   1.0 GiB         -",
-        "spool       12.0 KiB         -",
-        "",
-        "SNAPSHOTS  COUNT",
-        "captured       1",
-        "stored         1",
-        "lost           0",
-        "pruned         0",
-        "1 of them wait to be stored",
+    header, *sizes, nothing, counted, captured, stored, lost, pruned = cli("df").out.splitlines()
+    assert (header.split(), nothing, counted.split()) == (["TYPE", "SIZE", "BUDGET"], "", ["SNAPSHOTS", "COUNT"])
+    for line, name, budget in zip(sizes, ("layers", "repository", "spool"), (r"[\d.]+ GiB", "-", "-"), strict=True):
+        assert re.fullmatch(rf"{name} +[\d.]+ K?i?B +{budget}", line), line
+    assert [line.split() for line in (captured, stored, lost, pruned)] == [
+        ["captured", "0"],
+        ["stored", "1"],
+        ["lost", "0"],
+        ["pruned", "0"],
     ]
-    assert cli("df", "--json").json["states"] == {"captured": 1, "stored": 1, "lost": 0, "pruned": 0}
+    assert cli("df", "--json").json["states"] == {"captured": 0, "stored": 1, "lost": 0, "pruned": 0}
 
 
 def test_policy(cli: Cli, fresh: Daemon) -> None:
@@ -187,7 +190,7 @@ def test_policy(cli: Cli, fresh: Daemon) -> None:
         (("export", "box", "--format", "tar", "--trajectory", "-o", "x"), "one snapshot"),
         (("export", "box", "--format", "oci", "--since", "abcd", "-o", "x"), "one snapshot"),
         (("export", "a", "b", "-o", "x"), "several IDs"),
-        (("export", "a", "--with-forks", "-o", "x"), "for atif and jsonl"),
+        (("export", "a", "--with-forks", "-o", "x"), "for atif, jsonl and html"),
         (("export", "a", "--format", "atif", "--trajectory", "-o", "x"), "always has all"),
         (("export", "a", "--format", "jsonl", "--encrypt", "k", "-o", "x"), "are for bundles"),
         (("export", "--format", "jsonl"), "missing argument"),
@@ -235,85 +238,95 @@ def test_values() -> None:
         Count(0).convert("٣", None, None)
 
 
-def test_prune(cli: Cli, fresh: Daemon) -> None:
-    line, first = fresh.client.create(name="box")
-    fresh.client.exec(line.id, ["ls"])
-    fresh.client.flush()
+def test_prune(cli: Cli, pruning: tuple[Daemon, SnapshotInfo]) -> None:
+    _, second = pruning
     dry = cli("prune", "--dry-run")
     header, row, totals = dry.out.splitlines()
     assert header.split() == ["SNAPSHOT", "TRAJECTORY", "SEQ", "CREATED", "WHY"]
-    assert row.split()[:3] == [first.id[:12], line.id[:12], "0"]
-    assert row.endswith("ago  beyond the newest")
-    assert (
-        totals
-        == "1 snapshot would go, kept: 1; 1000 B would be freed, 2.0 MiB of layers evicted; the repository takes 1.0 GiB"
+    assert row.split()[:3] == [second.id[:12], second.trajectory[:12], "1"]
+    assert row.endswith("ago  not among the newest 1")
+    assert re.fullmatch(
+        r"1 snapshot would go, kept: 2; [\d.]+ K?i?B would be freed.*; the repository takes .* KiB", totals
     )
-    assert dry.err == "snapshotd: looking at the snapshots, grace 600 s\n"
+    assert dry.err.startswith("snapshotd: deciding what goes\n")
     assert cli("prune", "--dry-run", "--keep-last", "2").out.startswith("0 snapshots would go")
     report = cli("prune", "--force", "--grace", "0", "--json")
     assert report.err == ""
-    assert (report.json["dry_run"], report.json["kept"], report.json["freed_bytes"]) == (False, 1, 1000)
+    assert (report.json["dry_run"], report.json["kept"]) == (False, 2)
+    assert report.json["freed_bytes"] > 70_000
     assert report.json["pruned"][0] == {
-        "snapshot": first.id,
-        "trajectory": line.id,
-        "seq": 0,
-        "created_at": first.created_at,
-        "reason": "beyond the newest",
+        "snapshot": second.id,
+        "trajectory": second.trajectory,
+        "seq": 1,
+        "created_at": second.created_at,
+        "reason": "not among the newest 1",
     }
-    assert cli("log", "box").out.splitlines()[1].split()[-2] == "pruned"
-    assert "given up by a retention policy" in cli("show", first.id).out
+    assert " pruned " in cli("log", "box").out.splitlines()[2]
+    assert "given up by a retention policy" in cli("show", second.id).out
+
+
+@pytest.fixture
+def pruning(fresh: Daemon) -> tuple[Daemon, SnapshotInfo]:
+    """A sandbox `box`, whose second snapshot the policy does not keep."""
+    line, _ = fresh.client.create(name="box")
+    ids = []
+    for _ in range(2):
+        made = fresh.client.exec(line.id, ["sh", "-c", "head -c 70000 /dev/urandom > big"], wait="stored").snapshot
+        assert made is not None
+        ids.append(made.id)
+    fresh.client.set_policy(Policy(keep_last=1))
+    return fresh, fresh.client.snapshot(ids[0])
 
 
 @pytest.mark.parametrize(
     ("answer", "code", "state"),
     [("y\n", 0, "pruned"), ("n\n", 1, "stored"), ("\n", 1, "stored"), ("\x04", 1, "stored")],
 )
-def test_prune_asks_on_a_terminal(fresh: Daemon, answer: str, code: int, state: str) -> None:
-    line, first = fresh.client.create(name="box")
-    fresh.client.exec(line.id, ["ls"], wait="stored")
+def test_prune_asks_on_a_terminal(pruning: tuple[Daemon, SnapshotInfo], answer: str, code: int, state: str) -> None:
+    daemon, second = pruning
     ours, theirs = pty.openpty()
     with open(ours, "wb", buffering=0) as terminal, open(theirs, "rb", buffering=0) as stdin:
         terminal.write(answer.encode())
         argv = [sys.executable, "-m", "snapshotd", "prune"]
         done = subprocess.run(
-            argv, env=environment(fresh), stdin=stdin, capture_output=True, text=True, check=False, timeout=60
+            argv, env=environment(daemon), stdin=stdin, capture_output=True, text=True, check=False, timeout=60
         )
     assert done.returncode == code, done.stderr
-    assert "Give up the files of 1 snapshot for good, to free 1000 B? [y/N] " in done.stderr
+    assert re.search(r"Give up the files of 1 snapshot for good, to free .*\? \[y/N\] ", done.stderr)
     assert done.stdout.splitlines()[2].startswith("1 snapshot would go")
     assert (len(done.stdout.splitlines()) == 4) is (code == 0)
-    assert fresh.client.snapshot(first.id).state == state
+    assert daemon.client.snapshot(second.id).state == state
 
 
 # -- check, repair -----------------------------------------------------------------------------------------------------
 
 
-def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
+def test_check_and_repair(cli: Cli, fresh: Daemon, tmp_path: Path) -> None:
+    tmp_path.joinpath(os.fsdecode(b"a\xff")).write_bytes(os.urandom(70_000))
+    line, _ = fresh.client.create(name="damaged", workspace=tmp_path, wait="stored")
     healthy = cli("check")
-    assert (healthy.code, healthy.out) == (0, "100 objects in 2 packs: 0 damaged\n")
-    assert healthy.err == "snapshotd: pack 1 of 2\nsnapshotd: pack 2 of 2\n"
+    assert re.fullmatch(r"\d+ objects in \d packs?, .* KiB read: 0 damaged\n", healthy.out)
+    assert (healthy.code, healthy.err.splitlines()[0].partition(" of ")[0]) == (0, "snapshotd: checked 1")
     assert cli("repair").out == "nothing was wrong\n"
-    line, _ = fresh.client.create(name="damaged")
+    damage(fresh)
     found = cli("check", "--read-data")
     assert found.code == 20
     rows = found.out.splitlines()
     assert rows[0].split() == ["SNAPSHOT", "PATH", "PACK", "WHAT"]
-    assert rows[1].split(maxsplit=3) == [
-        line.head[:12],
-        "/workspace/a\\xff",
-        "pack-7",
-        "its bytes are not what was stored",
-    ]
-    assert rows[2].split(maxsplit=3) == ["-", "-", "pack-8", "the pack is too short"]
-    assert rows[3] == "100 objects in 2 packs, 5.0 MiB read: 2 damaged"
+    (row,) = [row for row in rows if "/workspace" in row]
+    assert row.split(maxsplit=3)[:2] == [line.head[:12], "/workspace/a\\xff"]
+    assert row.endswith("its frame is missing or damaged")
+    assert re.fullmatch(r"\d+ objects in \d packs?, .* KiB read: \d damaged", rows[-1])
     assert "`snapshotd repair`" in found.err.splitlines()[-1]
     report = cli("check", "--json")
     assert report.code == 20
     assert report.json["unreadable"] == [line.head]
-    assert base64.b64decode(report.json["damages"][0]["path_b64"]) == b"/workspace/a\xff"
-    assert "path_b64" not in report.json["damages"][1]
+    paths = [one["path_b64"] for one in report.json["damages"] if "path_b64" in one]
+    assert [base64.b64decode(path) for path in paths] == [b"/workspace/a\xff"]
     repaired = cli("repair")
-    assert (repaired.code, repaired.out) == (20, f"the index was rebuilt\nlost: {line.head}\n")
+    assert repaired.code == 0, "its layers are here"
+    assert repaired.out.startswith("saved ")
+    assert f"snapshot {line.head[:12]} was stored again from its layers\n" in repaired.out
     assert cli("check", "--json").code == 0
     assert cli("repair", "--json").json == {"actions": [], "lost": []}
 
@@ -321,73 +334,77 @@ def test_check_and_repair(cli: Cli, fresh: Daemon) -> None:
 # -- export, import, mount ---------------------------------------------------------------------------------------------
 
 
-def test_export_to_a_file_and_back(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_to_a_file_and_back(cli: Cli, fresh: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = cli("export", box, "--trajectory", "--since", "abcd", "-o", "box.bundle")
+    first = fresh.client.create(name="box")[1].id
+    cli("exec", "box", "--", "sh", "-c", "head -c 70000 /dev/urandom > big")
+    done = cli("export", "box", "--trajectory", "--since", first, "-o", "box.bundle")
     assert (done.code, done.out) == (0, "")
-    assert done.err.splitlines() == [
-        "snapshotd: 1 of 3 MiB",
-        "snapshotd: warning: one socket was left out",
-        "3.0 MiB in box.bundle",
-    ]
-    assert (tmp_path / "box.bundle").read_bytes().startswith(b"BUNDLE bundle True abcd\n")
-    answer = cli("export", box, "--format", "oci", "-o", "image.tar", "--json")
-    assert (answer.json, answer.err) == (
-        {"file": "image.tar", "bytes": 3 * MIB, "warnings": ["one socket was left out"]},
-        "",
-    )
-    taken = cli("import", "box.bundle", "--name", f"{box}-copy")
+    assert re.search(r"\nsnapshotd: snapshot 1 of 1\n7\d\.\d KiB in box.bundle\n$", done.err), done.err
+    answer = cli("export", "box", "--format", "oci", "-o", "image.tar", "--json")
+    size = (tmp_path / "image.tar").stat().st_size
+    assert (answer.json, answer.err) == ({"file": "image.tar", "bytes": size, "warnings": []}, "")
+    cli("export", "box", "--trajectory", "-o", "all.bundle")
+    head = fresh.client.trajectory("box").head
+    fresh.client.remove("box", force=True)
+    taken = cli("import", "all.bundle", "--name", "copy")
     assert taken.code == 0
-    assert cli("show", "--json", f"{box}-copy").json["trajectory"] == taken.out.strip()
-    assert f"warning: {3 * MIB} bytes came" in taken.err
-    answer = cli("import", "box.bundle", "--wait", "stored", "--json")
+    assert cli("show", "--json", "copy").json["trajectory"] == taken.out.strip()
+    assert "snapshotd: snapshot 2 of 2" in taken.err
+    assert fresh.client.trajectory("copy").head == head
+    answer = cli("import", "all.bundle", "--wait", "stored", "--json")
     assert list(answer.json) == ["trajectories", "snapshot_count", "warnings", "state"]
-    assert (answer.json["snapshot_count"], answer.json["state"], answer.err) == (1, "stored", "")
-    assert cli("import", "box.bundle", "--name", box).code == 6
+    assert (answer.json["snapshot_count"], answer.json["state"], answer.err) == (0, "stored", "")
+    cli("create", "--name", "taken")
+    fresh.client.remove("copy", force=True)
+    assert cli("import", "all.bundle", "--name", "taken").code == 6
 
 
 def test_trajectories_go_behind_each_other(cli: Cli, box: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     other = f"other-{new_id()[:8]}"
     cli("create", "--name", other)
+    forked = cli("fork", "--json", other).json["trajectories"]
     ids = [cli("inspect", name, "--json").json[0]["id"] for name in (box, other)]
+    for one in (*ids, *forked):
+        cli("exec", one, "ls")
     done = cli("export", box, other, "--format", "jsonl", "--with-forks", "-o", "train.jsonl", "--json")
     lines = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
-    assert lines == [{"id": one, "forks": 1} for one in ids]
+    assert [line["trajectory"] for line in lines] == [*ids, *forked]
     assert done.json == {"file": "train.jsonl", "bytes": (tmp_path / "train.jsonl").stat().st_size, "warnings": []}
-    assert [json.loads(line)["forks"] for line in cli("export", box, "--format", "atif").out.splitlines()] == [0]
+    (alone,) = cli("export", other, "--format", "atif").out.splitlines()
+    assert json.loads(alone)["trajectory_id"] == ids[1]
 
 
 def test_a_failed_export_has_the_errors_code_and_no_file(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, fresh: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    name = f"damaged-{new_id()[:8]}"
-    cli("create", "--name", name)
-    failed = cli("export", name, "-o", "x")
-    assert failed.code == 20
-    assert "pack-7" in failed.err.splitlines()[-1]
     assert cli("export", "nobody", "-o", "x").code == 4
-    assert cli("export", name, "-o", "missing/x").code == 2
-    assert cli("export", name, "-o", "/dev/full").code == 12
+    cli("create", "--name", "box")
+    cli("exec", "--wait", "stored", "box", "--", "sh", "-c", "head -c 3000000 /dev/urandom > big")
+    assert cli("export", "box", "-o", "missing/x").code == 2
+    assert cli("export", "box", "-o", "/dev/full").code == 12
+    damage(fresh)
+    failed = cli("export", "box", "-o", "x")
+    assert failed.code == 20, failed
     assert os.listdir(tmp_path) == []
-    short = cli("export", name)
-    assert (short.code, len(short.out)) == (20, MIB), (
-        "what went through the pipe is not whole, and the exit code says so"
-    )
+    short = cli("export", "box")
+    assert short.code == 20, "what went through the pipe is not whole, and the exit code says so"
+    assert short.out
 
 
 def test_export_and_import_through_pipes(fresh: Daemon) -> None:
-    fresh.client.create(name="box")
-    one = [sys.executable, "-m", "snapshotd", "export", "box"]
-    two = [sys.executable, "-m", "snapshotd", "import", "-", "--name", "copy"]
+    line, _ = fresh.client.create(name="box")
+    one = [sys.executable, "-m", "snapshotd", "export", "box", "--trajectory"]
+    two = [sys.executable, "-m", "snapshotd", "import", "-"]
     with subprocess.Popen(one, env=environment(fresh), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as export:
         done = subprocess.run(
             two, env=environment(fresh), stdin=export.stdout, capture_output=True, text=True, check=False, timeout=60
         )
     assert (export.returncode, done.returncode) == (0, 0), done.stderr
-    assert fresh.client.trajectory("copy").id == done.stdout.strip()
-    assert fresh.client.status()["imported"] == {done.stdout.strip(): 3 * MIB}
+    assert done.stdout.strip() == line.id
+    assert "all snapshots of the bundle are here already" in done.stderr
 
 
 @pytest.mark.parametrize("words", [["export", "box"], ["import", "-"]])
@@ -416,10 +433,10 @@ def test_a_refused_import_ends_while_its_input_does_not(fresh: Daemon) -> None:
     with subprocess.Popen(argv, env=environment(fresh), stdin=subprocess.PIPE, stderr=subprocess.PIPE) as running:
         assert running.stdin is not None
         assert running.stderr is not None
-        running.stdin.write(b"this is no bundle")
-        running.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):
+            running.stdin.write(b"this is no bundle" * 1_000_000)
         assert running.wait(60) == 2
-        assert b"this is no bundle of snapshotd" in running.stderr.read()
+        assert b"no bundle of snapshotd" in running.stderr.read()
 
 
 def test_mount_and_umount(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -444,7 +461,7 @@ def test_a_bar_where_standard_error_is_a_terminal(fresh: Daemon) -> None:
             argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=terminal, check=True, timeout=60
         )
         shown = reader.read(1 << 16).decode()
-    assert done.stdout == b"100 objects in 2 packs: 0 damaged\n"
+    assert done.stdout == b"0 objects in 0 packs: 0 damaged\n"
     assert "━" in shown
     assert "snapshotd: " not in shown
 

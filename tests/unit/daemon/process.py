@@ -84,11 +84,6 @@ def processes_below(directory: Path) -> list[int]:
     return found
 
 
-def start_fake(state_dir: Path, socket_path: Path, **environment: str) -> Daemon:
-    """The same over the fake engine."""
-    return start(state_dir, socket_path, module="tests.unit.daemon.fake_daemon", **environment)
-
-
 def start_with_ports(state_dir: Path, socket_path: Path) -> Daemon:
     """Sandboxes have the ports of this machine."""
     return start(state_dir, socket_path, SMALL_PORTS="1")

@@ -1,25 +1,30 @@
-"""Nothing that a client can send makes the server fail or hang: every operation, over a fake engine."""
+"""Nothing that a client can send makes the server fail or hang: the operations that would touch this machine, and are therefore
+left out where all others are (e2e/test_any_request.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
-from snapshotd.types import new_id
+from snapshotd.api.wire import API_PREFIX
 from tests import long
-from tests.any_request import Operation, ask_anything, operations
-from tests.unit.daemon.process import Daemon
-from tests.unit.daemon.process import start_fake as start_daemon  # noqa: F401 - see conftest.py
+from tests.any_request import ON_THIS_MACHINE, Operation, ask_anything, operations
+from tests.unit.daemon.process import Daemon, start
 
-WITHOUT = {"/shutdown": "it does end the daemon"}
+LEFT = [one for one in operations({}) if one[1].removeprefix(API_PREFIX) in ON_THIS_MACHINE]
 
 
-@pytest.mark.parametrize("operation", operations(WITHOUT), ids=" ".join)
-def test_no_request_makes_the_server_fail(operation: Operation, shared_daemon: Daemon) -> None:
-    client, name = shared_daemon.client, f"box-{new_id()[:8]}"
-    client.create(name=name)
-    command = client.exec_in_background(name, ["cat"], stdin=True)
-    snapshot = client.snapshot(name)
-    client.tag(snapshot.id, name)
-    known = {"ref": name, "name": name, "command": command.id, "which": "stdout", "port": "8000"}
-    ask_anything(shared_daemon.socket_path, operation, known, long.size(3, 100))
-    assert client.version().pid == shared_daemon.process.pid
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Its engine refuses them, once it has a request that the API allows."""
+    folder = tmp_path_factory.mktemp("s")
+    daemon = start(folder / "state", folder / "s.sock", SMALL_REFUSING="1")
+    yield daemon
+    daemon.close()
+
+
+@pytest.mark.parametrize("operation", LEFT, ids=" ".join)
+def test_no_request_makes_the_server_fail(operation: Operation, refusing: Daemon) -> None:
+    ask_anything(refusing.socket_path, operation, {}, long.size(10, 100))
+    assert refusing.client.version().pid == refusing.process.pid

@@ -10,6 +10,8 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -19,11 +21,9 @@ from snapshotd.daemon.host import Footing, choose_mode
 from snapshotd.daemon.http.peer import in_sandbox, in_sandbox_of, refusal
 from snapshotd.daemon.lock import StateLock, lock_holder, make_state_dir
 from snapshotd.daemon.server import bind
-from snapshotd.engine.base import SandboxRequest
 from snapshotd.errors import Conflict, NotFound, NotPermitted, Unsupported, UsageError
 from snapshotd.kernel.abilities import Abilities, Mode
 from snapshotd.kernel.mounts import LayerNaming
-from tests.unit.daemon.fake_engine import FakeEngine
 from tests.unit.daemon.process import Daemon, start
 
 
@@ -110,18 +110,13 @@ def test_a_process_that_is_gone_counts_as_sandboxed() -> None:
 
 def test_a_peer_in_another_pid_namespace_is_compared_with_the_sandboxes(monkeypatch: pytest.MonkeyPatch) -> None:
     """This test's own process stands for a sandbox's init: whoever shares its cgroup is inside."""
-    engine = FakeEngine()
-    engine.create(SandboxRequest())
-    monkeypatch.setattr(
-        engine,
-        "sandboxes",
-        lambda: [dataclasses.replace(info, pid=os.getpid()) for info in FakeEngine.sandboxes(engine)],
-    )
+    boxes = [SimpleNamespace(pid=os.getpid(), container="c")]
+    engine: Any = SimpleNamespace(runs=SimpleNamespace(sandboxes=lambda: boxes))
     assert not in_sandbox_of(engine)(os.getpid()), "it lives in the daemon's own pid namespace"
     monkeypatch.setattr(os, "readlink", lambda path: path)  # now /proc/self/ns/pid and /proc/PID/ns/pid differ
     predicate = in_sandbox_of(engine)
     assert predicate(os.getpid())
-    engine.lines.clear()
+    boxes.clear()
     assert not predicate(os.getpid()), "a container, but none of ours"
 
 

@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from snapshotd.daemon.http.metrics import METRICS_TYPE, write_metrics
 from snapshotd.engine.pauses import BOUNDS_NS, MINUTES, Pauses
 from tests.unit.daemon.asking import Connection, ask, eventually, lines
-from tests.unit.daemon.fake_figures import STATS
 from tests.unit.daemon.process import Daemon
+from tests.unit.daemon.sample_figures import STATS
 
 BUSY = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done; exec sleep 1000"
 

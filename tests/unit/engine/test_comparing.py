@@ -1,28 +1,34 @@
-"""Comparisons over an engine in memory: one side that goes away meanwhile, and calls that are made over and over."""
+"""Comparisons: one side that goes away meanwhile, and calls that are made over and over."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from snapshotd.api.commands import ExecRequest
 from snapshotd.engine.base import SandboxRequest, Variant
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.experiments.base import Attendance, ExperimentRequest, Scorer
-from snapshotd.engine.experiments.comparing import compare
+from snapshotd.engine.experiments.comparing import _align, compare
 from snapshotd.errors import NotFound, UsageError
-from tests.unit.daemon.fake_engine import FakeEngine
+from tests.small_engine import execute, small_engine
+
+PLAIN = SandboxRequest(runtime="none")
 
 
-def execute(engine: FakeEngine, ref: str, *words: str) -> None:
-    engine.exec(ref, ExecRequest(words), sink=lambda _stream, _data: None)
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with small_engine() as opened:
+        yield opened
 
 
 class _Removing:
-    """An engine that removes a trajectory before one of its verbs is called."""
+    """Services that remove a trajectory before one of their verbs is called."""
 
-    def __init__(self, engine: FakeEngine, doomed: str, after: int) -> None:
+    def __init__(self, engine: Engine, doomed: str, after: int) -> None:
         self._engine, self._doomed, self.left = engine, doomed, after
 
     def __getattr__(self, name: str) -> Any:
@@ -30,20 +36,20 @@ class _Removing:
             return self
         self.left -= 1
         if self.left == -1:
-            self._engine.remove(self._doomed, force=True)
-        return getattr(self._engine, name)
+            self._engine.runs.remove(self._doomed, force=True)
+        services = (self._engine.snapshots, self._engine.mind)
+        return next(getattr(one, name) for one in services if hasattr(one, name))
 
 
-def test_a_branch_that_is_removed_while_it_is_compared() -> None:
+def test_a_branch_that_is_removed_while_it_is_compared(engine: Engine) -> None:
     """Before whichever verb that a comparison calls: the error names it, and the other branch is as it was."""
-    engine = FakeEngine()
-    base, _ = engine.create(SandboxRequest())
+    base, _ = engine.runs.create(PLAIN)
     execute(engine, base.id, "ls")
     said: list[str] = []
     """The errors; those that do not name the branch as they are."""
     for number in itertools.count():
-        gone, _ = engine.create(SandboxRequest())
-        execute(engine, gone.id, "cat", "x")
+        gone, _ = engine.runs.create(PLAIN)
+        execute(engine, gone.id, "touch", "x")
         removing = _Removing(engine, gone.id, number)
         try:
             compare(removing, [base.id, gone.id])  # type: ignore[arg-type]
@@ -52,20 +58,18 @@ def test_a_branch_that_is_removed_while_it_is_compared() -> None:
             said.append(exc.message if gone.id[:12] not in exc.message else "it is named")
     assert set(said) == {"it is named"}
     assert len(said) > 4
-    assert len(engine.log(base.id)) == 2
-
-
-def test_a_call_that_is_made_over_and_over_is_matched_in_order() -> None:
-    """Without a number for each, a match of so many equal calls would take minutes of the daemon."""
-    engine = FakeEngine()
-    sides = [engine.create(SandboxRequest())[0].id for _ in range(2)]
-    for side, extra in zip(sides, (0, 1), strict=True):
-        for number in range(1500 + extra):
-            execute(engine, side, "poll" if number % 2 else "look")
-    (pair,) = compare(engine, sides).pairs
-    assert [call.difference for call in pair.calls] == [*["same"] * 1500, "right"]
+    assert len(engine.snapshots.log(base.id)) == 2
     with pytest.raises(UsageError, match="two sides"):
-        compare(engine, sides[:1])
+        compare(engine.experiments._services, [base.id])
+
+
+def test_a_call_that_is_made_over_and_over_is_matched_in_order(engine: Engine) -> None:
+    """Without a number for each, a match of so many equal calls would take minutes of the daemon."""
+    _, first = engine.runs.create(PLAIN)
+    look, poll = (replace(first, call=replace(first.call, name="exec", arguments=[name])) for name in ("look", "poll"))
+    calls = [look, poll] * 750
+    rows = _align(calls, [*calls, look], 1)
+    assert [row.difference for row in rows] == [*["same"] * 1500, "right"]
 
 
 def test_a_client_that_has_left_ends_each_command() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from snapshotd.catalog.sqlite import SqliteCatalog
 from snapshotd.engine.base import SandboxRequest, Variant
+from snapshotd.engine.engine import Engine
 from snapshotd.engine.experiments import earlier
 from snapshotd.engine.experiments.base import ExperimentRequest, Scorer
 from snapshotd.engine.experiments.service import ExperimentService
@@ -18,7 +20,8 @@ from snapshotd.errors import Conflict, NotFound
 from snapshotd.scores import STOPPED
 from snapshotd.secrets.vault import FileVault
 from snapshotd.types import Experiment, ExperimentID
-from tests.unit.daemon.fake_engine import FakeEngine
+from tests.mind_rig import clear
+from tests.small_engine import small_engine
 
 TEXT = """\
 from = "{}"
@@ -35,9 +38,9 @@ command = ["true"]
 class Kept:
     """A catalog with an experiment in the old form, of four branches: two are scored, one ran, one waits."""
 
-    def __init__(self, folder: Path) -> None:
-        self.engine, self.catalog = FakeEngine(), SqliteCatalog(folder / "catalog.db")
-        self.first = self.engine.create(SandboxRequest())[1].id
+    def __init__(self, engine: Engine, folder: Path) -> None:
+        self.engine, self.catalog = engine, SqliteCatalog(folder / "catalog.db")
+        self.first = engine.runs.create(SandboxRequest(runtime="none"))[1].id
         self.secrecy = Secrecy(FileVault(folder), self.catalog)
         self.put("list", "parser", self.head(None))
         for label, run, state, score in (
@@ -84,17 +87,24 @@ class Kept:
 
     def opened(self) -> ExperimentService:
         """As a daemon that starts."""
-        experiments = ExperimentService(self.engine, self.catalog, self.secrecy)
+        experiments = ExperimentService(self.engine.experiments._services, self.catalog, self.secrecy)
         experiments.start()
         return experiments
 
 
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    with small_engine() as opened:
+        yield opened
+
+
 @pytest.fixture
-def kept(tmp_path: Path) -> Kept:
-    return Kept(tmp_path)
+def kept(engine: Engine, tmp_path: Path) -> Iterator[Kept]:
+    yield Kept(engine, tmp_path)
+    clear(engine)
 
 
-def request(engine: FakeEngine, source: str, *labels: str) -> ExperimentRequest:
+def request(source: str, *labels: str) -> ExperimentRequest:
     return ExperimentRequest(
         "parser", source, tuple(Variant(label) for label in labels), Scorer(("true",)), args=("true",), repeat=2
     )
@@ -121,8 +131,8 @@ def test_names_branches_and_scores_are_kept(kept: Kept) -> None:
 def test_it_goes_on_when_it_is_run_again(kept: Kept) -> None:
     experiments = kept.opened()
     with pytest.raises(Conflict, match="another description"):
-        experiments.create(request(kept.engine, kept.first, "cold", "hot"))
-    experiments.create(request(kept.engine, kept.first, "cold", "warm"))
+        experiments.create(request(kept.first, "cold", "hot"))
+    experiments.create(request(kept.first, "cold", "warm"))
     *_, last = experiments.events("parser")
     assert (last["event"], last["ended_because"]) == ("ended", "all branches have ended")
     assert [(one["label"], one["run"], one["score"]) for one in last["branches"]] == [
@@ -131,7 +141,7 @@ def test_it_goes_on_when_it_is_run_again(kept: Kept) -> None:
         ("cold", 1, 1.0),
         ("warm", 1, 1.0),
     ]
-    names = sorted(line.name for line in kept.engine.trajectories() if line.name is not None)
+    names = sorted(line.name for line in kept.engine.snapshots.trajectories() if line.name is not None)
     assert names == ["parser.cold.1", "parser.warm.1"], "what was scored does not run again"
     experiments.close()
 
@@ -151,9 +161,9 @@ def test_one_that_was_cut_off_is_taken_over_once(kept: Kept, monkeypatch: pytest
 def test_one_that_had_ended_stays_so(kept: Kept) -> None:
     kept.put("list", "parser", kept.head("cold.0 passed"))
     experiments = kept.opened()
-    asked = experiments.create(request(kept.engine, kept.first, "cold", "warm"))
+    asked = experiments.create(request(kept.first, "cold", "warm"))
     assert (asked.ended, asked.best and asked.best.called) == ("cold.0 passed", "cold.0")
-    assert [line for line in kept.engine.trajectories() if line.name] == []
+    assert [line for line in kept.engine.snapshots.trajectories() if line.name] == []
     experiments.remove("parser")
     assert experiments.list() == []
 

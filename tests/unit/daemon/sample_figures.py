@@ -1,4 +1,4 @@
-"""Figures and hits of the fake engine: something in every field."""
+"""Figures and hits with something in every field."""
 
 from __future__ import annotations
 
