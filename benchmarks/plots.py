@@ -99,7 +99,9 @@ def draw(plot: Plot, table: Table) -> str:
             room = panel - len(cell) * CHARACTER - PAD
             length = max(1.5, room * _share(value, known, logarithmic=plot.logarithmic))
             own = "o" if "**" in table[at][first] or (not any("**" in row[first] for row in table)) else "b"
-            parts.append(f'<rect class="{own}" x="{x:.0f}" y="{y + 2}" width="{length:.1f}" height="{ROW - 9}" rx="2"/>')
+            parts.append(
+                f'<rect class="{own}" x="{x:.0f}" y="{y + 2}" width="{length:.1f}" height="{ROW - 9}" rx="2"/>'
+            )
             parts.append(f'<text class="v" x="{x + length + 6:.1f}" y="{y + 13}">{escape(cell)}</text>')
     label = f"{plot.title}: {', '.join(names)}"
     return (

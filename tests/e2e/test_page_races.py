@@ -37,7 +37,7 @@ for number in range(int(sys.argv[1])):
     except Denied as denied:
         message("assistant", "%d: %s" % (number, denied))
 """
-ROUNDS = size(12, 60)
+ROUNDS = size(12, 40)
 SKEW_S = 0.03
 """The deciders begin within so long of each other, so that each of them is the first at times."""
 
@@ -94,7 +94,15 @@ def test_one_of_the_page_a_command_and_a_webhooks_receiver_decides(
         for number in range(ROUNDS):
             wait_until(lambda count=number + 1: len(told) == count, "the receiver is told", pause_s=0.01)  # type: ignore[misc]
             asked = told[-1]
-            page.locator(".inbox .list button .interrupted").click()
+            listed = page.locator(".inbox .list button")
+            wait_until(
+                lambda count=number + 1, listed=listed: (  # type: ignore[misc]
+                    (listed.count(), listed.locator(".interrupted").count()) == (count, 1)
+                ),
+                "the page shows the one that waits",
+                pause_s=0.01,
+            )
+            listed.locator(".interrupted").click()
             page.get_by_role("button", name="Approve…").click()
             page.locator(".confirm").wait_for()
             start = threading.Barrier(3)

@@ -28,7 +28,12 @@ def test_the_plots_are_drawn_from_the_tables(drawn: Callable[[str], dict[str, st
 def test_each_plot_is_shown_and_is_a_picture(drawn: Callable[[str], dict[str, str]]) -> None:
     for name, svg in drawn(README).items():
         assert f"](plots/{name}.svg)" in README
-        assert {one.tag.rpartition("}")[2] for one in ElementTree.fromstring(svg).iter()} <= {"svg", "style", "text", "rect"}
+        assert {one.tag.rpartition("}")[2] for one in ElementTree.fromstring(svg).iter()} <= {
+            "svg",
+            "style",
+            "text",
+            "rect",
+        }
 
 
 def test_a_longer_bar_is_a_larger_figure(drawn: Callable[[str], dict[str, str]]) -> None:
