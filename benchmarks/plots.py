@@ -48,7 +48,6 @@ PLOTS = {
     "rewind": Plot("A rewind of files and mind, in place", ("one file", "20,000 files")),
     "gateway": Plot("A model request of 100 KB", ("to the reply's head: p50", "whole request: p50")),
     "replay": Plot("Recorded calls, live and replayed", ("live", "replayed")),
-    "page": Plot("The page with 10,000 calls, beside its target", ("measured", "target"), True),
 }
 
 Table = list[dict[str, str]]

@@ -14,7 +14,6 @@ import pytest
 
 from tests.e2e.hostile_agent import CALLS, PROGRAM, TEXT
 from tests.e2e.support import Snap, wait_until
-from tests.e2e.test_page import chromium  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.runc, pytest.mark.timeout(600)]
 MANY = 100_000
@@ -112,7 +111,7 @@ def address(own_snap: Snap, attacked: list[str]) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def victim(chromium: Any, address: str) -> Iterator[Victim]:  # noqa: F811
+def victim(chromium: Any, address: str) -> Iterator[Victim]:
     context = chromium.new_context(viewport={"width": 1200, "height": 800}, accept_downloads=True)
     yield Victim(context, address)
     context.close()

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from snapshotd.client import Snapshotd
 from snapshotd.engine.mind.approval.policy import FILE_NAME
 from snapshotd.errors import Conflict
+from tests.e2e.page_rig import Person
 from tests.e2e.support import Snap, wait_until
-from tests.e2e.test_page import Person, chromium, person  # noqa: F401 - fixtures
 from tests.long import SEED, size
 
 pytestmark = [pytest.mark.runc, pytest.mark.timeout(600)]
@@ -78,9 +79,7 @@ def _chat() -> Iterator[tuple[str, list[str]]]:
 
 
 def test_one_of_the_page_a_command_and_a_webhooks_receiver_decides(
-    own_snap: Snap,
-    person: Person,  # noqa: F811
-    tmp_path: Path,
+    own_snap: Snap, person: Person, tmp_path: Path
 ) -> None:
     snap, page = own_snap, person.page
     chance, winners = random.Random(SEED), Counter[str]()
@@ -94,15 +93,7 @@ def test_one_of_the_page_a_command_and_a_webhooks_receiver_decides(
         for number in range(ROUNDS):
             wait_until(lambda count=number + 1: len(told) == count, "the receiver is told", pause_s=0.01)  # type: ignore[misc]
             asked = told[-1]
-            listed = page.locator(".inbox .list button")
-            wait_until(
-                lambda count=number + 1, listed=listed: (  # type: ignore[misc]
-                    (listed.count(), listed.locator(".interrupted").count()) == (count, 1)
-                ),
-                "the page shows the one that waits",
-                pause_s=0.01,
-            )
-            listed.locator(".interrupted").click()
+            wait_until(lambda number=number: _shows(page, number), "the page shows it", pause_s=0.01)  # type: ignore[misc]
             page.get_by_role("button", name="Approve…").click()
             page.locator(".confirm").wait_for()
             start = threading.Barrier(3)
@@ -145,15 +136,17 @@ def test_one_of_the_page_a_command_and_a_webhooks_receiver_decides(
     person.problems.clear()  # a browser logs each refused request
 
 
+def _shows(page: Any, number: int) -> bool:
+    """True once the call that waits is chosen on the page."""
+    page.evaluate("document.querySelector('.inbox .list .interrupted')?.closest('button').click()")
+    return f'"number": {number}\n' in page.locator("main").inner_text()
+
+
 def _skew(chance: random.Random) -> None:
     threading.Event().wait(chance.random() * SKEW_S)
 
 
-def test_a_decision_holds_for_the_call_that_was_shown(
-    own_snap: Snap,
-    person: Person,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+def test_a_decision_holds_for_the_call_that_was_shown(own_snap: Snap, person: Person, tmp_path: Path) -> None:
     """Two calls wait. While a person confirms the first it is decided elsewhere: the click does not decide the second."""
     snap, page = own_snap, person.page
     (tmp_path / "agent.py").write_text(PROGRAM)

@@ -17,7 +17,7 @@ import pytest
 
 from snapshotd.api.operations import OPERATIONS
 from snapshotd.page.server import PAGE_KEY, PageServer
-from tests.unit.page.test_server import AWAY, Browser, serving
+from tests.unit.page.browser import AWAY, Browser, serving
 
 MIB = 1 << 20
 
