@@ -129,8 +129,8 @@ export async function* stream(path, signal) {
 export const path64 = (/** @type {string} */ path) => btoa(path.replace(/^\/+/, "")).replaceAll("+", "-").replaceAll("/", "_");
 
 /** The address of a tar of a snapshot's files, or of those below a path. */
-export const tree = (/** @type {string} */ id, /** @type {string=} */ below) =>
-  at`tree/${id}.tar?page=${pageKey()}` + (below === undefined ? "" : `&path_b64=${path64(below)}`);
+export const tree = (/** @type {string} */ id, below = "") =>
+  at`tree/${id}.tar?page=${pageKey()}` + (below && `&path_b64=${path64(below)}`);
 
 /** Exchange the token of the address for a session. */
 export async function openSession(/** @type {string} */ token) {
