@@ -4,7 +4,8 @@
 #   make test    lint, types and the short set of tests: some thirteen minutes on two idle cores (as root: containers and Docker too)
 #   make test-all   lint, types and every test, long random walks, kills and power cuts too: three quarters of an hour (docs/testing.md)
 #   make check   lint, types and the tests that need no root: a minute
-#   make bench   measure steps, forks and model requests (as root)
+#   make bench   measure steps, forks and model requests, and draw plots of them in build/plots (as root)
+#   make plots   draw the plots of benchmarks/README.md from its tables
 #   make bench-storage   compare storing and restoring with git, restic and borg (as root)
 #   make bench-compare   compare a step with shadow git, restic, a btrfs snapshot and docker commit (as root)
 #   make bench-savers   compare LangGraph's savers (PostgreSQL too, if it is installed)
@@ -34,7 +35,7 @@ ifneq ($(filter true 1,$(CI))$(IS_ROOT),)
 export SNAPSHOTD_REQUIRE ?= root,runc,slirp4netns,docker,fuse
 endif
 
-.PHONY: help demo test test-all check lint types bench bench-storage bench-compare bench-savers docs pictures setup clean
+.PHONY: help demo test test-all check lint types bench plots bench-storage bench-compare bench-savers docs pictures setup clean
 help:
 	@sed -n 's/^#   //p' Makefile
 
@@ -74,8 +75,13 @@ pictures: $(DEVELOPS)
 	SNAPSHOTD_PICTURES=docs/images $(BIN)/pytest --quiet tests/e2e/test_page.py
 
 bench: $(STAMPS)/packages-demo $(DEVELOPS)
-	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS)
-	$(BIN)/python benchmarks/mind.py --only gateway
+	@mkdir -p build
+	$(BIN)/python benchmarks/bench.py $(BENCH_ARGS) | tee build/bench.md
+	$(BIN)/python benchmarks/mind.py --only gateway | tee -a build/bench.md
+	$(BIN)/python benchmarks/plots.py build/bench.md --to build/plots
+
+plots: $(DEVELOPS)
+	$(BIN)/python benchmarks/plots.py
 
 # Besides: git, restic, borgbackup. `make bench-storage BENCH_ARGS='--git DIR'` adds the history of a project.
 bench-storage: $(STAMPS)/packages-demo $(DEVELOPS)

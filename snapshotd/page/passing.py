@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
@@ -13,6 +14,7 @@ import httpx2
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from snapshotd.api.operations import ADMIN, EXPORT, OPERATIONS, READ_ARCHIVE
 from snapshotd.api.wire import API_PREFIX, API_VERSION, BYTES, KEY_HEADER, VERSION_HEADER
@@ -23,6 +25,8 @@ from snapshotd.terms import short
 
 _PASSED_ON = ("content-type", KEY_HEADER.lower())
 """Headers of the page's requests that the daemon sees."""
+_NAME = r"(?!\.\.?(?:/|$))[^/]+"
+"""A place in a path: not one that would lead to another operation."""
 
 
 @contextlib.asynccontextmanager
@@ -56,8 +60,35 @@ async def pass_on(request: Request) -> Response:
         raise DaemonUnavailable(f"the daemon does not answer ({exc}); `snapshotd daemon` says more") from exc
     headers = {name: answer.headers[name] for name in ("content-type", "content-length") if name in answer.headers}
     if headers.get("content-type") == BYTES:  # bytes of a sandbox: a browser stores them, and shows nothing of them
-        headers["content-disposition"] = "attachment"
+        headers |= {"content-disposition": "attachment", "content-security-policy": "sandbox"}
     return StreamingResponse(_pieces(answer), answer.status_code, headers)
+
+
+async def pass_events(socket: WebSocket) -> None:
+    """The lines of an answer that goes on for as long as the page is open, each as a message. A browser has six connections
+    to a server for all of its tabs, and does not count these."""
+    path = f"{API_PREFIX}/{socket.path_params['path']}"
+    await socket.accept()
+    if not _is_of_page("GET", path):
+        await socket.close()
+        return
+    daemon: httpx2.AsyncClient = socket.app.state.daemon
+    try:
+        async with daemon.stream("GET", httpx2.URL(path=path)) as answer:
+            sending = asyncio.create_task(_send_lines(socket, answer))
+            with contextlib.suppress(WebSocketDisconnect):
+                await socket.receive_text()  # a page says nothing: it leaves
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+    except httpx2.TransportError:
+        await socket.close()
+
+
+async def _send_lines(socket: WebSocket, answer: httpx2.Response) -> None:
+    with contextlib.suppress(WebSocketDisconnect, httpx2.TransportError):
+        async for line in answer.aiter_lines():
+            await socket.send_text(line)
+        await socket.close()
 
 
 async def send_tree(request: Request) -> Response:
@@ -103,7 +134,7 @@ def _is_of_page(method: str, path: str) -> bool:
 def _operations() -> list[tuple[str, re.Pattern[str]]]:
     """The operations that a page may ask for: none brings a body of any size, and none is an administrator's."""
     return [
-        (row.method, re.compile(API_PREFIX + re.sub(r"\{\w+\}", "[^/]+", row.path)))
+        (row.method, re.compile(API_PREFIX + re.sub(r"\{\w+\}", _NAME, row.path)))
         for row in OPERATIONS.values()
         if row.scope != ADMIN and not row.is_upload
     ]

@@ -1,16 +1,22 @@
 """The server of `snapshotd ui`: it gives a browser on this machine the page's files, and passes the page's requests on to
 the daemon's socket, with the rights of the user who started it. The daemon knows nothing of it.
 
-    browser  --(one-time token in the URL's fragment)-->  POST /session  --(cookie)-->  /v1/...  -->  the daemon
+    browser  --(one-time token in the URL's fragment)-->  POST /session  --(cookie and key)-->  /v1/...  -->  the daemon
 
 Every user of this machine, and every page that a browser has open, can connect to a loopback port. So each request has to
 name this server as its host (a name that was rebound to the loopback address is refused), a request that changes something
 has to come from the page itself, and all but the page's files need the session.
+
+The session has two halves. A script of the page cannot read the cookie, but a browser sends it to every server on this
+address, whatever its port: to one of another user, or to a port that a sandbox has here. The page keeps the key for its own
+origin, and sends it with each request.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import secrets
 import socket
 from collections.abc import Callable
@@ -21,18 +27,21 @@ from urllib.parse import quote
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapshotd.api.wire import API_PREFIX
 from snapshotd.errors import Conflict, NotFound, NotPermitted, SnapshotdError, UsageError
-from snapshotd.page.passing import pass_on, send_tree, to_daemon
+from snapshotd.page.passing import pass_events, pass_on, send_tree, to_daemon
 from snapshotd.page.terminal import MESSAGE_MAX_BYTES, serve_terminal
 
 IDLE_S = 900.0
 """The server ends when no page was open for so long."""
+PAGE_KEY = "x-snapshotd-page"
+"""The header with the session's key. Where a browser lets a page send no header, it is the member `page` of the query."""
+_SIGN_IN_MAX_BYTES = 256
 _CONNECTIONS_MAX = 256
 _STATIC = files("snapshotd.page") / "static"
 _TYPES = {
@@ -55,8 +64,8 @@ _HEADERS = {
     "x-frame-options": "DENY",
 }
 """Every answer has these. The page has no script and no style but its own files; nothing may frame it, or read what it gets."""
-_TREES, _TERMINALS = "/tree/", "/terminal/"
-_PRIVATE = (f"{API_PREFIX}/", _TREES, _TERMINALS)
+_TREES, _TERMINALS, _EVENTS = "/tree/", "/terminal/", "/events/"
+_PRIVATE = (f"{API_PREFIX}/", _TREES, _TERMINALS, _EVENTS)
 """Paths that need the session: all but the page's files."""
 
 
@@ -82,6 +91,7 @@ class PageServer:
                 Route(f"{API_PREFIX}/{{path:path}}", pass_on, methods=["GET", "POST", "PUT", "DELETE"]),
                 Route(_TREES + "{ref}.tar", send_tree, methods=["GET"]),
                 WebSocketRoute(_TERMINALS + "{ref}", serve_terminal),
+                WebSocketRoute(_EVENTS + "{path:path}", pass_events),
                 Route("/{path:path}", _file, methods=["GET"]),
             ],
             exception_handlers={SnapshotdError: _refused},
@@ -95,6 +105,7 @@ class PageServer:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
+                http="h11",  # it bounds the head of a request, which anybody may send
                 ws="websockets-sansio",
                 ws_max_size=MESSAGE_MAX_BYTES,
                 limit_concurrency=_CONNECTIONS_MAX,
@@ -126,27 +137,43 @@ class _Session:
 
     def __init__(self, token: str) -> None:
         self._token: str | None = token
-        self._cookie: str | None = None
+        self._cookie = self._key = ""
 
     async def open(self, request: Request) -> Response:
-        """Exchange the token for a cookie that no script can read."""
+        """Exchange the token for a cookie that no script can read, and a key that no other origin gets."""
         try:
-            given = (await request.json())["token"]
+            given = json.loads(await _small_body(request))["token"]
         except (ValueError, KeyError, TypeError):
             raise UsageError('the session is opened with {"token": TEXT}') from None
         if self._token is None or not _same(given, self._token):
             raise NotPermitted("this address has been used, or is not the server's; run `snapshotd ui` for a new one")
-        self._token, self._cookie = None, secrets.token_urlsafe(32)
-        answer = Response(status_code=204)
+        self._token, self._cookie, self._key = None, secrets.token_urlsafe(32), secrets.token_urlsafe(32)
+        answer = JSONResponse({"key": self._key})
         answer.set_cookie(self._name(request), self._cookie, httponly=True, samesite="strict")
         return answer
 
     def holds(self, asked: HTTPConnection) -> bool:
-        """True if the request has the session's cookie."""
-        return self._cookie is not None and _same(asked.cookies.get(self._name(asked)), self._cookie)
+        """True if the request has the session's cookie and its key."""
+        key = asked.headers.get(PAGE_KEY) or asked.query_params.get("page")
+        return (
+            self._token is None and _same(asked.cookies.get(self._name(asked)), self._cookie) and _same(key, self._key)
+        )
 
     def _name(self, asked: HTTPConnection) -> str:
         return f"snapshotd-{asked.url.port}"  # cookies do not tell ports apart
+
+
+async def _small_body(request: Request) -> bytes:
+    """ValueError: it is larger than what opens a session, or does not come."""
+    body = b""
+    with contextlib.suppress(ClientDisconnect):
+        async for piece in request.stream():
+            body += piece
+            if len(body) > _SIGN_IN_MAX_BYTES:
+                break
+        else:
+            return body
+    raise ValueError("no sign-in")
 
 
 def _same(given: object, kept: str) -> bool:
@@ -181,9 +208,11 @@ class _Guard:
             await _answer_error(refusal)(scope, receive, sending)
 
     def _refusal(self, asked: HTTPConnection, method: str) -> SnapshotdError | None:
-        host, is_private = asked.headers.get("host", ""), asked.url.path.startswith(_PRIVATE)
+        host, is_private = asked.headers.get("host", ""), asked.scope["path"].startswith(_PRIVATE)
         if host not in self._hosts:
             return NotPermitted("the request names another host than this server")
+        if "transfer-encoding" in asked.headers:  # no browser sends it; where it ends can be read in two ways
+            return NotPermitted("the request does not say how long it is")
         site = asked.headers.get("sec-fetch-site", "none")
         if site not in ("same-origin", "none") and (is_private or method != "GET"):
             return NotPermitted("the request comes from another page")

@@ -10,6 +10,7 @@ import pytest
 from snapshotd.kernel import syscalls
 from tests import built_images, forked, way
 from tests.e2e.default_image import default_archive
+from tests.e2e.page_rig import chromium, person  # noqa: F401 - fixtures
 from tests.e2e.prepared import NO_ENGINE, daemon_on, state_with
 from tests.e2e.support import Snap
 

@@ -1,6 +1,6 @@
 // What can be done from the page. Each act says what it will do before it does it.
 import { count, html, line, short, view, signal } from "./dom.js";
-import { at, get, send } from "./api.js";
+import { at, get, send, tree } from "./api.js";
 import { Command, ask, attempt, dialog, environment, quoted } from "./dialog.js";
 import { current, find, go, nameOf, overview, say } from "./state.js";
 import { inspected } from "./inspector.js";
@@ -140,7 +140,7 @@ function restore(/** @type {Snapshot} */ one) {
   ask({
     title: `Files of call ${one.seq}`,
     text: html`<p>All files of the sandbox as they were, as one tar:</p>
-      <p><a class="button" href=${`tree/${one.id}.tar`} download=${`${short(one.id)}.tar`}>Download ${short(one.id)}.tar</a></p>
+      <p><a class="button" href=${tree(one.id)} download=${`${short(one.id)}.tar`}>Download ${short(one.id)}.tar</a></p>
       <p>Or into a folder of the machine that runs snapshotd:</p><${Command} text=${`snapshotd restore ${short(one.id)} --path /workspace --to ./${short(one.id)}`}/>`,
   });
 }

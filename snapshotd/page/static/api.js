@@ -18,10 +18,13 @@ function address(/** @type {string} */ path, /** @type {Query} */ query = {}) {
   return `/v1${path}${text && `?${text}`}`;
 }
 
+/** The half of the session that a browser sends to no other port: see server.py. */
+export const pageKey = () => localStorage.getItem("page") ?? "";
+
 async function answer(/** @type {string} */ url, /** @type {RequestInit} */ options = {}) {
   let found;
   try {
-    found = await fetch(url, options);
+    found = await fetch(url, { ...options, headers: { ...options.headers, "x-snapshotd-page": pageKey() } });
   } catch (error) {
     if (options.signal?.aborted) throw error;
     throw new Refused("away", "the page's server does not answer; run `snapshotd ui` again");
@@ -93,14 +96,45 @@ export async function* lines(path, query, signal) {
   }
 }
 
-/** A path in a sandbox as the API takes it. */
-export function path64(/** @type {string} */ path) {
-  const text = String.fromCharCode(...new TextEncoder().encode(path.replace(/^\/+/, "")));
-  return btoa(text).replaceAll("+", "-").replaceAll("/", "_");
+/**
+ * The lines of an answer that goes on until `signal` ends it, over a WebSocket: of connections for answers a browser has
+ * six for all tabs of the page.
+ * @template {{event: string}} T
+ * @param {string} path @param {AbortSignal} [signal]
+ * @returns {AsyncGenerator<T>}
+ */
+export async function* stream(path, signal) {
+  if (saved) return yield* /** @type {T[]} */ (saved.lines(path));
+  const socket = new WebSocket(`ws://${location.host}/events${path}?page=${pageKey()}`);
+  const heard = /** @type {string[]} */ ([]);
+  let ended = false, wake = () => {};
+  const end = () => ((ended = true), wake());
+  Object.assign(socket, { onclose: end, onmessage: (/** @type {MessageEvent} */ { data }) => (heard.push(data), wake()) });
+  signal?.addEventListener("abort", end);
+  try {
+    while (!ended || heard.length) {
+      if (!heard.length) await new Promise((done) => (wake = () => done(null)));
+      for (const text of heard.splice(0)) {
+        const event = JSON.parse(text);
+        if (event.event === "error") throw new Refused(event.error.code, event.error.message);
+        yield event;
+      }
+    }
+  } finally {
+    socket.close();
+  }
 }
+
+/** A path in a sandbox as the API takes it. A path has a character for each byte, since a name need not be text. */
+export const path64 = (/** @type {string} */ path) => btoa(path.replace(/^\/+/, "")).replaceAll("+", "-").replaceAll("/", "_");
+
+/** The address of a tar of a snapshot's files, or of those below a path. */
+export const tree = (/** @type {string} */ id, below = "") =>
+  at`tree/${id}.tar?page=${pageKey()}` + (below && `&path_b64=${path64(below)}`);
 
 /** Exchange the token of the address for a session. */
 export async function openSession(/** @type {string} */ token) {
   const headers = { "content-type": "application/json" };
-  await answer("/session", { method: "POST", headers, body: JSON.stringify({ token }) });
+  const { key } = await (await answer("/session", { method: "POST", headers, body: JSON.stringify({ token }) })).json();
+  localStorage.setItem("page", key);
 }

@@ -9,10 +9,14 @@ import { Patch, loaded } from "./text.js";
 export const Approvals = view(() => {
   const chosen = signal(""), step = signal(/** @type {"" | "approve" | "deny"} */ ("")), edited = signal(/** @type {string | null} */ (null)), reason = signal("");
 
+  /** From now on it is this one, whatever is asked or decided meanwhile. */
+  const begin = (/** @type {Approval} */ one, /** @type {"approve" | "deny"} */ kind) => ((chosen.value = one.id), (step.value = kind));
+
   async function decide(/** @type {Approval} */ one) {
     try {
       const body = { reason: reason.value || null, ...(step.value === "approve" && edited.value !== null ? { arguments: JSON.parse(edited.value) } : {}) };
       await send("POST", at`/approvals/${one.id}/${step.value}`, body);
+      chosen.value = "";
       say(step.value === "approve" ? `${one.name} runs` : `${one.name} is refused`);
     } catch (error) {
       say(error);
@@ -40,8 +44,8 @@ export const Approvals = view(() => {
         ${edited.value === null ? html`<pre class="given">${plain(JSON.stringify(one.arguments, null, 2), 100_000)}</pre>`
           : html`<textarea aria-label="Arguments" rows="8" value=${edited.value} onInput=${(/** @type {Event} */ event) => (edited.value = typed(event))}></textarea>`}
         ${one.status !== "pending" ? html`<p>${one.status}${one.reason ? `: ${plain(one.reason, 2000)}` : ""}</p>` : step.value === "" ? html`<div class="acts">
-          <button class="main" onClick=${() => (step.value = "approve")}>Approve…</button><button onClick=${() => (step.value = "deny")}>Deny…</button>
-          ${edited.value === null ? html`<button onClick=${() => (edited.value = JSON.stringify(one.arguments, null, 2))}>Edit</button>` : html`<button onClick=${() => (edited.value = null)}>As asked</button>`}</div>`
+          <button class="main" onClick=${() => begin(one, "approve")}>Approve…</button><button onClick=${() => begin(one, "deny")}>Deny…</button>
+          ${edited.value === null ? html`<button onClick=${() => ((chosen.value = one.id), (edited.value = JSON.stringify(one.arguments, null, 2)))}>Edit</button>` : html`<button onClick=${() => (edited.value = null)}>As asked</button>`}</div>`
         : html`<div class="confirm" role="alertdialog" aria-label="Confirm"><p>${step.value === "approve" ? "This call will run" : "This call will be refused"}${edited.value !== null && step.value === "approve" ? " with the arguments above" : ""}.
             Digest <code class="digest">${one.digest}</code></p>
           <label>Reason <input value=${reason.value} onInput=${(/** @type {Event} */ event) => (reason.value = typed(event))}/></label>

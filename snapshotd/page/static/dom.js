@@ -66,7 +66,8 @@ export function view(setup) {
 /** What a form's field holds when it tells of a change. */
 export const typed = (/** @type {Event} */ event) => /** @type {HTMLInputElement} */ (event.target).value;
 
-const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]/gu;
+/** All but tabs, ends of lines, and what makes a pictograph of the one before. */
+const UNSEEN = /(?![\t\n]|(?<=\p{Extended_Pictographic})\ufe0f)[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}\p{Default_Ignorable_Code_Point}]/gu;
 
 /** Text in which characters that a reader would not see, or that would turn the text around, stand as their numbers. */
 export function plain(/** @type {unknown} */ text, limit = 4000) {

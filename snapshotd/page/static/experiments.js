@@ -1,6 +1,6 @@
 // Experiments: the live table of their branches, and scores against what they cost.
 import { ago, count, html, line, signal, view } from "./dom.js";
-import { at, get, lines, send } from "./api.js";
+import { at, get, send, stream } from "./api.js";
 import { go, link, place, say } from "./state.js";
 import { NewExperiment } from "./experiment_form.js";
 import { loaded } from "./text.js";
@@ -22,7 +22,7 @@ export const Experiments = view((/** @type {import("./dom.js").Self<{}>} */ self
     if (!wanted || wanted === "new") return;
     try {
       shown.value = await readExperiment(wanted, ended);
-      for await (const _ of lines(at`/experiments/${wanted}/events`, {}, ended)) shown.value = await readExperiment(wanted, ended);
+      for await (const _ of stream(at`/experiments/${wanted}/events`, ended)) shown.value = await readExperiment(wanted, ended);
     } catch (error) {
       if (!ended.aborted) say(error);
     }

@@ -1,7 +1,7 @@
 // The page: a session, then the views.
 import { effect, html, line, render, signal, view } from "./dom.js";
 import { at, get, openSession } from "./api.js";
-import { away, current, go, link, nameOf, notice, place, refresh, say, waiting, watch } from "./state.js";
+import { away, current, go, link, nameOf, notice, partsOf, place, refresh, say, waiting, watch } from "./state.js";
 import { saved } from "./saved.js";
 import { Ledger, log, step } from "./ledger.js";
 import { Trajectories } from "./trajectories.js";
@@ -89,7 +89,7 @@ async function begin() {
   const given = /^#token=([\w-]+)(.*)$/.exec(location.hash);
   if (given) {
     history.replaceState(null, "", given[2] ? `#${given[2]}` : "#/");
-    place.value = given[2].split("/").filter(Boolean).map(decodeURIComponent);
+    place.value = partsOf(given[2]);
     await openSession(given[1]).catch(say);
   }
   document.body.replaceChildren();

@@ -1,6 +1,6 @@
 // What the page knows: where it is, the trajectories, what waits for a decision; kept up to date by the stream of events.
 import { batch, computed, effect, signal } from "./dom.js";
-import { Refused, get, lines } from "./api.js";
+import { Refused, get, stream } from "./api.js";
 import { saved } from "./saved.js";
 
 /** @typedef {Api.TrajectoryInfo} Trajectory */
@@ -24,8 +24,19 @@ export const current = computed(() => find(place.value[0] === "t" ? place.value[
 const followers = new Set(/** @type {((event: Heard) => void)[]} */ ([]));
 let reading = /** @type {Promise<void> | null} */ (null), readAgain = false;
 
+/** The parts of an address behind `#`. One that nobody could have written with `link` stays as it is. */
+export function partsOf(/** @type {string} */ text) {
+  return text.split("/").filter(Boolean).map((one) => {
+    try {
+      return decodeURIComponent(one);
+    } catch {
+      return one;
+    }
+  });
+}
+
 function read() {
-  return location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  return partsOf(location.hash.slice(1));
 }
 
 for (const told of ["hashchange", "popstate"]) addEventListener(told, () => (place.value = read()));
@@ -90,11 +101,12 @@ async function load() {
 export async function watch() {
   for (let pause = 500; ; pause = Math.min(pause * 2, 8000)) {
     try {
-      for await (const event of /** @type {AsyncGenerator<Heard>} */ (lines("/watch"))) {
+      for await (const event of /** @type {AsyncGenerator<Heard>} */ (stream("/watch"))) {
         if (event.event === "alive") continue;
         pause = 500;
         await heard(event);
       }
+      await get("/version");  // says why it ended
     } catch (error) {
       away.value = /** @type {Error} */ (error).message;
       if (error instanceof Refused && error.code === "not_permitted") return;

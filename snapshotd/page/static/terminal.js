@@ -1,5 +1,6 @@
 // A terminal on a throw-away fork of a snapshot. The fork ends with the page's tab, or when this view is left.
 import { html, short, signal, view } from "./dom.js";
+import { at, pageKey } from "./api.js";
 import { link } from "./state.js";
 
 const WINDOW_BYTES = 256 << 10;
@@ -58,10 +59,10 @@ export const Terminal = view((/** @type {import("./dom.js").Self<{id: string}>} 
     if (left.aborted) return;
     if (!customElements.get("x-style")) customElements.define("x-style", SheetElement);
     let size = roomIn(box);
-    const xterm = new Xterm({ ...FONT, rows: size.rows, cols: size.columns, theme: theme(), scrollback: 10_000, screenReaderMode: true });
+    const xterm = new Xterm({ ...FONT, rows: size.rows, cols: size.columns, theme: theme(), scrollback: 10_000, screenReaderMode: true, linkHandler: { activate: () => {} } });
     xterm.open(box);
     xterm.focus();
-    const socket = new WebSocket(`ws://${location.host}/terminal/${encodeURIComponent(ref)}`);
+    const socket = new WebSocket(`ws://${location.host}` + at`/terminal/${ref}?page=${pageKey()}`);
     socket.binaryType = "arraybuffer";
     const say = (/** @type {object} */ message) => socket.readyState === WebSocket.OPEN && socket.send(JSON.stringify(message));
     let waiting = /** @type {Uint8Array[]} */ ([]), under = 0;

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import socket
 import threading
 import urllib.parse
@@ -16,57 +13,7 @@ import pytest
 from snapshotd.api.operations import ADMIN, OPERATIONS
 from snapshotd.errors import Conflict
 from snapshotd.page.server import PageServer
-
-AWAY = 503
-"""The status of what is passed on here: there is no daemon."""
-
-
-class Browser:
-    """What a browser sends to the page's server."""
-
-    def __init__(self, server: PageServer) -> None:
-        self.port, self.cookie = server.port, ""
-        self.token = server.address().partition("token=")[2]
-        self.host = f"127.0.0.1:{server.port}"
-        self.page = {"Host": self.host, "Origin": f"http://{self.host}", "Sec-Fetch-Site": "same-origin"}
-
-    def ask(self, method: str, path: str, body: str | None = None, **headers: str) -> http.client.HTTPResponse:
-        """`headers` with _ for -; an empty one is left out."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        sent = {
-            **self.page,
-            "Cookie": self.cookie,
-            **{name.replace("_", "-"): value for name, value in headers.items()},
-        }
-        connection.putrequest(method, path, skip_host=True)
-        for name, value in sent.items():
-            if value:
-                connection.putheader(name, value)
-        data = (body or "").encode()
-        if method != "GET":
-            connection.putheader("Content-Length", str(len(data)))
-        connection.endheaders(data)
-        answer = connection.getresponse()
-        answer.text = answer.read().decode()  # type: ignore[attr-defined]
-        connection.close()
-        return answer
-
-    def sign_in(self, token: str | None = None) -> http.client.HTTPResponse:
-        answer = self.ask("POST", "/session", json.dumps({"token": self.token if token is None else token}))
-        cookie = answer.headers["set-cookie"] or ""
-        self.cookie = cookie.partition(";")[0] or self.cookie
-        return answer
-
-
-@contextlib.contextmanager
-def serving(server: PageServer) -> Iterator[Browser]:
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        yield Browser(server)
-    finally:
-        server.stop()
-        thread.join()
+from tests.unit.page.browser import AWAY, Browser, serving
 
 
 @pytest.fixture
@@ -77,7 +24,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
 
 @pytest.fixture
 def person(browser: Browser) -> Browser:
-    assert browser.sign_in().status == 204
+    assert browser.sign_in().status == 200
     return browser
 
 
@@ -103,7 +50,7 @@ def test_the_token_opens_one_session(browser: Browser) -> None:
     assert browser.ask("GET", "/v1/trajectories").status == 403
     assert browser.sign_in("wrong").status == 403
     opened = browser.sign_in()
-    assert opened.status == 204
+    assert opened.status == 200
     attributes = opened.headers["set-cookie"].lower()
     assert "httponly" in attributes
     assert "samesite=strict" in attributes
@@ -116,7 +63,7 @@ def test_the_token_opens_one_session(browser: Browser) -> None:
 @pytest.mark.parametrize("body", ["", "[]", "{}", "nonsense", '{"token": 1}', '{"token": "\\ud800"}'])
 def test_a_malformed_sign_in_opens_nothing(browser: Browser, body: str) -> None:
     assert browser.ask("POST", "/session", body).status in (400, 403)
-    assert browser.sign_in().status == 204
+    assert browser.sign_in().status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:{port}"])
