@@ -60,7 +60,7 @@ function Calls(/** @type {{found: Found}} */ { found }) {
   const cell = (/** @type {Api.SnapshotInfo | null | undefined} */ one, /** @type {string} */ kind) => one
     ? html`<a class="cell ${kind}" href=${link("t", one.trajectory, one.id)}><span class="number">${one.seq}</span> <b>${line(one.tool.name, 60)}</b> <code>${brief(one.tool)}</code></a>`
     : html`<span class="cell none"></span>`;
-  const row = (/** @type {number} */ i) => html`<div key=${i} class="pair ${i === first ? "first" : ""}" style=${{ ...columns(found), height: `${PAIR}px` }}>
+  const row = (/** @type {number} */ i) => html`<div class="pair ${i === first ? "first" : ""}" style=${columns(found)}>
     ${cell(rows[i].left, differs(rows[i]) ? "other" : "")}${found.pairs.map((_, column) => {
       const one = rows[i].cells[column];
       return cell(one?.right, one && one.difference !== "same" ? one.difference : "");

@@ -55,7 +55,7 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
     const shown = current.value;
     if (!shown?.newest) return null;
     if (log.peek()?.id !== shown.trajectory.id)
-      log.value = new Log(shown.trajectory.id, shown.newest.seq - shown.snapshots + 1, shown.newest.seq);
+      log.value = new Log(shown.trajectory.id, shown.newest.seq - shown.snapshots + 1, shown.newest.seq, place.peek()[1]);
     return log.value;
   }
 
@@ -67,11 +67,11 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
     const width = 26 + Math.min(LANES_MAX, lanes.length) * LANE;
     const row = (/** @type {number} */ i) => {
       const one = shown.at(i);
-      const style = { height: `${ROW}px`, gridTemplateColumns: `${width}px 42px minmax(0,1fr) auto 58px` };
-      if (!one) return html`<div class="row" style=${style} key=${i}></div>`;
+      const style = { gridTemplateColumns: `${width}px 42px minmax(0,1fr) auto 58px` };
+      if (!one) return html`<div class="row" style=${style}></div>`;
       const { tool } = one, text = shown.said.get(one.id);
       return html`<a class="row ${i === selected ? "on" : ""} ${failed(tool) ? "bad" : ""}" role="option" aria-selected=${i === selected} style=${style}
-          key=${i} href=${link("t", place.value[1], one.id)}>
+          href=${link("t", place.value[1], one.id)}>
         <${Lane} row=${i} count=${shown.count.value} lanes=${lanes} width=${width} full=${changed(one) > 0}/>
         <span class="number">${one.seq}</span>
         <span class="what"><b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}${
