@@ -31,6 +31,9 @@ export function brief(/** @type {Api.Tool} */ { arguments: given }) {
 /** True if a call did not do what it was to do. */
 export const failed = (/** @type {Api.Tool} */ { status, exit_code }) => status !== "done" || (exit_code ?? 0) !== 0;
 
+/** What a call of a sub-agent is called by. */
+export const sub = (/** @type {Snapshot} */ { sub_agent: name }) => `sub-agent ${line(name ?? "", 16)}`;
+
 /** Number of files that a snapshot changed. */
 export const changed = (/** @type {Snapshot} */ { files }) => (files ? files.added + files.changed + files.deleted : 0);
 
@@ -74,7 +77,7 @@ export const Ledger = view((/** @type {import("./dom.js").Self<{}>} */ self) => 
           href=${link("t", place.value[1], one.id)}>
         <${Lane} row=${i} count=${shown.count.value} lanes=${lanes} width=${width} full=${changed(one) > 0}/>
         <span class="number">${one.seq}</span>
-        <span class="what"><b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}${
+        <span class="what ${one.sub_agent ? "side" : ""}">${one.sub_agent ? html`<span class="tag" title="a sub-agent made this call">${sub(one)}</span> ` : null}<b>${line(tool.name, 80)}</b> <code>${brief(tool)}</code>${one.tags.map((tag) => html` <span class="tag">${line(tag, 40)}</span>`)}${
             lanes.filter((lane) => lane.row === i).slice(0, 3).map(({ one: fork }) => html` <span class="tag fork">↳ ${line(nameOf(fork.trajectory), 24)}</span>`)}
           ${text ? html`<small>${line(text)}</small>` : html`<small class="faint">${[tool.status === "done" ? "" : tool.status, tool.error ? line(tool.error) : tool.exit_code ? `exit code ${tool.exit_code}` : ""].filter(Boolean).join(": ")}</small>`}</span>
         <${Changes} files=${one.files}/>
