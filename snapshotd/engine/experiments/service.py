@@ -17,6 +17,7 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import Catalog
 from snapshotd.engine.base import Event, SandboxRequest
 from snapshotd.engine.experiments.base import (
@@ -114,9 +115,11 @@ class ExperimentService:
         return fork_queue(self._services, ref, request, attendance, on_child)
 
     def compare(self, refs: Sequence[str]) -> Comparison:
-        """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
-        first; and how each came out. UsageError: fewer than two. NotFound: one was removed meanwhile."""
-        return compare(self._services, refs)
+        """Trajectories or snapshots side by side: calls aligned from the last snapshot that all have, files, and how each
+        came out.
+
+        Each is compared with the first. UsageError: fewer than two. NotFound: one was removed meanwhile."""
+        return compare(self._services, list(map(check_ref, refs)))
 
     def score(
         self, request: ScoreRequest, attendance: Attendance, on_run: Callable[[SnapshotScores, ScoredRun], object]

@@ -9,17 +9,16 @@ from fastapi import Query, Request
 from starlette.responses import Response
 
 from snapshotd.api import operations
-from snapshotd.api.experiments import BisectRequest, CompareRequest, ExperimentRequest, ScoreRequest
+from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest
 from snapshotd.api.record import Json
 from snapshotd.api.trajectories import ForkQueueRequest
-from snapshotd.api.wire import check_ref
 from snapshotd.daemon.http import streams
 from snapshotd.daemon.http.attending import until_gone
 from snapshotd.daemon.http.decoding import bisect_request, experiment_request, fork_queue_request, score_request
 from snapshotd.daemon.http.encoding import event, row_json, run_json
 from snapshotd.daemon.http.peer import client_pid
 from snapshotd.daemon.http.routes.shared import NamedDep, Ref, ServiceDep, handles, once
-from snapshotd.engine.experiments.base import Attendance, Comparison, QueuedFork, SnapshotScores, Tried
+from snapshotd.engine.experiments.base import Attendance, QueuedFork, SnapshotScores, Tried
 from snapshotd.scores import ScoredRun
 from snapshotd.terms import NAME_PATTERN
 
@@ -44,13 +43,6 @@ async def fork_queue(request: Request, ref: Ref, body: ForkQueueRequest, service
         emit(event("result", service.engine.experiments.fork_queue(ref, asked, attendance, on_child)))
 
     return await streams.ndjson(service.streams, produce, attend=until_gone(request, attendance))
-
-
-@handles(operations.COMPARE)
-def compare(body: CompareRequest, service: ServiceDep) -> Comparison:
-    """Trajectories or snapshots side by side: calls aligned from the last snapshot that all have, files, and how each
-    came out."""
-    return service.engine.experiments.compare(list(map(check_ref, body.refs)))
 
 
 @handles(
