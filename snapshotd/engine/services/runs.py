@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Literal
 
 from snapshotd.api.commands import BackgroundRequest, CommandFields, ExecRequest
+from snapshotd.api.mind import DecisionFields
 from snapshotd.engine.base import (
     CommandInfo,
     Connection,
-    Decision,
     Event,
     ExecResult,
     OutputSink,
@@ -205,7 +205,7 @@ class RunService:
         trajectory = self._catalog.resolve_trajectory(ref)
         return ports.connect(self._sessions.find(trajectory.id), trajectory, port, ended)
 
-    def resume(self, ref: str, *, decisions: tuple[Decision, ...] = ()) -> Trajectory:
+    def resume(self, ref: str, *, decisions: tuple[DecisionFields, ...] = ()) -> Trajectory:
         """Go on with a trajectory whose program is not running: start it again from the top, replay the journal up to
         the head, and let it run on. Returns when it is started; `events` follows it. Conflict: it runs, or has
         finished; UsageError: it has no program; Undecided: the outcome of irreversible calls is unknown and `decisions`

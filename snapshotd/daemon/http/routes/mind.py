@@ -11,7 +11,7 @@ from snapshotd.api import operations
 from snapshotd.api.mind import EditRequest, MergeRequest, ResumeRequest
 from snapshotd.api.wire import LIST_MAX, PREVIEW_FILES, check_ref
 from snapshotd.daemon.http import streams
-from snapshotd.daemon.http.decoding import check_name, decisions, edit_request, merge_request
+from snapshotd.daemon.http.decoding import check_decisions, check_name, edit_request, merge_request
 from snapshotd.daemon.http.routes.shared import (
     NamedDep,
     OpenerDep,
@@ -41,7 +41,8 @@ def resume(ref: Ref, body: ResumeRequest, service: ServiceDep) -> Trajectory:
     """Start its program again from the top, replay its journal, and let it run on. Answers when it is started; its
     events follow under /trajectories/{ref}/events. `Undecided`: an irreversible call may or may not have happened, and
     `decisions` does not cover it."""
-    return service.engine.runs.resume(ref, decisions=decisions(body.decisions))
+    check_decisions(body.decisions)
+    return service.engine.runs.resume(ref, decisions=body.decisions)
 
 
 @handles(operations.PREVIEW_REWIND)
