@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
+from snapshotd.engine.base import Event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, SideEffect
@@ -223,13 +225,14 @@ action = "approve"
 
 
 def test_what_outside_tools_see(agent: Agent, pool: ThreadPoolExecutor) -> None:
-    watching = (event for event in agent.engine.life.watch() if event["event"] == "approval")
+    told: SimpleQueue[Event] = SimpleQueue()
+    agent.engine.life.listen(lambda event: told.put(event) if event["event"] == "approval" else None)
     begun = asked(pool, agent, {"to": "a"})
     (approval,) = pending(agent)
     event = {"event": "approval", "id": approval.id, "tool": "mail", "trajectory": agent.id}
-    assert next(watching) == {**event, "status": "pending"}
+    assert told.get(timeout=WAIT_S) == {**event, "status": "pending"}
     agent.engine.approvals.approve(approval.id, by="ann")
-    assert next(watching) == {**event, "status": "approved"}
+    assert told.get(timeout=WAIT_S) == {**event, "status": "approved"}
     begun.result(WAIT_S)
 
 
