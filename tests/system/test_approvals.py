@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from snapshotd.engine.base import Event
 from snapshotd.engine.engine import Engine
 from snapshotd.errors import Conflict, Denied, UsageError
 from snapshotd.types import Approval, ApprovalStatus, SideEffect
@@ -225,14 +224,15 @@ action = "approve"
 
 
 def test_what_outside_tools_see(agent: Agent, pool: ThreadPoolExecutor) -> None:
-    told: SimpleQueue[Event] = SimpleQueue()
-    agent.engine.life.listen(lambda event: told.put(event) if event["event"] == "approval" else None)
+    told: SimpleQueue[dict[str, Any]] = SimpleQueue()
+    agent.engine.life.listen(told.put)
+    watching = (event for event in iter(lambda: told.get(timeout=WAIT_S), None) if event["event"] == "approval")
     begun = asked(pool, agent, {"to": "a"})
     (approval,) = pending(agent)
     event = {"event": "approval", "id": approval.id, "tool": "mail", "trajectory": agent.id}
-    assert told.get(timeout=WAIT_S) == {**event, "status": "pending"}
+    assert next(watching) == {**event, "status": "pending"}
     agent.engine.approvals.approve(approval.id, by="ann")
-    assert told.get(timeout=WAIT_S) == {**event, "status": "approved"}
+    assert next(watching) == {**event, "status": "approved"}
     begun.result(WAIT_S)
 
 

@@ -44,6 +44,7 @@ from snapshotd.api.trajectories import (
     TrajectoryInfo,
 )
 from snapshotd.api.values import ValueInfo
+from snapshotd.catalog.base import CallFacts
 from snapshotd.engine import base
 from snapshotd.engine.experiments import base as trials
 from snapshotd.scores import ScoredRun
@@ -165,9 +166,8 @@ def tool(call: t.ToolCall) -> Tool:
 
 
 @record_of.register
-def snapshot(
-    taken: t.Snapshot, side_effect: t.SideEffect | None = None, model: t.ModelUse | None = None, kind: str | None = None
-) -> SnapshotInfo:
+def snapshot(taken: t.Snapshot, facts: CallFacts | None = None, kind: str | None = None) -> SnapshotInfo:
+    told = facts or CallFacts()
     stack = taken.stack
     return _record(
         SnapshotInfo,
@@ -175,16 +175,17 @@ def snapshot(
         tool=tool(taken.call),
         image=stack.image,
         layers=len(stack.layers),
-        side_effect=side_effect,
+        side_effect=told.side_effect,
+        sub_agent=told.sub_agent,
         kind=kind,
-        model_use=_nested(model),
+        model_use=_nested(told.model),
     )
 
 
 @record_of.register
 def looked_at(found: base.LookedAt) -> SnapshotInfo:
     kind = "marker" if found.marker else "call"
-    return snapshot(found.snapshot, found.side_effect, found.model, kind)
+    return snapshot(found.snapshot, found.facts, kind)
 
 
 @record_of.register
