@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from snapshotd.api.wire import log_path_of
-from snapshotd.client.exchange import error_of
 from snapshotd.daemon.lock import lock_holder, lock_socket, make_state_dir
-from snapshotd.errors import Conflict, DaemonUnavailable
+from snapshotd.errors import Conflict, DaemonUnavailable, error_of
 
 START_TIMEOUT_S = 60.0
 """Recovery after a crash looks at every sandbox that was running; an empty state directory takes about half a

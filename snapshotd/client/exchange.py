@@ -33,7 +33,6 @@ from snapshotd.api.wire import (
 )
 from snapshotd.client.local.signatures import check_request
 from snapshotd.errors import (
-    BY_CODE,
     DaemonUnavailable,
     InternalError,
     LimitExceeded,
@@ -41,6 +40,7 @@ from snapshotd.errors import (
     SnapshotdError,
     UsageError,
     VersionMismatch,
+    error_of,
 )
 
 Query = Mapping[str, str | int | bool | None]
@@ -292,13 +292,6 @@ def failure(status: int, text: bytes) -> SnapshotdError:
         return InternalError(
             f"the daemon answered with HTTP status {status} and no error that this client understands; see its daemon.log"
         )
-
-
-def error_of(answer: dict[str, Any]) -> SnapshotdError:
-    """The error that `{"error": {"code", "message"}}` stands for; InternalError for a code this client does not
-    know."""
-    detail = answer["error"]
-    return BY_CODE.get(detail["code"], InternalError)(str(detail["message"]))
 
 
 def event_of(line: bytes) -> dict[str, Any]:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from snapshotd import types as t
-from snapshotd.api.experiments import BisectRequest, ExperimentRequest, ScoreRequest, ScorerFields, SpendingFields
+from snapshotd.api.experiments import ExperimentRequest, ScorerFields, SpendingFields
 from snapshotd.api.mind import DecisionFields, EditFields, FileFields, MergeRequest, MessageFields
 from snapshotd.api.record import UNSET
 from snapshotd.api.trajectories import (
     CreateRequest,
-    ForkQueueRequest,
     LimitsRequest,
     Provider,
     RunAgentRequest,
@@ -121,11 +120,6 @@ def variant(item: VariantFields) -> base.Variant:
         None if item.network is None else t.Network(item.network),
         () if item.limits is None else tuple(sorted(given_limits(item.limits).items())),
     )
-
-
-def fork_queue_request(body: ForkQueueRequest) -> trials.ForkQueueRequest:
-    check_argv(body.args or ())
-    return trials.ForkQueueRequest(**{**vars(body), "variants": tuple(map(variant, body.variants))})
 
 
 def check_name(name: str | None, what: str) -> None:
@@ -253,21 +247,18 @@ def message(item: MessageFields) -> t.Message:
     return t.Message(item.role, check_json(item.content, f"the content of a message of {item.role}"))
 
 
-def decisions(items: Sequence[DecisionFields]) -> tuple[base.Decision, ...]:
+def check_decisions(items: Sequence[DecisionFields]) -> None:
+    """UsageError for a contradiction."""
     calls = [item.call for item in items]
     twice = next((call for call in calls if calls.count(call) > 1), None) if len(set(calls)) < len(calls) else None
     if twice is not None:
         raise UsageError(f"call {twice} is decided twice; say one thing about each call")
-    return tuple(map(_decision, items))
-
-
-def _decision(item: DecisionFields) -> base.Decision:
-    given = given_json(item.result, f"the result of call {item.call}")
-    if item.action != "result" and given is not None:
-        raise UsageError(
-            f"a result was given for call {item.call}, which is to {item.action}; a result belongs to the action `result`"
-        )
-    return base.Decision(item.call, item.action, None if given is None else given[0])
+    for item in items:
+        given = given_json(item.result, f"the result of call {item.call}")
+        if item.action != "result" and given is not None:
+            raise UsageError(
+                f"a result was given for call {item.call}, which is to {item.action}; a result belongs to the action `result`"
+            )
 
 
 def given_json(value: Any, what: str) -> tuple[Any] | None:
@@ -336,26 +327,6 @@ def scorer(body: ScorerFields) -> trials.Scorer:
         env=environment(body.env),
         user=body.user,
         timeout_s=body.timeout_s,
-    )
-
-
-def score_request(body: ScoreRequest) -> trials.ScoreRequest:
-    return trials.ScoreRequest(body.refs, scorer(body), body.each, body.repeat, body.parallel)
-
-
-def bisect_request(body: BisectRequest) -> trials.BisectRequest:
-    check_argv(body.argv)
-    good, bad = (None if ref is None else check_ref(ref) for ref in (body.good, body.bad))
-    return trials.BisectRequest(
-        ref=check_ref(body.ref),
-        argv=body.argv,
-        good=good,
-        bad=bad,
-        parallel=body.parallel,
-        repeat=body.repeat,
-        cwd=body.cwd,
-        env=environment(body.env),
-        user=body.user,
     )
 
 

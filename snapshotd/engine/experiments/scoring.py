@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from snapshotd.api.commands import CommandFields
-from snapshotd.api.wire import REPEAT_MAX
+from snapshotd.api.experiments import ScoreRequest
 from snapshotd.at_once import at_once
 from snapshotd.engine.caller import Caller, Stream
-from snapshotd.engine.experiments.base import Attendance, Scorer, ScoreRequest, SnapshotScores
+from snapshotd.engine.experiments.base import Attendance, Scorer, SnapshotScores
 from snapshotd.engine.experiments.parts import Services, full_disk_named
 from snapshotd.errors import Ambiguous, NotFound, SnapshotdError, UsageError
 from snapshotd.junit import REPORT_MAX_BYTES, JUnitCounts, count_tests
@@ -185,21 +185,18 @@ def check_scorer(scorer: Scorer) -> None:
 def score(
     services: Services,
     request: ScoreRequest,
+    scorer: Scorer,
     attendance: Attendance,
     on_run: Callable[[SnapshotScores, ScoredRun], object],
 ) -> tuple[SnapshotScores, ...]:
     """See `ExperimentService.score`."""
-    if not request.refs:
-        raise UsageError("there is nothing to score; name a snapshot or a trajectory")
-    check_scorer(request.scorer)
-    if not 1 <= request.repeat <= REPEAT_MAX or (request.parallel is not None and request.parallel < 1):
-        raise UsageError(f"1 to {REPEAT_MAX} runs of each, and at least one at a time")
+    check_scorer(scorer)
     rows = [row for ref in request.refs for row in _selected(services, ref, request.each)]
     runs: list[list[ScoredRun]] = [list(row.runs) for row in rows]
     for row in rows:
         for run in row.runs:
             on_run(row, run)
-    scoring = Scoring(services, request.scorer, attendance)
+    scoring = Scoring(services, scorer, attendance)
     wanted = [(at, row.snapshot.id) for at, row in enumerate(rows) if row.snapshot is not None] * request.repeat
     many = request.parallel or len(os.sched_getaffinity(0))
     try:

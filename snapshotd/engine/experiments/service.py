@@ -17,19 +17,20 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from snapshotd.api.experiments import BisectRequest, ScoreRequest
+from snapshotd.api.trajectories import ForkQueueRequest
+from snapshotd.api.wire import check_ref
 from snapshotd.catalog.base import Catalog
-from snapshotd.engine.base import Event, SandboxRequest
+from snapshotd.engine.base import Event, SandboxRequest, Variant
 from snapshotd.engine.experiments.base import (
     Attendance,
     Bisection,
-    BisectRequest,
     Comparison,
     Env,
     ExperimentRequest,
     ForkQueue,
-    ForkQueueRequest,
     QueuedFork,
-    ScoreRequest,
+    Scorer,
     SnapshotScores,
     Tried,
 )
@@ -105,26 +106,37 @@ class ExperimentService:
     # -- verbs ------------------------------------------------------------------------------------------------------------
 
     def fork_queue(
-        self, ref: str, request: ForkQueueRequest, attendance: Attendance, on_child: Callable[[QueuedFork], object]
+        self,
+        ref: str,
+        request: ForkQueueRequest,
+        variants: tuple[Variant, ...],
+        attendance: Attendance,
+        on_child: Callable[[QueuedFork], object],
     ) -> ForkQueue:
         """Fork a snapshot into more children than run at once: each runs its program to the end, then another begins.
         `on_child` is told of each that has ended. When one does not start, those that did are removed, and its error is
         raised, unless the request says to keep going. When the client goes away no other begins, and those that run go
         on. UsageError before anything starts."""
-        return fork_queue(self._services, ref, request, attendance, on_child)
+        return fork_queue(self._services, ref, request, variants, attendance, on_child)
 
     def compare(self, refs: Sequence[str]) -> Comparison:
-        """Two or more trajectories or snapshots, call by call from the last snapshot that all have, each against the
-        first; and how each came out. UsageError: fewer than two. NotFound: one was removed meanwhile."""
-        return compare(self._services, refs)
+        """Trajectories or snapshots side by side: calls aligned from the last snapshot that all have, files, and how each
+        came out.
+
+        Each is compared with the first. UsageError: fewer than two. NotFound: one was removed meanwhile."""
+        return compare(self._services, list(map(check_ref, refs)))
 
     def score(
-        self, request: ScoreRequest, attendance: Attendance, on_run: Callable[[SnapshotScores, ScoredRun], object]
+        self,
+        request: ScoreRequest,
+        scorer: Scorer,
+        attendance: Attendance,
+        on_run: Callable[[SnapshotScores, ScoredRun], object],
     ) -> tuple[SnapshotScores, ...]:
         """Run a command in a throw-away fork of each snapshot, and rank them. `on_run` is told of each run as it ends,
         with the row that it belongs to. A run without a score carries its error, and the rest goes on. UsageError before
         anything runs."""
-        return score(self._services, request, attendance, on_run)
+        return score(self._services, request, scorer, attendance, on_run)
 
     def bisect(self, request: BisectRequest, attendance: Attendance, on_tried: Callable[[Tried], object]) -> Bisection:
         """The first snapshot of a line at which a command fails, by runs in throw-away forks. Exit code 0 passes, 125

@@ -52,6 +52,14 @@ INTEGRATIONS = {
     one.extra: one
     for one in (
         Integration(
+            "claude-agent",
+            "claude-agent-sdk",
+            (0, 2, 180),
+            (0, 3),
+            "snapshotd.integrations.claude_agent",
+            "sessions of the Claude Agent SDK, bound to the files of their folder",
+        ),
+        Integration(
             "langgraph",
             "langgraph",
             (1, 2),
@@ -66,6 +74,14 @@ INTEGRATIONS = {
             (3,),
             "snapshotd.integrations.mcp.server",
             "`snapshotd mcp`, for agents that speak MCP",
+        ),
+        Integration(
+            "openai-agents",
+            "openai-agents",
+            (0, 24),
+            (0, 25),
+            "snapshotd.integrations.openai_agents",
+            "sandboxes and sessions for the OpenAI Agents SDK",
         ),
     )
 }

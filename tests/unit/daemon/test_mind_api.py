@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from typing import Any
@@ -11,7 +12,7 @@ from starlette.requests import Request
 
 from snapshotd.daemon.http.decoding import check_json
 from snapshotd.daemon.http.peer import PEER_PID
-from snapshotd.daemon.http.routes.mind import _opener
+from snapshotd.daemon.http.routes.shared import opener_of
 from snapshotd.engine.base import Opener
 from snapshotd.engine.folders.places import open_folder
 from snapshotd.errors import LimitExceeded, Unsupported, UsageError
@@ -399,7 +400,7 @@ def test_values_that_nobody_could_keep_are_refused(shared_daemon: Daemon, body: 
 
 def test_a_folder_is_not_opened_for_a_client_whose_mounts_cannot_be_seen() -> None:
     """The kernel gives process id 0 for a peer outside of the daemon's process namespace."""
-    assert _opener(Request({"type": "http", "state": {PEER_PID: 7}})) == Opener(namespace_pid=7)
-    unseen = _opener(Request({"type": "http", "state": {PEER_PID: 0}}))
+    assert asyncio.run(opener_of(Request({"type": "http", "state": {PEER_PID: 7}}))) == Opener(namespace_pid=7)
+    unseen = asyncio.run(opener_of(Request({"type": "http", "state": {PEER_PID: 0}})))
     with pytest.raises(Unsupported, match="where the daemon runs"):
         open_folder("/var/tmp", HostUser(0, 0), unseen)
