@@ -146,7 +146,9 @@ def check_variables(env: dict[str, str], secrets: dict[str, str], what: str) -> 
 def absolute(path: str, what: str) -> Path:
     """UsageError for a relative path: the daemon's working directory is not the client's."""
     _check_bytes(path, f"the {what}")
-    if "\0" in path or not path.startswith("/"):
+    if "\0" in path:
+        raise UsageError(f"the {what} {path!r} has a zero byte, which no path can have; leave that out")
+    if not path.startswith("/"):
         raise UsageError(
             f"the {what} {path!r} is not an absolute path; the daemon does not know the client's working directory"
         )
