@@ -33,7 +33,8 @@ _NUMBER_BYTES = 400
 _TAIL_BYTES = 64 << 10
 _SAID_CHARS = 300
 _IN_FORK = """
-mark=$1 where=$2 report=$3 most=$4; shift 4
+mark=$1 where=${2:+${SNAPSHOTD_ROOT-}$2} report=$3 most=$4; shift 4
+case $report in /*) report=${SNAPSHOTD_ROOT-}$report ;; esac
 fail() { echo "$mark $1" >&2; exit 125; }
 if [ -n "$where" ]; then
   said=$( { rm -rf -- "$where" && mkdir -p -- "$where" && tar -xf - -C "$where"; } 2>&1 ) ||
@@ -48,8 +49,9 @@ code=$?
 head -c "$most" < "$report"
 exit $code
 """
-"""Runs in the fork. A report that is there before the run goes, since it tells of another one. With a report standard
-output is the report alone; a line that begins with the mark says why there is no score."""
+"""Runs in the fork, which is below $SNAPSHOTD_ROOT if it is a plain folder. A report that is there before the run goes,
+since it tells of another one. With a report standard output is the report alone; a line that begins with the mark says
+why there is no score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +73,13 @@ class Scoring:
     def attempt(self, snapshot: str) -> ScoredRun:
         """The run carries that there is no score; errors of the engine are raised."""
         scorer, mark = self.scorer, secrets.token_hex(16)
-        where = "" if scorer.files is None else scorer.where or SCORER_PATH
+        where = "" if scorer.files is None else _normal(scorer.where or SCORER_PATH)
+        report = scorer.report and _normal(scorer.report)
         argv = scorer.argv
-        if where or scorer.report is not None:
+        if where or report is not None:
             most = str(REPORT_MAX_BYTES + 1)
-            argv = ("/bin/sh", "-c", _IN_FORK, "score", mark, where, scorer.report or "", most, *argv)
-        env = {REPORT_VARIABLE: scorer.report or REPORT_PATH, **dict(scorer.env)}
+            argv = ("/bin/sh", "-c", _IN_FORK, "score", mark, where, report or "", most, *argv)
+        env = {REPORT_VARIABLE: report or REPORT_PATH, **dict(scorer.env)}
         kept = {"stdout": _Tail(REPORT_MAX_BYTES + 1 if scorer.report is not None else _TAIL_BYTES), "stderr": _Tail()}
 
         def sink(stream: Stream, data: bytes) -> None:
@@ -112,6 +115,11 @@ class Scoring:
         if self.scorer.number:
             return last_number(output.lines, exit_code), None
         return float(exit_code == 0), None
+
+
+def _normal(path: str) -> str:
+    """A path without `..` above the root, where it is absolute: in a plain folder that would lead out of it."""
+    return posixpath.normpath(path) if path.startswith("/") else path
 
 
 def _feed(caller: Caller, data: bytes) -> None:
