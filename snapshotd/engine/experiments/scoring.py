@@ -6,11 +6,14 @@ them. A score says what they print, and is no more trusted than that.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
 import os
 import posixpath
 import re
 import secrets
+import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -188,6 +191,27 @@ def check_scorer(scorer: Scorer) -> None:
         not scorer.where.startswith("/") or posixpath.normpath(scorer.where).strip("/") == ""
     ):
         raise UsageError(f"{scorer.where!r} is no place for the scorer's files; name an absolute path below /")
+    digest_files(scorer.files)
+
+
+def digest_files(files: bytes | None) -> bytes | None:
+    """A digest of what a tar holds. UsageError: it is none."""
+    if files is None:
+        return None
+    found = hashlib.sha256()
+    try:
+        with tarfile.open(fileobj=io.BytesIO(files), mode="r:") as tar:
+            for item in tar:
+                if item.size > len(files):  # a few bytes may stand for more than there is memory
+                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar of whole files")
+                found.update(
+                    repr((item.name, item.type, item.mode, item.linkname, item.size)).encode("utf-8", "replace")
+                )
+                content = tar.extractfile(item) if item.isfile() else None
+                found.update(b"" if content is None else content.read())
+    except (tarfile.TarError, OSError, ValueError) as exc:
+        raise UsageError(f"the scorer's files are no tar: {exc}; make one with `tar -c`") from exc
+    return found.digest()
 
 
 def score(
