@@ -57,8 +57,6 @@ class BundleReader:
             self._advance()
         except UsageError as exc:
             raise UsageError(_NO_BUNDLE) from exc
-        if self._member is None or self._member.path != HEAD:
-            raise UsageError(_NO_BUNDLE)
         head = self._json(self._take(HEAD, MAX_HEAD_BYTES))
         since, snapshots = head.get("since"), head.get("snapshots")
         if not isinstance(snapshots, list) or not snapshots or not all(_is_id(one) for one in snapshots):
@@ -127,6 +125,8 @@ class BundleReader:
 
     def _take(self, name: bytes, limit: int) -> bytes:
         """The present file, which must be called `name`, as a whole; then go on to the next."""
+        if name == HEAD and (self._member is None or self._member.path != HEAD):
+            raise UsageError(_NO_BUNDLE)
         if self._member is None:
             raise UsageError(f"the bundle is cut off: {name.decode()} is missing; copy it again")
         if self._member.path != name:
