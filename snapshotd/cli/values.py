@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from snapshotd.client.client import Snapshotd
+    from snapshotd.client.verbs.base import Progress
 
 F = TypeVar("F", bound=Callable[..., Any])
 _DURATION = re.compile(r"(\d{1,12}(?:\.\d{1,9})?)([smhdw])", re.ASCII | re.IGNORECASE)
@@ -363,6 +364,13 @@ def sandbox_keywords(options: dict[str, Any]) -> dict[str, Any]:
             "option out"
         )
     return {**rest, "env": dict(options["env"]), "secrets": dict(options["secrets"]), "providers": providers}
+
+
+def make_image(client: Snapshotd, keywords: dict[str, Any], progress: Progress | None) -> None:
+    """The image of a sandbox that is made with these keywords, built or imported where it is missing."""
+    if keywords["runtime"] != "none":
+        limits = {name: keywords[name] for name in ("memory", "cpus", "pids", "disk") if name in keywords}
+        client.ensure_image(keywords["image"], progress=progress, **limits)
 
 
 def _providers(wanted: Sequence[tuple[str, str]], keys: dict[str, str]) -> list[Provider]:

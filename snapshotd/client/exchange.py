@@ -351,9 +351,22 @@ def unreachable(exc: OSError, socket_path: Path) -> SnapshotdError:
     """The error that a failure to connect is."""
     if exc.errno in (errno.EACCES, errno.EPERM):
         return NotPermitted(
-            f"user {os.geteuid()} may not use the daemon's socket {socket_path}, which serves root only; run the command with sudo"
+            f"user {os.geteuid()} may not use the daemon's socket {socket_path}, {_owner_of(socket_path)}"
         )
     return DaemonAway(
         f"no daemon answers on {socket_path} ({exc.strerror}); start it with `sudo snapshotd daemon`, or name the right place "
         f"with --state-dir or --socket"
+    )
+
+
+def _owner_of(socket_path: Path) -> str:
+    """The user whom a socket serves, and the way to be that user."""
+    try:
+        owner = os.stat(socket_path).st_uid
+    except OSError:
+        return "since a directory on the way to it is closed to that user; run the command as the user who owns it (root: with sudo)"
+    if owner == 0:
+        return "which serves root only; run the command with sudo, or name a daemon of your own with --state-dir"
+    return (
+        f"which serves user {owner} only; run the command as that user, or name a daemon of your own with --state-dir"
     )

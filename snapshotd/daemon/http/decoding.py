@@ -32,6 +32,8 @@ from snapshotd.errors import LimitExceeded, UsageError
 from snapshotd.scores import SCORE_TIMEOUT_S
 
 _URL = re.compile(r"https?://[A-Za-z0-9._~\[\]:-]{1,255}(/[!-~]{0,2048})?")
+_VARIABLE_MAX_BYTES = (128 << 10) - 2
+"""A variable with its `=` and zero byte is one string of execve(2), of at most MAX_ARG_STRLEN (32 pages)."""
 _DEPTH_MAX = 64
 _VALUES_MAX = 200_000
 """The bounds of an agent's records (docs/agent-protocol.md), so that a person cannot make a record that no agent could
@@ -140,7 +142,9 @@ def check_variables(env: dict[str, str], secrets: dict[str, str], what: str) -> 
 def absolute(path: str, what: str) -> Path:
     """UsageError for a relative path: the daemon's working directory is not the client's."""
     _check_bytes(path, f"the {what}")
-    if "\0" in path or not path.startswith("/"):
+    if "\0" in path:
+        raise UsageError(f"the {what} {path!r} has a zero byte, which no path can have; leave that out")
+    if not path.startswith("/"):
         raise UsageError(
             f"the {what} {path!r} is not an absolute path; the daemon does not know the client's working directory"
         )
@@ -154,11 +158,17 @@ def _given_path(path: str | None, what: str) -> Path | None:
 def environment(env: dict[str, str]) -> tuple[tuple[str, str], ...]:
     """UsageError names a variable that no process can have."""
     for key, value in env.items():
-        if not key or "=" in key or "\0" in key + value:
+        if not key or "=" in key or "\0" in key + value or not key.isprintable():
             raise UsageError(
-                f"{key.partition('=')[0]!r} cannot be an environment variable: names have no `=` and neither part a zero byte"
+                f"{key[:40]!r} cannot be the name of an environment variable, or its value cannot be: a name has printable "
+                "characters and no `=`, and neither has a zero byte; leave that out"
             )
-        _check_bytes(key + value, f"the variable {key!r}")
+        _check_bytes(key + value, f"the variable {key[:40]!r}")
+        if len(os.fsencode(key + value)) > _VARIABLE_MAX_BYTES:
+            raise LimitExceeded(
+                f"the variable {key[:40]!r} has more than {_VARIABLE_MAX_BYTES} bytes, and the kernel starts no program with it; put "
+                "it into a file"
+            )
     return tuple(env.items())
 
 

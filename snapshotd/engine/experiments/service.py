@@ -4,11 +4,10 @@ experiments of a state directory, and the drivers of those that have not ended."
 from __future__ import annotations
 
 import builtins
+import contextlib
 import hashlib
-import io
 import json
 import logging
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +39,7 @@ from snapshotd.engine.experiments.driving import Driver, find_trajectory, info_o
 from snapshotd.engine.experiments.earlier import adopt
 from snapshotd.engine.experiments.parts import Services
 from snapshotd.engine.experiments.queueing import fork_queue
-from snapshotd.engine.experiments.scoring import check_scorer, score
+from snapshotd.engine.experiments.scoring import check_scorer, digest_files, score
 from snapshotd.engine.requests import present
 from snapshotd.engine.runs.forks import check_name
 from snapshotd.engine.secrecy import Secrecy
@@ -152,9 +151,10 @@ class ExperimentService:
         _check(request)
         digest = _digest(request)
         with self._changing:
-            try:
+            known = None
+            with contextlib.suppress(NotFound):
                 known = self._table.get(request.name)
-            except NotFound:
+            if known is None:
                 self._begin(request, digest)
             else:
                 self._go_on(known, request, digest)
@@ -343,7 +343,7 @@ def _digest(request: ExperimentRequest) -> str:
         request,
         source=_source_without_secrets(source) if isinstance(source, SandboxRequest) else source,
         variants=tuple(replace(one, secrets=tuple((name, "") for name, _ in one.secrets)) for one in request.variants),
-        scorer=replace(request.scorer, files=_content(request.scorer.files)),
+        scorer=replace(request.scorer, files=digest_files(request.scorer.files)),
     )
     return hashlib.sha256(_codec().dump_json(bare)).hexdigest()
 
@@ -355,26 +355,6 @@ def _source_without_secrets(source: SandboxRequest) -> SandboxRequest:
         secrets=tuple((name, "") for name, _ in source.secrets),
         providers=tuple(replace(one, api_key=None) for one in source.providers),
     )
-
-
-def _content(files: bytes | None) -> bytes | None:
-    """A digest of what a tar holds. UsageError: it is none."""
-    if files is None:
-        return None
-    found = hashlib.sha256()
-    try:
-        with tarfile.open(fileobj=io.BytesIO(files), mode="r:") as tar:
-            for item in tar:
-                if item.size > len(files):  # a few bytes may stand for more than there is memory
-                    raise UsageError(f"{item.name!r} in the scorer's files is sparse; make the tar of whole files")
-                found.update(
-                    repr((item.name, item.type, item.mode, item.linkname, item.size)).encode("utf-8", "replace")
-                )
-                content = tar.extractfile(item) if item.isfile() else None
-                found.update(b"" if content is None else content.read())
-    except (tarfile.TarError, OSError, ValueError) as exc:
-        raise UsageError(f"the scorer's files are no tar: {exc}; make one with `tar -c`") from exc
-    return found.digest()
 
 
 def _check(request: ExperimentRequest) -> None:

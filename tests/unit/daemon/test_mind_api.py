@@ -200,7 +200,7 @@ FILE = {"path_b64": b64(b"workspace/a"), "content_b64": None}
         ("/snapshots/box/edit", {"messages": [], "drop_messages": 1}, 400, "nothing to drop"),
         ("/snapshots/box/edit", {"add_messages": [{"role": "a\x1b", "content": 1}]}, 400, "role"),
         ("/snapshots/box/edit", {"name": "../x"}, 400, "cannot be a name"),
-        ("/snapshots/box/edit", {"env": {"A=B": ""}}, 400, "'A' cannot be an environment variable"),
+        ("/snapshots/box/edit", {"env": {"A=B": ""}}, 400, "'A=B' cannot be the name of an environment variable"),
         ("/snapshots/box/edit", {"env": {"A": "\ud800"}}, 400, "not Unicode"),
         ("/sandboxes", {"secrets": {"A": "\ud800"}}, 400, "the variable 'A' has text"),
         ("/sandboxes", {"program": "/\ud800"}, 400, "not Unicode"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from snapshotd.daemon.http import carrying, encoding, streams
 from snapshotd.daemon.http.attending import Lines, attend, until_gone
 from snapshotd.daemon.http.decoding import check_argv, environment, run_request, sandbox_request, variant
 from snapshotd.daemon.http.peer import client_pid
+from snapshotd.daemon.http.problems import load_json
 from snapshotd.daemon.http.routes.shared import Named, NamedDep, Ref, ServiceDep, handles, once, once_unless_abandoned
 from snapshotd.engine.base import STREAMS, Caller, ExecResult, Forked, OutputSink, Stream, output_event
 from snapshotd.engine.engine import Engine
@@ -214,7 +216,11 @@ async def fork(request: Request, ref: Ref, body: ForkRequest, service: ServiceDe
 
 def _body(line: bytes) -> ExecRequest:
     try:
+        load_json(line)
         return _EXEC_REQUEST.validate_json(line)
+    except json.JSONDecodeError as exc:
+        detail = {"type": "json_invalid", "loc": ("body", exc.pos), "ctx": {"error": exc.msg}}
+        raise RequestValidationError([detail]) from exc
     except ValidationError as exc:
         raise RequestValidationError(exc.errors()) from exc
 

@@ -12,7 +12,7 @@ import pathlib
 import pwd
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 
@@ -30,6 +30,7 @@ from snapshotd.daemon.http.carrying import ConnectionLimit
 from snapshotd.daemon.http.counting import RequestCounts
 from snapshotd.daemon.http.encoding import json_bytes
 from snapshotd.daemon.http.peer import PEER_UID, client_pid
+from snapshotd.daemon.http.problems import check_query, load_json
 from snapshotd.daemon.http.streams import JSON, StreamLimit
 from snapshotd.daemon.http.watching import Watchers
 from snapshotd.engine.base import Opener
@@ -80,6 +81,22 @@ class JsonRoute(APIRoute):
                 return encoded(endpoint(*args, **kwargs))
 
         super().__init__(path, answering, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle, known = super().get_route_handler(), {field.alias for field in self.dependant.query_params}
+
+        async def strictly(request: Request) -> Response:
+            check_query(request.query_params.multi_items(), known)
+            return await handle(_Strict(request.scope, request.receive))
+
+        return strictly
+
+
+class _Strict(Request):
+    """A request in whose JSON each name stands once."""
+
+    async def json(self) -> Any:
+        return load_json(await self.body())
 
 
 ROUTER = APIRouter(
