@@ -145,16 +145,21 @@ class Cpus(click.ParamType):  # type: ignore[type-arg]
 
 
 class PortPair(click.ParamType):  # type: ignore[type-arg]
-    """`8000`, `8000:9000`: a port in the sandbox and one of this machine (None: any)."""
+    """`8000`, `8000:9000`, `db`, `db:9000`: a port in the sandbox, or the service that has one, and one of this machine
+    (None: any)."""
 
     name = "port"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int | None]:
-        match = re.fullmatch(r"([0-9]{1,5})(?::([0-9]{1,5}))?", value)
-        number, local = (int(match[1]), int(match[2] or 0)) if match else (0, 0)
-        if not (match and 1 <= number <= 65535 and local <= 65535):
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | str, int | None]:
+        match = re.fullmatch(r"([0-9]{1,5}|[A-Za-z0-9][A-Za-z0-9_.-]{0,63})(?::([0-9]{1,5}))?", value)
+        place, local = (match[1], int(match[2] or 0)) if match else ("0", 0)
+        number: int | str = int(place) if place.isdecimal() else place
+        if not (match and (isinstance(number, str) or 1 <= number <= 65535) and local <= 65535):
             self.fail(
-                f"{value!r} is not a port: write PORT or PORT:LOCAL with numbers up to 65535, such as 8000 or 8000:9000",
+                f"{value!r} is not a port: write PORT or PORT:LOCAL with numbers up to 65535, such as 8000 or 8000:9000, or the "
+                "name of a service for PORT",
                 param,
                 ctx,
             )
@@ -324,6 +329,12 @@ def sandbox_options(function: F) -> F:
             metavar="SIZE",
             help="Most that its files above the image may take: 500m, 20g.  [default: half of the layers' disk]",
         ),
+        click.option(
+            "--services",
+            metavar="FILE",
+            type=click.Path(),
+            help="TOML file of services that start with the sandbox, and come back in its forks (docs/services.md).",
+        ),
         click.option("--name", type=Name(), metavar="NAME", help="Name for the trajectory."),
         click.option(
             "--runtime",
@@ -470,7 +481,8 @@ def complete_command(ctx: click.Context, _param: click.Parameter, incomplete: st
         found = connect(ctx, autostart=False).commands(ctx.params.get("trajectory") or "")
     except SnapshotdError:
         return []
-    return [CompletionItem(short(item.id), help=item.status) for item in found if item.id.startswith(incomplete)]
+    names = [(item.service or short(item.id), item.status) for item in found]
+    return [CompletionItem(name, help=status) for name, status in names if name.startswith(incomplete)]
 
 
 def complete_task(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
