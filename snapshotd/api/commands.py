@@ -128,7 +128,7 @@ class CommandInfo(ApiRecord):
     """False: a client runs it, which may have gone away. It is listed while it runs."""
     service: str | None = None
     """The service that it is."""
-    state: Annotated[str, OneOf("starting", "ready", "ended", "failed", "stopped")] | None = None
+    service_state: Annotated[str, OneOf("starting", "ready", "ended", "failed", "stopped")] | None = None
     """The state of a service: `ended` and `failed` by itself, `stopped` with its sandbox, or for a rewind."""
     restarts: int = 0
     """How often the service was started again in this sandbox."""

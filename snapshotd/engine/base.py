@@ -411,8 +411,8 @@ class CommandInfo:
         return self.status is None
 
     @property
-    def state(self) -> str | None:
-        """The state of a service."""
+    def service_state(self) -> str | None:
+        """As in the API."""
         if self.service is None:
             return None
         if self.status is None:

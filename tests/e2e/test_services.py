@@ -27,7 +27,7 @@ def sandbox_of(snap: Snap, runtime: str, *options: str) -> Sandbox:
 
 def states(sandbox: Sandbox) -> dict[str, str]:
     """The newest state of each service."""
-    return {str(one.info.service): str(one.info.state) for one in sandbox.commands() if one.info.service}
+    return {str(one.info.service): str(one.info.service_state) for one in sandbox.commands() if one.info.service}
 
 
 def fetched(sandbox: Sandbox, path: str) -> bytes:

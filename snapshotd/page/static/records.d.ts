@@ -129,9 +129,9 @@ declare namespace Api {
     port: number | null;
     restarts: number;
     service: string | null;
+    service_state: "starting" | "ready" | "ended" | "failed" | "stopped" | null;
     snapshot: string | null;
     started_at: string;
-    state: "starting" | "ready" | "ended" | "failed" | "stopped" | null;
     status: "running" | "done" | "failed" | "interrupted" | "timed-out" | "unknown";
     stdin: boolean;
     timeout_s: number | null;

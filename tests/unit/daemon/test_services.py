@@ -28,7 +28,7 @@ def box(shared_daemon: Daemon) -> Sandbox:
 
 def states(sandbox: Sandbox) -> dict[str, str]:
     """The newest state of each service."""
-    return {str(one.info.service): str(one.info.state) for one in sandbox.commands() if one.info.service}
+    return {str(one.info.service): str(one.info.service_state) for one in sandbox.commands() if one.info.service}
 
 
 def starts(sandbox: Sandbox) -> int:
@@ -44,7 +44,7 @@ def test_it_comes_back_in_forks_rewinds_and_starts_of_later_snapshots(box: Sandb
     box.exec("echo note > note")
     before = box.head()
     command = box.exec(COUNTING, service=ServiceOptions("web", ready=UP))
-    assert (command.info.service, command.info.state, command.info.status) == ("web", "ready", "running")
+    assert (command.info.service, command.info.service_state, command.info.status) == ("web", "ready", "running")
     declared = box.head()
     assert declared.info.tool.name == "service"
     assert declared.info.tool.arguments["service"] == "web"
@@ -110,7 +110,7 @@ def test_a_required_one_keeps_the_sandbox_from_starting(box: Sandbox) -> None:
     whole = box.exec(
         "exec sleep 1000", service=ServiceOptions("web", ready="test ! -e broken", ready_timeout_s=0.3, required=True)
     )
-    assert whole.info.state == "ready"
+    assert whole.info.service_state == "ready"
     box.exec("true")
     good = box.head()
     box.exec("touch broken")

@@ -29,7 +29,7 @@ def command(ctx: click.Context, trajectory: str | None, quiet: bool, no_trunc: b
     ended ones of `snapshotd exec --detach`. `snapshotd kill` ends each. `snapshotd log TRAJECTORY` has the snapshot of
     every command. With --json: an array of
     {trajectory,name,container,pid,runtime,agent_running,started_at}, or of commands: {id,trajectory,argv,cwd,stdin,
-    timeout_s,background,started_at,status,exit_code,ended_at,snapshot,error,service,state,restarts,port}.
+    timeout_s,background,started_at,status,exit_code,ended_at,snapshot,error,service,service_state,restarts,port}.
 
     A service (`exec --detach --service`) has its name, its state and how often it was started again: `starting`, `ready`,
     `ended` or `failed` by itself, `stopped` with its sandbox or for a rewind. The columns are there if there is one.
@@ -103,7 +103,7 @@ def _commands(found: list[CommandInfo], *, quiet: bool, no_trunc: bool, as_json:
 
 
 def _served(item: CommandInfo) -> tuple[str, str, str]:
-    return ("-", "-", "-") if item.service is None else (item.service, item.state or "-", str(item.restarts))
+    return ("-", "-", "-") if item.service is None else (item.service, item.service_state or "-", str(item.restarts))
 
 
 def _line(item: CommandInfo, whole: bool) -> str:

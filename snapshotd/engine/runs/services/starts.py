@@ -241,6 +241,8 @@ class SandboxServices:
             end_service(sandbox, command)
 
     def _tell(self, sandbox: Sandbox, sentences: Sequence[str]) -> None:
+        if not sentences:
+            return
         log = self._context.events.live(sandbox.trajectory.id)
         for sentence in sentences:
             _log.warning("%s: %s", short(sandbox.trajectory.id), sentence)
