@@ -233,6 +233,7 @@ declare namespace Api {
 
   interface EnsureImageRequest {
     image: string;
+    limits?: LimitsRequest;
   }
 
   interface EntryInfo {
