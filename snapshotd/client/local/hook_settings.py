@@ -6,6 +6,7 @@ one that is not shared with others, where the agent has such a file.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
@@ -155,6 +156,9 @@ class HookSettings:
             if path.exists():
                 path.unlink()
                 changed = True
+                with contextlib.suppress(OSError):  # there is more in one of them
+                    path.parent.rmdir()
+                    path.parent.parent.rmdir()
         return changed
 
     def installed(self) -> bool:
