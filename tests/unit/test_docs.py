@@ -147,6 +147,7 @@ EXECUTED = {
     "commands.md": "test_commands_doc.py",
     "ci.md": "test_ci.py",
     "install.md": "test_install_doc.py",
+    "integrations/e2b.md": "test_e2b.py",
     "integrations/mcp.md": "test_mcp.py",
     "examples/ci/job.sh": "test_ci.py",
 }
@@ -154,6 +155,7 @@ EXECUTED = {
 
 ON_NO_PAGE = {
     "mcp": "speaks a protocol to a program: tests/e2e/test_mcp.py is that program",
+    "serve": "runs until it is ended: tests/e2e/test_e2b.py starts it",
     "setup": "installs packages on the machine that runs the tests",
     "ui": "tests/e2e/test_page.py drives it in a browser",
 }
