@@ -1,7 +1,7 @@
 """What is at a path of a sandbox, in the words of the protocol.
 
 A link is told as itself, with `type` and `size` of what it leads to, as `envd` does. The daemon's `stat` looks behind all
-links, so a path that it finds elsewhere is looked up in its directory.
+links, so an entry is looked up in its directory.
 """
 
 from __future__ import annotations
@@ -41,17 +41,18 @@ class Entries:
 
     async def entry(self, sandbox: str, path: str) -> Json:
         """The entry itself. NotFound."""
+        if path == "/":
+            return await self.told(sandbox, path, await self.stat(sandbox, path))
+        parent, name = posixpath.split(path)
         try:
-            found: FileInfo | None = await self.stat(sandbox, path)
-        except NotFound:
-            found = None  # or it is a link that leads nowhere
-        if found is None or "/" + found.path != path:
-            for one in await self.list(sandbox, posixpath.dirname(path)):
-                if one.name == posixpath.basename(path):
-                    return await self.told(sandbox, path, one)
-            if found is None:
-                raise NotFound(f"there is nothing at {path}")
-        return await self.told(sandbox, path, found)
+            async with aclosing(cast(Any, self._client.list_files(sandbox, parent))) as found:
+                async for one in found:
+                    if one.name == name:
+                        return await self.told(sandbox, path, one)
+        except UsageError:
+            if (await self.stat(sandbox, parent)).is_dir:
+                raise
+        raise NotFound(f"there is nothing at {path}")
 
     async def list(self, sandbox: str, path: str) -> list[FileInfo]:
         """The entries of a directory. NotFound; UsageError: it is none."""
