@@ -67,7 +67,7 @@ def served(snap: Snap, folder: Path, *options: str) -> Iterator[Served]:
             log.seek(0)
             errors = log.read()
         assert code in (0, -signal.SIGTERM), errors
-        assert errors == ""
+        assert errors == "", errors
 
 
 @contextlib.contextmanager

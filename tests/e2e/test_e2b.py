@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -14,9 +21,14 @@ from typing import Any
 import pytest
 
 from tests.e2b_rig import Served, environment, served
+from tests.e2e.model_rig import from_npm, node
 from tests.e2e.support import Snap, wait_until
 
 pytestmark = pytest.mark.runc
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "integrations" / "e2b.md"
+JAVASCRIPT = "2.51.0"
+"""The version of the SDK of npm."""
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +149,11 @@ def test_files(box: Any, sdk: Any, own_snap: Snap) -> None:
     assert (entry.type, entry.mode) == (sdk.FileType.FILE, 0o644)
     box.commands.run("ln -s notes.txt link; ln -s nowhere dangling")
     link = files.get_info("link")
-    assert (link.type, link.symlink_target, link.path) == (sdk.FileType.SYMLINK, "/home/user/notes.txt", "/home/user/link")
+    assert (link.type, link.symlink_target, link.path) == (
+        sdk.FileType.SYMLINK,
+        "/home/user/notes.txt",
+        "/home/user/link",
+    )
     assert files.exists("dangling")
     assert {one.name for one in files.list(".")} >= {"notes.txt", "deep", "link", "large"}
     assert {one.path for one in files.list("deep", depth=2)} == {
@@ -291,16 +307,8 @@ def test_ports(box: Any, server: Served, sdk: Any) -> None:
     box.commands.run(serve, background=True, timeout=0)
     assert box.get_host(8000) == f"8000-{box.sandbox_id}.{server.env['E2B_DOMAIN']}"
 
-    def asked(headers: dict[str, str]) -> bytes | None:
-        try:
-            return bytes(urllib.request.urlopen(urllib.request.Request(server.address, headers=headers)).read())
-        except (urllib.error.URLError, ConnectionError):
-            return None
-
-    wait_until(lambda: asked({"Host": box.get_host(8000)}) == b"hello\n", "the server answers by its host")
-    wait_until(
-        lambda: asked({"E2b-Sandbox-Id": box.sandbox_id, "E2b-Sandbox-Port": "8000"}) == b"hello\n", "by headers"
-    )
+    for way in ({"Host": box.get_host(8000)}, {"E2b_Sandbox_Id": box.sandbox_id, "E2b_Sandbox_Port": "8000"}):
+        wait_until(lambda way=way: asked(server, "GET", "/", **way) == (200, b"hello\n"), f"it answers by {list(way)}")
     with pytest.raises(urllib.error.HTTPError) as refused:
         urllib.request.urlopen(urllib.request.Request(server.address, headers={"Host": box.get_host(8001)}))
     assert refused.value.code == 502
@@ -317,3 +325,275 @@ def test_signed_urls(box: Any) -> None:
     time.sleep(1.1)  # the signature's own time
     with pytest.raises(urllib.error.HTTPError):
         urllib.request.urlopen(late)
+
+
+def test_templates(sdk: Any, own_snap: Snap, tmp_path: Path) -> None:
+    (tmp_path / "app" / "deep").mkdir(parents=True)
+    (tmp_path / "app" / "deep" / "part").write_text("part\n")
+    (tmp_path / "app" / "main.sh").write_text("#!/bin/sh\necho main $SETTING\n")
+    (tmp_path / "single").write_text("single\n")
+    said: list[str] = []
+    template = (
+        sdk.Template(file_context_path=str(tmp_path))
+        .from_base_image()
+        .copy("app", "/srv/app", mode=0o755)
+        .copy("single", "there/")
+        .set_envs({"SETTING": "set"})
+        .run_cmd("echo from $USER > made; id -un")
+        .run_cmd("echo root > /etc/made", user="root")
+        .set_workdir("/srv/app")
+        .set_start_cmd("echo started > /tmp/started; exec sleep 1000", "test -e /tmp/started")
+    )
+    built = sdk.Template.build(
+        template, "mine:v1", cpu_count=1, memory_mb=512, on_build_logs=lambda e: said.append(str(e))
+    )
+    assert any("user" in line for line in said)
+    assert sdk.Template.exists("mine")
+    assert not sdk.Template.exists("nobodys")
+    assert [one.tag for one in sdk.Template.get_tags("mine")] == ["v1"]
+    sdk.Template.assign_tags("mine:v1", "default")
+    with sdk.Sandbox.create(f"mine:{built.build_id}") as made:
+        assert made.get_info().template_id == built.template_id
+    with sdk.Sandbox.create("mine") as made:
+        told = made.commands.run(
+            "./main.sh; pwd; cat /etc/made ~/made deep/part ~/there/single /tmp/started; stat -c %U main.sh"
+        )
+        assert told.stdout == "main set\n/srv/app\nroot\nfrom user\npart\nsingle\nstarted\nuser\n"
+        info = made.get_info()
+        assert (info.cpu_count, info.memory_mb, info.template_id) == (1, 512, built.template_id)
+        assert [one.cmd for one in made.commands.list()] == ["/bin/bash"]
+    sdk.Template.build(sdk.Template().from_template("mine:v1").run_cmd("echo more > more"), "more")
+    with sdk.Sandbox.create("more") as made:
+        assert made.commands.run("cat more deep/part").stdout == "more\npart\n"
+    with pytest.raises(sdk.BuildException, match="exit status 3"):
+        sdk.Template.build(sdk.Template().from_base_image().run_cmd("exit 3"), "broken")
+    with pytest.raises(sdk.BuildException, match="no-such-image"):
+        sdk.Template.build(sdk.Template().from_image("localhost:9/no-such-image"), "broken")
+    with pytest.raises(sdk.SandboxException, match="404"):
+        sdk.Sandbox.create("broken")
+    sdk.Template.remove_tags("mine", "v1")
+    with pytest.raises(sdk.SandboxException, match="404"):
+        sdk.Sandbox.create("mine:v1")
+
+
+def test_what_is_not_done_is_an_error_of_the_sdk(box: Any, sdk: Any) -> None:
+    for options in (
+        {"volume_mounts": {"/mnt": "volume"}},
+        {"network": {"egress_proxy": {"address": "proxy.example:1080"}}},
+        {"lifecycle": {"on_timeout": {"action": "pause", "mode": "full"}}},
+        {"mcp": {"github": {}}},
+    ):
+        with pytest.raises(sdk.SandboxException, match="501"):
+            sdk.Sandbox.create(**options)
+    with pytest.raises(sdk.SandboxException, match="501"):
+        box.update_network({"allow_internet_access": True})
+    with pytest.raises(Exception, match="501"):
+        sdk.Volume.create("volume")
+
+
+def test_the_asynchronous_sdk(server: Served, sdk: Any) -> None:
+    async def tour() -> None:
+        box = await sdk.AsyncSandbox.create()
+        events: list[str] = []
+        await box.files.make_dir("watched")
+        watcher = await box.files.watch_dir("watched", on_event=lambda one: events.append(one.name))
+        await asyncio.gather(*(box.files.write(f"watched/{n}", str(n)) for n in range(5)))
+        assert await asyncio.gather(*(box.files.read(f"watched/{n}") for n in range(5))) == list("01234")
+        done = await asyncio.gather(*(box.commands.run(f"echo {n}") for n in range(5)))
+        assert [one.stdout for one in done] == [f"{n}\n" for n in range(5)]
+        deadline = time.monotonic() + 20
+        while set(events) < set("01234"):
+            assert time.monotonic() < deadline, events
+            await asyncio.sleep(0.05)
+        await watcher.stop()
+        assert await box.kill()
+
+    asyncio.run(tour())
+
+
+def asked(server: Served, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, Any]:
+    """Status and body of a request by hand. `headers`: with _ for -."""
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    request = urllib.request.Request(server.address + path, data=body or None, headers=given, method=method)
+    try:
+        with urllib.request.urlopen(request) as answered:
+            return answered.status, answered.read()
+    except urllib.error.HTTPError as exc:
+        data = exc.read()
+        return exc.code, json.loads(data) if data.startswith(b"{") else data
+
+
+def test_keys_and_tokens(box: Any, sdk: Any, server: Served) -> None:
+    for key in ("", "e2b_" + "0" * 40, server.key[:-1], server.key + "x"):
+        with pytest.raises(sdk.AuthenticationException):
+            sdk.Sandbox.create(api_key=key or "x")
+    inside = {"E2b_Sandbox_Id": box.sandbox_id, "Content_Type": "application/json"}
+    token = box._envd_access_token
+    with sdk.Sandbox.create() as other:
+        for wrong in (
+            {},
+            {"X_Access_Token": ""},
+            {"X_Access_Token": other._envd_access_token},
+            {"X_API_Key": server.key},
+        ):
+            for method, path in (
+                ("POST", "/process.Process/List"),
+                ("GET", "/files?path=/etc/passwd"),
+                ("GET", "/metrics"),
+                ("GET", "/envs"),
+            ):
+                assert asked(server, method, path, b"{}" if method == "POST" else b"", **inside, **wrong)[0] == 401
+    assert asked(server, "POST", "/process.Process/List", b"{}", **inside, X_Access_Token=token)[0] == 200
+    assert asked(server, "GET", "/health", **inside) == (204, b"")
+    assert json.loads(asked(server, "GET", "/envs", **inside, X_Access_Token=token)[1]) == {"FROM_BOX": "box"}
+    assert json.loads(asked(server, "GET", "/metrics", **inside, X_Access_Token=token)[1])["cpu_count"] == 2
+
+
+def test_requests_that_nobody_should_make(box: Any, server: Served, own_snap: Snap) -> None:
+    """Each has an answer that is no 500, and the server goes on."""
+    inside = {"E2b_Sandbox_Id": box.sandbox_id, "X_Access_Token": box._envd_access_token}
+    rpc = {**inside, "Content_Type": "application/json"}
+    stream = {**inside, "Content_Type": "application/connect+json"}
+    key = {"X_API_Key": server.key}
+    one = f"/sandboxes/{box.sandbox_id}"
+
+    def framed(message: bytes, flags: int = 0, length: int | None = None) -> bytes:
+        return bytes([flags]) + (len(message) if length is None else length).to_bytes(4, "big") + message
+
+    unknown = {**inside, "E2b_Sandbox_Id": "0" * 32}
+    for status, method, path, body, headers in (
+        (502, "POST", "/process.Process/List", b"{}", {**rpc, "E2b_Sandbox_Id": "0" * 32}),
+        (502, "GET", "/health", b"", unknown),
+        (502, "GET", "/files?path=x", b"", {**unknown, "E2b_Sandbox_Id": "../../etc"}),
+        (400, "GET", "/files", b"", inside),
+        (400, "GET", "/files?path=a%00b", b"", inside),
+        (404, "GET", "/files?path=gone", b"", inside),
+        (401, "GET", "/files?path=gone&username=nobody-here", b"", inside),
+        (401, "GET", "/files?path=x&signature=v1_wrong", b"", {}),
+        (404, "PUT", "/files?path=x", b"x", inside),
+        (400, "POST", "/files", b"x", inside),
+        (400, "POST", "/files?path=x", b"no multipart", {**inside, "Content_Type": "multipart/form-data; boundary=b"}),
+        (400, "POST", "/files?path=x", b"no multipart", {**inside, "Content_Type": "multipart/form-data"}),
+        (400, "POST", "/files?path=x", b"no gzip", {**inside, "Content_Encoding": "gzip"}),
+        (400, "POST", "/files?path=x", b"x", {**inside, "Content_Encoding": "br"}),
+        (400, "POST", "/files?path=/etc", b"x", inside),
+        (501, "POST", "/files?path=x", b"x", {**inside, "X_Metadata_A": "b"}),
+        (415, "POST", "/process.Process/List", b"{}", {**inside, "Content_Type": "application/proto"}),
+        (400, "POST", "/process.Process/List", b"{", rpc),
+        (400, "POST", "/process.Process/List", b"[" * 100_000, rpc),
+        (413, "POST", "/process.Process/List", b" " * (9 << 20), rpc),
+        (400, "POST", "/process.Process/SendSignal", b'{"process":{"pid":"x"}}', rpc),
+        (501, "POST", "/process.Process/SendSignal", b'{"process":{"pid":1},"signal":"SIGNAL_HUP"}', rpc),
+        (404, "POST", "/process.Process/SendSignal", b'{"process":{"pid":1},"signal":"SIGNAL_SIGKILL"}', rpc),
+        (404, "POST", "/process.Process/SendInput", b'{"process":{"pid":7},"input":{"stdin":"eA=="}}', rpc),
+        (400, "POST", "/process.Process/SendInput", b'{"process":{"pid":7},"input":{"stdin":"***"}}', rpc),
+        (404, "POST", "/process.Process/Nothing", b"{}", rpc),
+        (413, "POST", "/process.Process/Start", framed(b"{}", length=1 << 31), stream),
+        (501, "POST", "/process.Process/Start", framed(b"{}", flags=1), stream),
+        (400, "POST", "/process.Process/Start", b"\0\0", stream),
+        (400, "POST", "/filesystem.Filesystem/Stat", b'{"path":5}', rpc),
+        (404, "POST", "/filesystem.Filesystem/Stat", b'{"path":"/gone/gone"}', rpc),
+        (404, "POST", "/filesystem.Filesystem/GetWatcherEvents", b'{"watcherId":"x"}', rpc),
+        (400, "POST", "/filesystem.Filesystem/ListDir", b'{"path":"/","depth":"deep"}', rpc),
+        (401, "GET", "/sandboxes", b"", {}),
+        (404, "GET", f"/sandboxes/{'0' * 32}", b"", key),
+        (501, "DELETE", "/sandboxes/..%2F..%2Fetc", b"", key),
+        (400, "POST", "/sandboxes", b"[]", key),
+        (400, "POST", "/sandboxes", b'{"timeout":-1}', key),
+        (400, "POST", "/sandboxes", b'{"metadata":{"a":1}}', key),
+        (400, "POST", "/sandboxes", b'{"templateID":"../up"}', key),
+        (413, "POST", "/sandboxes", b" " * (2 << 20), key),
+        (400, "POST", f"{one}/timeout", b"{}", key),
+        (400, "POST", f"{one}/fork", b'{"count":1000}', key),
+        (400, "GET", "/v2/sandboxes?limit=x", b"", key),
+        (400, "GET", "/v2/sandboxes?startedAfter=x", b"", key),
+        (404, "DELETE", "/templates/gone", b"", key),
+        (400, "POST", "/v3/templates", b'{"name":"a b"}', key),
+        (404, "GET", "/templates/x/builds/y/status", b"", key),
+        (400, "GET", "/templates/x/files/..", b"", key),
+        (401, "PUT", f"/templates/uploads/{'0' * 64}?signature=x", b"x", {}),
+        (501, "GET", "/volumes", b"", key),
+        (502, "GET", "/", b"", {"Host": f"80-{'0' * 32}.localhost"}),
+        (400, "GET", "/", b"", {"Host": f"99999-{box.sandbox_id}.localhost"}),
+    ):
+        found = asked(server, method, path, body, **headers)
+        assert found[0] == status, (method, path, body[:60], found)
+        assert found[0] == 415 or found[1]["message"], (method, path, found)
+    assert box.commands.run("echo on").stdout == "on\n"
+
+
+def test_a_client_that_goes_away(box: Any, server: Served) -> None:
+    """An upload that is cut off leaves the old file, and nobody waits for a stream that nobody reads."""
+    box.files.write("kept", "old")
+    host, _, port = server.address.removeprefix("http://").partition(":")
+    head = (
+        f"POST /files?path=kept HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {box.sandbox_id}\r\n"
+        f"X-Access-Token: {box._envd_access_token}\r\nContent-Type: application/octet-stream\r\n"
+        "Content-Length: 1000000\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(head.encode() + b"x" * 500_000)
+    message = b'{"process":{"cmd":"/bin/bash","args":["-c","echo begun; sleep 1000"]}}'
+    start = (
+        f"POST /process.Process/Start HTTP/1.1\r\nHost: x\r\nE2b-Sandbox-Id: {box.sandbox_id}\r\n"
+        f"X-Access-Token: {box._envd_access_token}\r\nContent-Type: application/connect+json\r\n"
+        f"Content-Length: {len(message) + 5}\r\n\r\n"
+    )
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(start.encode() + b"\0" + len(message).to_bytes(4, "big") + message)
+        while b"YmVndW4K" not in connection.recv(4096):
+            pass
+    (process,) = box.commands.list()  # it goes on
+    assert box.commands.kill(process.pid)
+    assert box.files.read("kept") == "old"
+    box.files.write("kept", "new")
+    assert box.files.read("kept") == "new"
+
+
+def test_a_server_that_was_killed_goes_on(own_snap: Snap, tmp_path: Path, sdk: Any) -> None:
+    with served(own_snap, tmp_path, "--network", "none") as first, environment(first.env):
+        box = sdk.Sandbox.create(timeout=600, metadata={"kept": "yes"}, envs={"A": "b"})
+        command = box.commands.run("echo begun; read -r line; echo $line", background=True, stdin=True, timeout=0)
+        assert next(iter(command))[0] == "begun\n"
+        box.files.write("file", "kept")
+    with served(own_snap, tmp_path, "--network", "none", "--rm") as second, environment(second.env):
+        same = sdk.Sandbox.connect(box.sandbox_id)
+        assert same.get_info().metadata == {"kept": "yes"}
+        assert same.files.read("file") == "kept"
+        followed = same.commands.connect(command.pid)
+        same.commands.send_stdin(command.pid, "again\n")
+        assert followed.wait().stdout == "again\n"
+        assert same.commands.run("echo $A").stdout == "b\n"
+        assert same.kill()
+    assert box.sandbox_id not in [one["id"] for one in own_snap.json("ls")]
+
+
+def test_the_program_of_the_page_prints_what_it_shows(own_snap: Snap, server: Served) -> None:
+    shown = re.search(r"\$ python3 fixing\.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert shown is not None
+    program = ROOT / "docs" / "examples" / "integrations" / "fixing.py"
+    env = {**own_snap.env, **server.env}
+    done = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.stdout, done.stderr) == (shown[1], "")
+    assert own_snap("cat", "working:/home/user/app/config").stdout == "ok\n"
+
+
+@pytest.mark.long
+def test_the_sdk_for_javascript(server: Served) -> None:
+    sdk = from_npm("e2b", JAVASCRIPT, "e2b/package.json").parent
+    program = Path(__file__).with_name("programs") / "e2b_tour.mjs"
+    env = {"PATH": os.environ["PATH"], **server.env}
+    done = subprocess.run([node(), program, sdk], env=env, capture_output=True, text=True, timeout=240)
+    assert (done.stdout, done.returncode) == ("done\n", 0), done.stdout + done.stderr[-3000:]
+
+
+def test_nothing_is_left(own_snap: Snap, tmp_path: Path, sdk: Any) -> None:
+    before = {Path(name) for name in Path("/tmp").glob("snapshotd-e2b-*")}
+    with served(own_snap, tmp_path, "--network", "none") as running, environment(running.env):
+        box = sdk.Sandbox.create(metadata={"left": "over"})
+        box.pty.create(sdk.PtySize(24, 80)).disconnect()
+        box.files.watch_dir(".")
+        assert box.kill()
+        assert sdk.Sandbox.list(query=sdk.SandboxQuery(metadata={"left": "over"})).next_items() == []
+    assert {Path(name) for name in Path("/tmp").glob("snapshotd-e2b-*")} == before
+    assert own_snap.json("inspect", box.sandbox_id)[0]["status"] == "stopped"

@@ -44,8 +44,9 @@ class Rpc:
     serving: Callable[[Any, Json], Messages] | None = None
     taking: Callable[[Any, Messages], Awaitable[Json]] | None = None
 
-    async def answer(self, call: Any, request: Request) -> Response:
-        """`call`: the context that the method gets. WireError: before anything was sent."""
+    async def answer(self, call: Any, request: Request, stopping: asyncio.Event) -> Response:
+        """`call`: the context that the method gets. `stopping`: streams end with it. WireError: before anything was
+        sent."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != (_UNARY if self.unary is not None else _STREAM):
             return Response(status_code=415, headers={"Accept-Post": f"{_UNARY}, {_STREAM}"})
@@ -54,11 +55,11 @@ class Rpc:
         if self.unary is not None:
             return await _unary(self.unary(call, _decoded(await _body(request))))
         if self.taking is not None:
-            return _Stream(_once(self.taking(call, _messages(request))), reads=True)
+            return _Stream(_once(self.taking(call, _messages(request))), stopping, reads=True)
         assert self.serving is not None
         async with aclosing(cast(Any, _messages(request))) as messages:
             async for message in messages:
-                return _Stream(self.serving(call, message))
+                return _Stream(self.serving(call, message), stopping)
         raise WireError("invalid_argument", "the call has no message; send one")
 
 
@@ -152,11 +153,11 @@ def _decoded(data: bytes) -> Json:
 class _Stream(Response):
     """An answer of several messages. Ends when the client goes away, also while there is nothing to send."""
 
-    def __init__(self, messages: Messages, *, reads: bool = False) -> None:
+    def __init__(self, messages: Messages, stopping: asyncio.Event, *, reads: bool = False) -> None:
         """`reads`: `messages` reads the body itself, and meets the end of the client there."""
         super().__init__(media_type=_STREAM)
         del self.headers["content-length"]
-        self._answered, self._reads = messages, reads
+        self._answered, self._stopping, self._reads = messages, stopping, reads
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
@@ -164,14 +165,17 @@ class _Stream(Response):
             await self._send(send)
             return
         sending = asyncio.create_task(self._send(send))
-        leaving = asyncio.create_task(_left(receive))
+        leaving, stopping = asyncio.create_task(_left(receive)), asyncio.create_task(self._stopping.wait())
+        others = (leaving, stopping)
         try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, *others), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            if not sending.done():
-                sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            for task in (sending, *others):
+                task.cancel()
+            await asyncio.gather(sending, *others, return_exceptions=True)
+        if sending.cancelled() and self._stopping.is_set():
+            last = _told(WireError("unavailable", "the server was stopped; connect again when it is back"))
+            await send({**_frame(_END, last), "more_body": False})
         if not sending.cancelled() and (error := sending.exception()) is not None:
             raise error
 

@@ -42,8 +42,9 @@ class Listening:
                 f"{self.host} is no loopback address, and keys would go over it in plain; give a certificate for TLS"
             )
 
-    def serve(self, app: ASGIApp, on_ready: Callable[[str], object]) -> None:
-        """Serve until a signal. `on_ready` gets the address as a URL. Conflict: the address is taken."""
+    def serve(self, app: ASGIApp, on_ready: Callable[[str], object], on_stop: Callable[[], object]) -> None:
+        """Serve until a signal. `on_ready` gets the address as a URL; `on_stop` is called before connections end. Conflict:
+        the address is taken."""
         self.check()
         with _listen(self.host, self.port) as listener:
             scheme = "http" if self.certificate is None else "https"
@@ -64,7 +65,17 @@ class Listening:
                 ssl_certfile=self.certificate,
                 ssl_keyfile=self.private_key,
             )
-            uvicorn.Server(config).run(sockets=[listener])
+            _Server(config, on_stop).run(sockets=[listener])
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], object]) -> None:
+        super().__init__(config)
+        self._on_stop = on_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_stop()
+        await super().shutdown(sockets)
 
 
 def _is_loopback(host: str) -> bool:

@@ -110,7 +110,8 @@ class Template(Record):
     builds: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def build(self, tag: str) -> Build | None:
-        found = self.builds.get(tag)
+        """The build with this tag, or with this id."""
+        found = self.builds.get(tag) or next((one for one in self.builds.values() if one["id"] == tag), None)
         return None if found is None else Build(**found)
 
 

@@ -70,6 +70,7 @@ class E2BServer:
         self.domain = options.domain
         """Below it sandboxes have hosts; to be set before it serves, where that is known by then alone."""
         self._control: ASGIApp | None = None
+        self._stopping = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -91,6 +92,10 @@ class E2BServer:
             await self._refuse(exc if isinstance(exc, WireError) else failure_of(exc), scope, receive, send)
         except ClientDisconnect:
             pass
+
+    def stop_streams(self) -> None:
+        """Streams end now, else the end of the server would wait for them."""
+        self._stopping.set()
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
@@ -189,7 +194,7 @@ class E2BServer:
         rpc = self._methods.get(path)
         if rpc is not None and method == "POST":
             person = await self._people.named(box, basic_user(request.headers.get("authorization")))
-            return await rpc.answer(Call.of(box, person, request.headers), request)
+            return await rpc.answer(Call.of(box, person, request.headers), request, self._stopping)
         if path == "/files" and method in ("GET", "POST"):
             return await self._file(box, request)
         if (method, path) == ("GET", "/health"):

@@ -85,5 +85,5 @@ def command(
         click.echo(f"export E2B_API_URL={address} E2B_SANDBOX_URL={address} E2B_API_KEY={shown}")
 
     server = E2BServer(connect_async(ctx), key, WireOptions(domain or "", image, network, removes))
-    listening.serve(server, lambda address: tell(address, server))
+    listening.serve(server, lambda address: tell(address, server), server.stop_streams)
     return 0

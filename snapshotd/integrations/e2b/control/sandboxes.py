@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
-from snapshotd.errors import NotFound, SnapshotdError
+from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.integrations.e2b.boxes import Boxes
 from snapshotd.integrations.e2b.control import asking
 from snapshotd.integrations.e2b.control.building import moment
@@ -197,19 +197,27 @@ class Sandboxes:
         given, sandbox = await asking.body(request), request.path_params["sandbox"]
         asking.no_memory(given)
         box = await self.boxes.find(owner, sandbox)
-        names = []
+        names = list[str]()
+        before: Kept | None = None
         if (name := asking.maybe_text(given, "name")) is not None:
             plain, tag = asking.name_and_tag(name)
             names = [f"{plain}:{tag or DEFAULT_TAG}"]
             if await self.templates.named(owner, plain) is not None:
                 raise WireError("aborted", f"{plain!r} is the name of a template; choose another name")
+            before = await self.templates.snapshot(owner, names[0])
         snapshot = await self.boxes.take_snapshot(box)
-        if names and (before := await self.templates.snapshot(owner, names[0])) is not None and before.id != snapshot:
-            await self.records.put(dataclasses.replace(before, names=[]))  # the name moves on
+        if before is not None and before.id != snapshot:  # the name moves on
+            left = [one for one in before.names if one not in names]
+            await self.records.put(dataclasses.replace(before, names=left))
         known = await self.records.find(Kept, snapshot)
         names = [*dict.fromkeys([*(known.names if known is not None else []), *names])]
         kept = Kept(snapshot, owner, f"e2b-{snapshot[:16]}", time.time(), names, dataclasses.asdict(box))
         await self.client.tag(snapshot, kept.tag, move=True)  # so that no prune takes it
+        for own in map(_own_tag, names):
+            try:
+                await self.client.tag(snapshot, own, move=before is not None)  # so that commands know it by its name
+            except (Conflict, UsageError):
+                pass  # somebody else has that name
         await self.records.put(kept)
         return JSONResponse({"snapshotID": kept.id, "names": kept.names}, 201)
 
@@ -227,10 +235,9 @@ class Sandboxes:
 
     async def remove_snapshot(self, kept: Kept) -> None:
         """It cannot be named any more; sandboxes made of it stay."""
-        try:
-            await self.client.untag(kept.tag)
-        except NotFound:
-            pass
+        tags = (await self.client.snapshot(kept.id)).tags
+        for tag in {kept.tag, *map(_own_tag, kept.names)} & set(tags):
+            await self.client.untag(tag)
         await self.records.drop(kept)
 
     async def _set_network(self, owner: str, request: Request) -> Response:
@@ -302,6 +309,11 @@ async def measure(client: AsyncSnapshotd, box: Box) -> Json | None:
                 "diskTotal": 0,
             }
     return None
+
+
+def _own_tag(name: str) -> str:
+    """The daemon's tag for the name of a snapshot."""
+    return name.removesuffix(f":{DEFAULT_TAG}").replace(":", "-")
 
 
 def _state(box: Box) -> str:

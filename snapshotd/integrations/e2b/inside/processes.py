@@ -159,6 +159,7 @@ class Processes:
             raise WireError("failed_precondition", exc.message) from exc
 
     async def _send_signal(self, call: Call, message: Json) -> Json:
+        _pid(message)
         number = SIGNALS.get(message.get("signal", 0))
         if number is None:
             raise WireError("unimplemented", "only SIGNAL_SIGTERM and SIGNAL_SIGKILL can be sent")

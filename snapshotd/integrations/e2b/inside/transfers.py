@@ -7,6 +7,7 @@ memory are one call together. Nothing is spooled on this machine's disk: what is
 from __future__ import annotations
 
 import asyncio
+import logging
 import posixpath
 import zlib
 from collections import deque
@@ -30,6 +31,8 @@ from snapshotd.integrations.e2b.people import People
 _TOGETHER_BYTES = 8 << 20
 """Files of so many bytes are written as one call."""
 _FILES_MAX = 10_000
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
+"""Its warnings are about what clients send. Those are told."""
 _IDLE_S = 300.0
 """An upload that brings nothing for so long is broken off."""
 
