@@ -226,8 +226,6 @@ def test_paused_and_resumed(box: Any, sdk: Any, own_snap: Snap) -> None:
     assert not box.is_running()
     with pytest.raises(sdk.SandboxNotRunningException):
         box.commands.run("true")
-    with pytest.raises(sdk.SandboxException):
-        sdk.Sandbox.pause(box.sandbox_id, mode="full")
     same = sdk.Sandbox.connect(box.sandbox_id, timeout=600)
     assert same.is_running()
     assert same.files.read("kept") == "kept"
@@ -380,7 +378,6 @@ def test_what_is_not_done_is_an_error_of_the_sdk(box: Any, sdk: Any) -> None:
     for options in (
         {"volume_mounts": {"/mnt": "volume"}},
         {"network": {"egress_proxy": {"address": "proxy.example:1080"}}},
-        {"lifecycle": {"on_timeout": {"action": "pause", "mode": "full"}}},
         {"mcp": {"github": {}}},
     ):
         with pytest.raises(sdk.SandboxException, match="501"):

@@ -21,7 +21,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 INLINE = re.compile(r"`(?:\$ )?snapshotd ([^`\n]+)`")
 FENCED = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCK_LINE = re.compile(r"^\s*(?:\$ |sudo )?snapshotd (.+)$", re.MULTILINE)
-OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z-]*)")
+OPTION = re.compile(r"(?<![\w-])(--?[a-z][a-z0-9-]*)")
 
 
 def finder_rows() -> list[tuple[str, list[str]]]:

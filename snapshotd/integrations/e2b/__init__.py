@@ -7,7 +7,7 @@
                      all ─► the daemon, by its client
 
 A sandbox is a trajectory, forked from its template's snapshot. Each command and each written file is a call with a
-snapshot. What the daemon does not know of a sandbox (metadata, its end, its template) is one value of the daemon's store
+snapshot. Metadata of a sandbox, its end and its template, which the daemon does not know, are one value of the daemon's store
 (records.py), so the server may be started anew at any time. `docs/integrations/e2b.md` is its page. Needs the extra
 `snapshotd[e2b]`.
 """

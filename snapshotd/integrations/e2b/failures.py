@@ -43,7 +43,7 @@ STATUS = {
     "no_space": 507,
     "gone": 502,
 }
-"""Code to HTTP status. Those of Connect (connectrpc.com/docs/protocol, Error Codes), and three of ours."""
+"""Code to HTTP status. The codes of Connect (connectrpc.com/docs/protocol, Error Codes), and three of ours."""
 CONNECT_CODES = {"too_large": "resource_exhausted", "no_space": "internal", "gone": "unavailable"}
 
 _CODES: dict[type[SnapshotdError], str] = {

@@ -28,14 +28,14 @@ def new_key() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class AccessKeys:
     """`key`: the one that clients need. `secret`: what tokens are made of."""
 
     key: str
     secret: bytes
 
     def owner(self, headers: Headers) -> str:
-        """Whose request it is. WireError: it has no key, or another one."""
+        """The owner of a request. WireError: it has no key, or another one."""
         given = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(given.encode(), self.key.encode()):
             raise WireError(

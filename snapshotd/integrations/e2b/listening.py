@@ -19,7 +19,7 @@ _BACKLOG = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Listening:
+class WireAddress:
     """`certificate` and `private_key`: files of TLS, both or none."""
 
     host: str = "127.0.0.1"
@@ -42,30 +42,34 @@ class Listening:
                 f"{self.host} is no loopback address, and keys would go over it in plain; give a certificate for TLS"
             )
 
-    def serve(self, app: ASGIApp, on_ready: Callable[[str], object], on_stop: Callable[[], object]) -> None:
-        """Serve until a signal. `on_ready` gets the address as a URL; `on_stop` is called before connections end. Conflict:
-        the address is taken."""
+    def listen(self) -> socket.socket:
+        """A socket that listens there. Conflict: the address is taken; and the errors of `check`."""
         self.check()
-        with _listen(self.host, self.port) as listener:
-            scheme = "http" if self.certificate is None else "https"
-            host = f"[{self.host}]" if ":" in self.host else self.host
-            on_ready(f"{scheme}://{host}:{listener.getsockname()[1]}")
-            config = uvicorn.Config(
-                app,
-                lifespan="on",
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                http="h11",  # it bounds the head of a request, which anybody may send
-                ws="websockets-sansio",
-                ws_per_message_deflate=False,
-                limit_concurrency=CONNECTIONS_MAX,
-                timeout_graceful_shutdown=1,
-                ssl_certfile=self.certificate,
-                ssl_keyfile=self.private_key,
-            )
-            _Server(config, on_stop).run(sockets=[listener])
+        return _listen(self.host, self.port)
+
+    def url(self, listener: socket.socket) -> str:
+        """The address of the server behind a socket that listens."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'http' if self.certificate is None else 'https'}://{host}:{listener.getsockname()[1]}"
+
+    def serve(self, listener: socket.socket, app: ASGIApp, on_stop: Callable[[], object]) -> None:
+        """Serve until a signal. `on_stop` is called before connections end."""
+        config = uvicorn.Config(
+            app,
+            lifespan="on",
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            http="h11",  # it bounds the head of a request, which anybody may send
+            ws="websockets-sansio",
+            ws_per_message_deflate=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=self.certificate,
+            ssl_keyfile=self.private_key,
+        )
+        _Server(config, on_stop).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):

@@ -1,4 +1,4 @@
-"""What the server knows of sandboxes, snapshots, templates and builds, as values of the daemon's store.
+"""Sandboxes, snapshots and templates, as the server knows them: values of the daemon's store.
 
 They have a tenant of their own there, so no agent reads or writes them: those see the tenant of their sandbox alone.
 """
@@ -19,14 +19,14 @@ _PAGE = 1000
 
 
 @dataclass(slots=True)
-class Record:
+class BoxRecord:
     """One value. Its `id` is the key."""
 
     namespace: ClassVar[str]
 
     id: str
     owner: str
-    """The tenant of the API key that made it. Nobody else sees it."""
+    """The tenant of the API key that made it; it is shown to no other."""
 
     @classmethod
     def of(cls, value: dict[str, Any]) -> Self:
@@ -36,7 +36,7 @@ class Record:
 
 
 @dataclass(slots=True)
-class Box(Record):
+class Box(BoxRecord):
     """A sandbox. `id` is its trajectory. Times are seconds since the epoch."""
 
     namespace: ClassVar[str] = "sandboxes"
@@ -63,7 +63,7 @@ class Box(Record):
 
 
 @dataclass(slots=True)
-class Kept(Record):
+class KeptSnapshot(BoxRecord):
     """A snapshot that a client has made. `id` is ours, too. `box`: the sandbox, as it was then."""
 
     namespace: ClassVar[str] = "snapshots"
@@ -92,16 +92,10 @@ class Build:
     cpus: float | None = None
     memory_mb: int | None = None
 
-    @property
-    def variant(self) -> dict[str, Any]:
-        """The limits of its sandboxes, as keywords of a fork."""
-        cpus = {} if self.cpus is None else {"cpus": self.cpus}
-        return cpus if self.memory_mb is None else {**cpus, "memory": self.memory_mb << 20}
-
 
 @dataclass(slots=True)
-class Template(Record):
-    """What sandboxes are made of, by its name. `builds`: by their tags."""
+class BoxTemplate(BoxRecord):
+    """A template that sandboxes are made of, by its name. `builds`: by their tags."""
 
     namespace: ClassVar[str] = "templates"
 
@@ -109,13 +103,20 @@ class Template(Record):
     made_at: float
     builds: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def build(self, tag: str) -> Build | None:
-        """The build with this tag, or with this id."""
-        found = self.builds.get(tag) or next((one for one in self.builds.values() if one["id"] == tag), None)
-        return None if found is None else Build(**found)
+
+def variant_of(build: Build) -> dict[str, Any]:
+    """The limits of a build's sandboxes, as keywords of a fork."""
+    cpus = {} if build.cpus is None else {"cpus": build.cpus}
+    return cpus if build.memory_mb is None else {**cpus, "memory": build.memory_mb << 20}
 
 
-RecordT = TypeVar("RecordT", bound=Record)
+def build_of(template: BoxTemplate, tag: str) -> Build | None:
+    """The build with this tag, or with this id."""
+    found = template.builds.get(tag) or next((one for one in template.builds.values() if one["id"] == tag), None)
+    return None if found is None else Build(**found)
+
+
+RecordT = TypeVar("RecordT", bound=BoxRecord)
 
 
 class Records:
@@ -124,7 +125,7 @@ class Records:
     def __init__(self, client: AsyncSnapshotd) -> None:
         self._client = client
 
-    async def put(self, record: Record) -> None:
+    async def put(self, record: BoxRecord) -> None:
         await self._client.put_value(record.namespace, record.id, dataclasses.asdict(record), tenant=TENANT)
 
     async def find(self, kind: type[RecordT], key: str) -> RecordT | None:
@@ -133,7 +134,7 @@ class Records:
         except NotFound:
             return None
 
-    async def drop(self, record: Record) -> None:
+    async def drop(self, record: BoxRecord) -> None:
         """Not an error when it is gone."""
         try:
             await self._client.delete_value(record.namespace, record.id, tenant=TENANT)
@@ -141,7 +142,7 @@ class Records:
             pass
 
     async def all_of(self, kind: type[RecordT], **where: Any) -> AsyncIterator[RecordT]:
-        """Those whose fields equal these, in the order of their keys."""
+        """The records whose fields equal these, in the order of their keys."""
         after, page = "", _PAGE
         while page == _PAGE:
             values = await self._client.search_values(
@@ -152,7 +153,7 @@ class Records:
             page, after = len(values), values[-1].key if values else after
 
     async def secret(self) -> bytes:
-        """What tokens are made of: the same for each server of this daemon."""
+        """The secret that tokens are made of: the same for each server of this daemon."""
         try:
             made = secrets.token_hex(32)
             await self._client.put_value("server", "secret", made, tenant=TENANT, expected_version=0)

@@ -27,18 +27,18 @@ from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.e2b.boxes import Boxes
 from snapshotd.integrations.e2b.connect import Rpc, error_of
-from snapshotd.integrations.e2b.control.builds import Builds
-from snapshotd.integrations.e2b.control.sandboxes import Handler, Sandboxes, measure
-from snapshotd.integrations.e2b.control.templates import Templates
+from snapshotd.integrations.e2b.control.builds import BuildRoutes
+from snapshotd.integrations.e2b.control.sandboxes import Handler, SandboxRoutes, measure
+from snapshotd.integrations.e2b.control.templates import TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, answer, failure_of
-from snapshotd.integrations.e2b.inside.call import Call
+from snapshotd.integrations.e2b.inside.call import InnerCall
 from snapshotd.integrations.e2b.inside.entries import Entries
 from snapshotd.integrations.e2b.inside.filesystem import Filesystem
 from snapshotd.integrations.e2b.inside.processes import Processes
 from snapshotd.integrations.e2b.inside.terminals import Terminals
 from snapshotd.integrations.e2b.inside.transfers import Transfers
-from snapshotd.integrations.e2b.inside.watching import Watchers
-from snapshotd.integrations.e2b.keys import Keys
+from snapshotd.integrations.e2b.inside.watching import DirectoryWatchers
+from snapshotd.integrations.e2b.keys import AccessKeys
 from snapshotd.integrations.e2b.people import People, basic_user
 from snapshotd.integrations.e2b.records import Box, Records
 from snapshotd.integrations.e2b.traffic import TRAFFIC_TOKEN, Traffic
@@ -67,8 +67,6 @@ class E2BServer:
 
     def __init__(self, client: AsyncSnapshotd, key: str, options: WireOptions) -> None:
         self._client, self._key, self._options = client, key, options
-        self.domain = options.domain
-        """Below it sandboxes have hosts; to be set before it serves, where that is known by then alone."""
         self._control: ASGIApp | None = None
         self._stopping = asyncio.Event()
 
@@ -100,11 +98,11 @@ class E2BServer:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         client, records = self._client, Records(self._client)
-        self._keys = Keys(self._key, await records.secret())
+        self._keys = AccessKeys(self._key, await records.secret())
         self._people = People(client)
         self._traffic, self._terminals = Traffic(client), Terminals(client)
         entries = Entries(client, self._people)
-        self._watchers = Watchers(entries)
+        self._watchers = DirectoryWatchers(entries)
         self._processes = Processes(client, self._people, self._terminals)
         files = Filesystem(client, self._people, entries, self._watchers)
         self._transfers = Transfers(client, self._people, entries)
@@ -113,9 +111,11 @@ class E2BServer:
             **{f"/filesystem.Filesystem/{name}": rpc for name, rpc in files.methods.items()},
         }
         self._boxes = Boxes(client, records, self._leave, self._start, removes=self._options.removes)
-        templates = Templates(client, records, self._people, self._options.image)
-        sandboxes = Sandboxes(client, records, self._boxes, templates, self._keys, self.domain, self._options.network)
-        builds = Builds(client, self._people, templates, sandboxes, self._keys)
+        templates = TemplateCatalog(client, records, self._people, self._options.image)
+        sandboxes = SandboxRoutes(
+            client, records, self._boxes, templates, self._keys, self._options.domain, self._options.network
+        )
+        builds = BuildRoutes(client, self._people, templates, sandboxes, self._keys)
         self._control = Starlette(
             routes=[*builds.routes(self._known), *sandboxes.routes(self._known)],
             exception_handlers={HTTPException: _no_route, 500: _defect},
@@ -139,7 +139,7 @@ class E2BServer:
         """Start the program of a sandbox's template. WireError: it is not ready in time."""
         if box.start is None:
             return
-        call = Call(box, await self._people.named(box, None))
+        call = InnerCall(box, await self._people.named(box, None))
         await self._processes.begin(call, ["/bin/bash", "-l", "-c", box.start], env={}, stdin=False)
         if box.ready is None:
             return
@@ -194,7 +194,7 @@ class E2BServer:
         rpc = self._methods.get(path)
         if rpc is not None and method == "POST":
             person = await self._people.named(box, basic_user(request.headers.get("authorization")))
-            return await rpc.answer(Call.of(box, person, request.headers), request, self._stopping)
+            return await rpc.answer(InnerCall.of(box, person, request.headers), request, self._stopping)
         if path == "/files" and method in ("GET", "POST"):
             return await self._file(box, request)
         if (method, path) == ("GET", "/health"):
@@ -207,7 +207,7 @@ class E2BServer:
 
     async def _file(self, box: Box, request: Request) -> Response:
         name = request.query_params.get("username") or basic_user(request.headers.get("authorization"))
-        call = Call(box, await self._people.named(box, name))
+        call = InnerCall(box, await self._people.named(box, name))
         return await (self._transfers.get if request.method == "GET" else self._transfers.post)(call, request)
 
     async def _signed(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -250,7 +250,7 @@ def _addressed(headers: Headers) -> tuple[str, int] | None:
 
 
 def _inner_metrics(told: dict[str, Any] | None) -> dict[str, Any]:
-    """What `envd` says of its sandbox."""
+    """The figures that `envd` tells of its sandbox."""
     if told is None:
         return {}
     return {

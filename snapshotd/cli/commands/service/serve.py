@@ -58,19 +58,19 @@ def command(
 ) -> int:
     """Serve sandboxes to programs that were written for a service.
 
-    With --e2b: the control API of E2B and the API within its sandboxes, so that its SDKs run unchanged. What they need as
-    environment is printed. Each of their sandboxes is a trajectory, and each command and written file a call with a
+    With --e2b: the control API of E2B and the API within its sandboxes, so that its SDKs run unchanged. The environment
+    that they need is printed. Each of their sandboxes is a trajectory, and each command and written file a call with a
     snapshot.
     """
     if not e2b:
         refuse("say what to serve: --e2b")
     integrations.require("e2b")
     from snapshotd.integrations.e2b.keys import new_key  # only then: a web server, which no other command needs
-    from snapshotd.integrations.e2b.listening import Listening
+    from snapshotd.integrations.e2b.listening import WireAddress
     from snapshotd.integrations.e2b.server import E2BServer, WireOptions
     from snapshotd.integrations.token_file import token_of
 
-    listening = Listening(host, port, certificate, private_key)
+    listening = WireAddress(host, port, certificate, private_key)
     listening.check()
     client = connect(ctx)
     client.version()  # brings the daemon up, so that the first request need not
@@ -78,12 +78,11 @@ def command(
     made = not path.exists()
     key = token_of(path, new_key)
 
-    def tell(address: str, server: E2BServer) -> None:
-        if domain is None:
-            server.domain = f"localhost:{address.rpartition(':')[2]}"
+    with listening.listen() as listener:
+        address = listening.url(listener)
+        below = domain or f"localhost:{address.rpartition(':')[2]}"
+        server = E2BServer(connect_async(ctx), key, WireOptions(below, image, network, removes))
         shown = key if made else f'"$(cat {path})"'
         click.echo(f"export E2B_API_URL={address} E2B_SANDBOX_URL={address} E2B_API_KEY={shown}")
-
-    server = E2BServer(connect_async(ctx), key, WireOptions(domain or "", image, network, removes))
-    listening.serve(server, lambda address: tell(address, server), server.stop_streams)
+        listening.serve(listener, server, server.stop_streams)
     return 0

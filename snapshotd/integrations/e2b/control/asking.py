@@ -1,4 +1,4 @@
-"""What a client asks for, read from the body of its request. WireError: it is of the wrong form, or is not done here."""
+"""The wishes of a client, read from the body of its request. WireError: it is of the wrong form, or is not done here."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tags(given: Json) -> list[str]:
 
 def no_memory(given: Json) -> None:
     """Refuses a snapshot that has to have the memory of programs."""
-    if given.get("memory") is True or given.get("autoPauseMemory") is True:
+    if given.get("memory") is True:
         raise unsupported(
             "snapshots of memory",
             "its snapshots have the files: leave the mode out, or say `filesystem`; programs start anew",
@@ -97,11 +97,10 @@ def no_extras(given: Json) -> None:
     for name, what in (("mcp", "MCP gateway"), ("iam", "workload identities"), ("volumeMounts", "volumes")):
         if given.get(name):
             raise unsupported(what, f"leave `{name}` out")
-    no_memory(given)
 
 
 def network(given: Json, default: str) -> str:
-    """What a sandbox is to reach, in the daemon's words. `given` has `allow_internet_access` and the lists of addresses."""
+    """The network that a sandbox is to have, in the daemon's words. `given` has `allow_internet_access` and the lists of addresses."""
     for name in ("egressProxy", "rules", "dnsServers", "httpsPorts", "maskRequestHost"):
         if given.get(name):
             raise unsupported(f"`{name}` for a network", "leave it out")

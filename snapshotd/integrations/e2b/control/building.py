@@ -23,7 +23,7 @@ from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import CommandNotFound, NotFound, SnapshotdError
 from snapshotd.integrations.e2b.failures import WireError
 from snapshotd.integrations.e2b.people import People
-from snapshotd.integrations.e2b.records import Box, Build
+from snapshotd.integrations.e2b.records import Box, Build, variant_of
 
 USER = "user"
 _FIRST_ID = 1000
@@ -47,6 +47,8 @@ async def begin_sandbox(client: AsyncSnapshotd, people: People, image: str, netw
             await client.write_files(info.id, files)
             await people.names(info.id, afresh=True)
         await client.make_dir(info.id, f"/home/{USER}", user=USER)
+        with contextlib.suppress(CommandNotFound):  # every sandbox has this directory, where some clients work
+            await client.exec(info.id, ["chown", f"{USER}:", "/workspace"], cwd="/", idle_timeout=0)
         if await _is_there(client, info.id, "/etc/sudoers.d"):
             await client.write_file(
                 info.id, f"/etc/sudoers.d/{USER}", f"{USER} ALL=(ALL:ALL) NOPASSWD: ALL\n", mode=0o440
@@ -78,7 +80,7 @@ async def _read(client: AsyncSnapshotd, sandbox: str, path: str) -> bytes:
 
 
 @dataclass(slots=True)
-class Building:
+class TemplateBuild:
     """A build that waits, goes on, or has ended. `files`: the folder of uploaded archives."""
 
     id: str
@@ -93,11 +95,12 @@ class Building:
     log: list[Json] = field(default_factory=list)
     task: asyncio.Task[None] | None = None
 
-    def say(self, message: str, step: int | None = None, level: str = "info") -> None:
-        """One more line of its log."""
-        if len(self.log) < _LOG_MAX:
-            told = {"timestamp": moment(time.time()), "level": level, "message": _ANSI.sub("", message)}
-            self.log.append(told if step is None else {**told, "step": str(step)})
+
+def note(building: TemplateBuild, message: str, step: int | None = None, level: str = "info") -> None:
+    """One more line of a build's log."""
+    if len(building.log) < _LOG_MAX:
+        told = {"timestamp": moment(time.time()), "level": level, "message": _ANSI.sub("", message)}
+        building.log.append(told if step is None else {**told, "step": str(step)})
 
 
 def moment(at: float) -> str:
@@ -113,7 +116,12 @@ class Builder:
     """Makes the steps of one build. `file_of`: the uploaded archive of a digest."""
 
     def __init__(
-        self, client: AsyncSnapshotd, people: People, building: Building, file_of: Callable[[str], Path], network: str
+        self,
+        client: AsyncSnapshotd,
+        people: People,
+        building: TemplateBuild,
+        file_of: Callable[[str], Path],
+        network: str,
     ) -> None:
         self._client, self._people, self._building, self._file_of = client, people, building, file_of
         self._network = network
@@ -128,18 +136,19 @@ class Builder:
         made.start, made.ready = start, ready
         if base is not None:
             forked = await self._client.fork(
-                base.snapshot, variants={"build": {**made.variant, "network": self._network}}, idle_timeout=0
+                base.snapshot, variants={"build": {**variant_of(made), "network": self._network}}, idle_timeout=0
             )
             made.trajectory = forked.trajectories[0].id
             made.env, made.user, made.workdir = dict(base.env), base.user, base.workdir
             made.start, made.ready = start or base.start, ready or base.ready
         else:
             assert image is not None
-            await self._client.ensure_image(image, progress=lambda *told: building.say(" ".join(map(str, told))))
+            await self._client.ensure_image(image, progress=lambda *told: note(building, " ".join(map(str, told))))
             made.trajectory, _ = await begin_sandbox(self._client, self._people, image, self._network)
         try:
             for number, step in enumerate(steps):
-                building.say(
+                note(
+                    building,
                     f"[{number + 1}/{len(steps)}] {step.get('type')} {' '.join(map(str, step.get('args') or []))}",
                     number,
                 )
@@ -176,7 +185,7 @@ class Builder:
 
     async def _run(self, number: int, command: str, user: str) -> None:
         person = await self._people.named(self._box(user), user)
-        lines = _Lines(lambda line: self._building.say(line, number))
+        lines = _Lines(lambda line: note(self._building, line, number))
         options: dict[str, Any] = {
             "cwd": self._made.workdir or person.home,
             "env": {"HOME": person.home, "USER": user, "LOGNAME": user, **self._made.env},

@@ -23,13 +23,13 @@ from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.e2b.control import asking
-from snapshotd.integrations.e2b.control.building import Builder, Building, moment, new_build
-from snapshotd.integrations.e2b.control.sandboxes import ENVD_VERSION, Handler, Sandboxes
-from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, Templates
+from snapshotd.integrations.e2b.control.building import Builder, TemplateBuild, moment, new_build, note
+from snapshotd.integrations.e2b.control.sandboxes import ENVD_VERSION, Handler, SandboxRoutes
+from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, answer, unsupported
-from snapshotd.integrations.e2b.keys import Keys
+from snapshotd.integrations.e2b.keys import AccessKeys
 from snapshotd.integrations.e2b.people import People
-from snapshotd.integrations.e2b.records import Build, Template
+from snapshotd.integrations.e2b.records import BoxTemplate, Build, build_of
 
 UPLOAD_MAX_BYTES = 4 << 30
 _KEPT_BUILDS = 1000
@@ -38,15 +38,20 @@ _DIGEST = re.compile(r"[0-9a-f]{16,128}")
 _log = logging.getLogger(__name__)
 
 
-class Builds:
+class BuildRoutes:
     """The builds of this server, and the archives that clients upload for them."""
 
     def __init__(
-        self, client: AsyncSnapshotd, people: People, templates: Templates, sandboxes: Sandboxes, keys: Keys
+        self,
+        client: AsyncSnapshotd,
+        people: People,
+        templates: TemplateCatalog,
+        sandboxes: SandboxRoutes,
+        keys: AccessKeys,
     ) -> None:
         self._client, self._people, self._templates, self._sandboxes = client, people, templates, sandboxes
         self._keys = keys
-        self._builds: dict[str, Building] = {}
+        self._builds: dict[str, TemplateBuild] = {}
         self._folder = Path(tempfile.mkdtemp(prefix="snapshotd-e2b-"))
 
     def routes(self, given: Callable[[Handler], Callable[[Request], Awaitable[Response]]]) -> list[Route]:
@@ -83,7 +88,7 @@ class Builds:
         tags = [*dict.fromkeys([*([tag] if tag else []), *asking.tags(given)])] or [DEFAULT_TAG]
         cpus, memory = given.get("cpuCount"), given.get("memoryMB")
         known = await self._templates.named(owner, name)
-        building = Building(
+        building = TemplateBuild(
             new_build(),
             owner,
             known.id if known is not None else uuid4().hex[:20],
@@ -118,7 +123,7 @@ class Builds:
 
     async def _build(
         self,
-        building: Building,
+        building: TemplateBuild,
         image: str | None,
         base: Build | None,
         steps: list[Json],
@@ -130,11 +135,11 @@ class Builds:
             wanted = None if image is None else self._templates.image(image)
             build = await builder.build(wanted, base, steps, start, ready)
             await self._templates.put(building.owner, building.template, building.name, building.tags, build)
-            building.say("Build finished")
+            note(building, "Build finished")
             building.status = "ready"
         except (SnapshotdError, WireError) as exc:
             building.reason = building.reason or {"message": exc.message}
-            building.say(building.reason["message"], level="error")
+            note(building, building.reason["message"], level="error")
             building.status = "error"
         except Exception:  # noqa: BLE001 - the task's top: its client asks how it ended
             _log.exception("build %s failed", building.id)
@@ -151,7 +156,7 @@ class Builds:
             told["reason"] = building.reason
         return JSONResponse({**told, "logEntries": entries, "logs": [one["message"] for one in entries]})
 
-    def _find(self, owner: str, request: Request) -> Building:
+    def _find(self, owner: str, request: Request) -> TemplateBuild:
         building = self._builds.get(request.path_params["build"])
         if building is None or building.owner != owner or building.template != request.path_params["template"]:
             raise WireError("not_found", "there is no such build; begin it anew")
@@ -200,7 +205,7 @@ class Builds:
     async def _alias(self, owner: str, request: Request) -> Response:
         name, tag = asking.name_and_tag(request.path_params["template"])
         found = await self._templates.find(owner, name)
-        if tag is not None and found.build(tag) is None:
+        if tag is not None and build_of(found, tag) is None:
             raise WireError("not_found", f"template {name!r} has no tag {tag!r}")
         return JSONResponse({"templateID": found.id, "public": False})
 
@@ -247,7 +252,7 @@ class Builds:
         return Response(status_code=204)
 
 
-def _told(template: Template) -> Json:
+def _told(template: BoxTemplate) -> Json:
     newest = max(map(lambda one: Build(**one), template.builds.values()), key=lambda one: one.built_at, default=None)
     return {
         "templateID": template.id,

@@ -20,13 +20,13 @@ from snapshotd.errors import Conflict, NotFound, SnapshotdError, UsageError
 from snapshotd.integrations.e2b.boxes import Boxes
 from snapshotd.integrations.e2b.control import asking
 from snapshotd.integrations.e2b.control.building import moment
-from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, Templates
+from snapshotd.integrations.e2b.control.templates import DEFAULT_TAG, TemplateCatalog
 from snapshotd.integrations.e2b.failures import WireError, failure_of, unsupported
-from snapshotd.integrations.e2b.keys import Keys
-from snapshotd.integrations.e2b.records import Box, Kept, Records
+from snapshotd.integrations.e2b.keys import AccessKeys
+from snapshotd.integrations.e2b.records import Box, KeptSnapshot, Records, variant_of
 
 ENVD_VERSION = "0.6.1"
-"""What this server can do, in the numbers of `envd`: uploads as they are, the sandbox's own user. From 0.6.2 on the SDKs
+"""The abilities of this server, in the numbers of `envd`: uploads as they are, the sandbox's own user. From 0.6.2 on the SDKs
 offer metadata of files, which are refused here."""
 FORK_MAX = 20
 _PAGE, _PAGE_MAX = 100, 1000
@@ -36,14 +36,14 @@ Handler = Callable[[str, Request], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Sandboxes:
+class SandboxRoutes:
     """`domain`: below it sandboxes and their ports have hosts. `network`: of sandboxes that do not say."""
 
     client: AsyncSnapshotd
     records: Records
     boxes: Boxes
-    templates: Templates
-    keys: Keys
+    templates: TemplateCatalog
+    keys: AccessKeys
     domain: str
     network: str
 
@@ -119,7 +119,7 @@ class Sandboxes:
                 start=build.start,
                 ready=build.ready,
             )
-            snapshot, variant = build.snapshot, build.variant
+            snapshot, variant = build.snapshot, variant_of(build)
         key = request.headers.get("idempotency-key")
         box = await self.boxes.create(snapshot, {**variant, "network": network}, draft, key=key)
         return JSONResponse(self._made(box), 201)
@@ -167,7 +167,7 @@ class Sandboxes:
         return Response(status_code=204)
 
     async def _pause(self, owner: str, request: Request) -> Response:
-        asking.no_memory(await asking.body(request))
+        await asking.body(request)  # older SDKs always ask for the memory, so this cannot be refused
         await self.boxes.pause(owner, request.path_params["sandbox"])
         return Response(status_code=204)
 
@@ -198,7 +198,7 @@ class Sandboxes:
         asking.no_memory(given)
         box = await self.boxes.find(owner, sandbox)
         names = list[str]()
-        before: Kept | None = None
+        before: KeptSnapshot | None = None
         if (name := asking.maybe_text(given, "name")) is not None:
             plain, tag = asking.name_and_tag(name)
             names = [f"{plain}:{tag or DEFAULT_TAG}"]
@@ -209,9 +209,9 @@ class Sandboxes:
         if before is not None and before.id != snapshot:  # the name moves on
             left = [one for one in before.names if one not in names]
             await self.records.put(dataclasses.replace(before, names=left))
-        known = await self.records.find(Kept, snapshot)
+        known = await self.records.find(KeptSnapshot, snapshot)
         names = [*dict.fromkeys([*(known.names if known is not None else []), *names])]
-        kept = Kept(snapshot, owner, f"e2b-{snapshot[:16]}", time.time(), names, dataclasses.asdict(box))
+        kept = KeptSnapshot(snapshot, owner, f"e2b-{snapshot[:16]}", time.time(), names, dataclasses.asdict(box))
         await self.client.tag(snapshot, kept.tag, move=True)  # so that no prune takes it
         for own in map(_own_tag, names):
             try:
@@ -225,7 +225,7 @@ class Sandboxes:
         sandbox, name = request.query_params.get("sandboxID"), request.query_params.get("name")
         found = [
             kept
-            async for kept in self.records.all_of(Kept, owner=owner)
+            async for kept in self.records.all_of(KeptSnapshot, owner=owner)
             if sandbox in (None, kept.box["id"])
             and (name is None or name in kept.names or f"{name}:{DEFAULT_TAG}" in kept.names)
         ]
@@ -233,7 +233,7 @@ class Sandboxes:
         page, headers = _page(found, request)
         return JSONResponse([{"snapshotID": kept.id, "names": kept.names} for kept in page], headers=headers)
 
-    async def remove_snapshot(self, kept: Kept) -> None:
+    async def remove_snapshot(self, kept: KeptSnapshot) -> None:
         """It cannot be named any more; sandboxes made of it stay."""
         tags = (await self.client.snapshot(kept.id)).tags
         for tag in {kept.tag, *map(_own_tag, kept.names)} & set(tags):
@@ -292,7 +292,7 @@ class Sandboxes:
 
 
 async def measure(client: AsyncSnapshotd, box: Box) -> Json | None:
-    """What a sandbox uses now; None: it does not run."""
+    """The use of a sandbox now; None: it does not run."""
     stats = await client.stats(trajectories=1)
     for one in stats.sandboxes:
         if one.trajectory == box.id:

@@ -16,16 +16,16 @@ _KEEPALIVE_S = 90.0
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class InnerCall:
     box: Box
     person: Person
     timeout_s: float | None = None
-    """Of a command that the call starts."""
+    """The timeout of a command that the call starts."""
     keepalive_s: float = _KEEPALIVE_S
     """A stream says so often that it is alive."""
 
     @classmethod
-    def of(cls, box: Box, person: Person, headers: Headers) -> Call:
+    def of(cls, box: Box, person: Person, headers: Headers) -> InnerCall:
         """WireError: a header is no number."""
         timeout_ms = _number(headers, "connect-timeout-ms")
         ping_s = _number(headers, "keepalive-ping-interval")

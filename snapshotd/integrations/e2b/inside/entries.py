@@ -1,4 +1,4 @@
-"""What is at a path of a sandbox, in the words of the protocol.
+"""Entries of a sandbox's files, in the words of the protocol.
 
 A link is told as itself, with `type` and `size` of what it leads to, as `envd` does. The daemon's `stat` looks behind all
 links, so an entry is looked up in its directory.

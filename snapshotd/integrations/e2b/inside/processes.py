@@ -18,7 +18,7 @@ from snapshotd.client import AsyncSnapshotd
 from snapshotd.errors import CommandNotFound, Conflict, NotFound, SandboxFailed
 from snapshotd.integrations.e2b.connect import Messages, Rpc, bytes_of, part, text
 from snapshotd.integrations.e2b.failures import WireError, gone
-from snapshotd.integrations.e2b.inside.call import Call
+from snapshotd.integrations.e2b.inside.call import InnerCall
 from snapshotd.integrations.e2b.inside.terminals import Terminals
 from snapshotd.integrations.e2b.people import People
 
@@ -45,7 +45,7 @@ class Processes:
         }
 
     async def begin(
-        self, call: Call, argv: list[str], *, cwd: str = "", env: dict[str, str], stdin: bool
+        self, call: InnerCall, argv: list[str], *, cwd: str = "", env: dict[str, str], stdin: bool
     ) -> CommandInfo:
         """Start a command as the call's user."""
         options: dict[str, Any] = {
@@ -63,7 +63,7 @@ class Processes:
                 raise
             return await self._client.exec_in_background(call.box.id, [_SH, *argv[1:]], **options)
 
-    async def _list(self, call: Call, message: Json) -> Json:
+    async def _list(self, call: InnerCall, message: Json) -> Json:
         commands = [
             {"config": _config(one), "pid": pid_of(one)}
             for one in await self._client.commands(call.box.id)
@@ -71,7 +71,7 @@ class Processes:
         ]
         return {"processes": [*commands, *self._terminals.list(call.box.id)]}
 
-    async def _start(self, call: Call, message: Json) -> Messages:
+    async def _start(self, call: InnerCall, message: Json) -> Messages:
         config = part(message, "process")
         argv = [text(config, "cmd"), *_words(config)]
         env = {name: str(value) for name, value in part(config, "envs").items()}
@@ -89,21 +89,21 @@ class Processes:
         async for event in self._events(call, info, 0):
             yield event
 
-    async def _connect(self, call: Call, message: Json) -> Messages:
+    async def _connect(self, call: InnerCall, message: Json) -> Messages:
         terminal = self._terminals.find(call.box.id, _pid(message))
         if terminal is not None:
             async for event in terminal.follow(call):
                 yield event
             return
         info = await self._find(call, message)
-        told = 0  # what was said before is not said again
+        told = 0  # the output until now is not sent again
         async with aclosing(cast(Any, self._client.command_events(call.box.id, info.id, follow=False))) as events:
             async for _ in events:
                 told += 1
         async for event in self._events(call, info, told):
             yield event
 
-    async def _events(self, call: Call, info: CommandInfo, told: int) -> Messages:
+    async def _events(self, call: InnerCall, info: CommandInfo, told: int) -> Messages:
         """The events of a command, without the first `told`."""
         yield {"event": {"start": {"pid": pid_of(info)}}}
         async with aclosing(cast(Any, self._client.command_events(call.box.id, info.id))) as events:
@@ -119,7 +119,7 @@ class Processes:
                 else:
                     told = max(0, told - 1)
 
-    async def _update(self, call: Call, message: Json) -> Json:
+    async def _update(self, call: InnerCall, message: Json) -> Json:
         terminal = self._terminals.find(call.box.id, _pid(message))
         if terminal is None:
             await self._find(call, message)
@@ -127,11 +127,11 @@ class Processes:
         await terminal.resize(*_size(message))
         return {}
 
-    async def _send_input(self, call: Call, message: Json) -> Json:
+    async def _send_input(self, call: InnerCall, message: Json) -> Json:
         await self._input(call, part(message, "process"), part(message, "input"))
         return {}
 
-    async def _stream_input(self, call: Call, messages: Messages) -> Json:
+    async def _stream_input(self, call: InnerCall, messages: Messages) -> Json:
         process: Json | None = None
         async for message in messages:
             if "start" in message:
@@ -142,7 +142,7 @@ class Processes:
                 await self._input(call, process, part(part(message, "data"), "input"))
         return {}
 
-    async def _input(self, call: Call, process: Json, given: Json) -> None:
+    async def _input(self, call: InnerCall, process: Json, given: Json) -> None:
         typed, data = bytes_of(given, "pty"), bytes_of(given, "stdin")
         terminal = self._terminals.find(call.box.id, _pid({"process": process}))
         if terminal is not None:
@@ -158,7 +158,7 @@ class Processes:
         except Conflict as exc:
             raise WireError("failed_precondition", exc.message) from exc
 
-    async def _send_signal(self, call: Call, message: Json) -> Json:
+    async def _send_signal(self, call: InnerCall, message: Json) -> Json:
         _pid(message)
         number = SIGNALS.get(message.get("signal", 0))
         if number is None:
@@ -174,7 +174,7 @@ class Processes:
             raise _no_process(message) from exc
         return {}
 
-    async def _close_stdin(self, call: Call, message: Json) -> Json:
+    async def _close_stdin(self, call: InnerCall, message: Json) -> Json:
         terminal = self._terminals.find(call.box.id, _pid(message))
         if terminal is not None:
             raise WireError("failed_precondition", "a terminal's input is not closed; type its end (Ctrl-D)")
@@ -185,7 +185,7 @@ class Processes:
             raise WireError("failed_precondition", exc.message) from exc
         return {}
 
-    async def _find(self, call: Call, message: Json) -> CommandInfo:
+    async def _find(self, call: InnerCall, message: Json) -> CommandInfo:
         """The running command that is meant. WireError: there is none."""
         try:
             info = await self._client.command(call.box.id, f"{_pid(message):0{_PID_DIGITS}x}")
@@ -195,7 +195,7 @@ class Processes:
             raise _no_process(message)
         return info
 
-    def _place(self, call: Call, config: Json) -> str:
+    def _place(self, call: InnerCall, config: Json) -> str:
         cwd = text(config, "cwd")
         return self._people.path(call.box, call.person, cwd) if cwd else self._people.cwd(call.box, call.person)
 
@@ -205,7 +205,7 @@ def pid_of(info: CommandInfo) -> int:
     return int(info.id[:_PID_DIGITS], 16)
 
 
-def environment(call: Call, given: dict[str, str]) -> dict[str, str]:
+def environment(call: InnerCall, given: dict[str, str]) -> dict[str, str]:
     """The environment of a command, beside that of its image."""
     return {
         "HOME": call.person.home,
@@ -239,7 +239,7 @@ async def alive(events: AsyncIterator[T], pause_s: float) -> AsyncIterator[T | N
         await asyncio.gather(upcoming, return_exceptions=True)
 
 
-def _end(call: Call, finished: Json) -> Json:
+def _end(call: InnerCall, finished: Json) -> Json:
     """The end of a command. WireError: its time was over, or it was ended with its sandbox."""
     if finished["status"] == "timed-out":
         raise WireError("deadline_exceeded", f"the command was ended after {call.timeout_s} s, its timeout")

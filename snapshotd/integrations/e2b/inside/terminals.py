@@ -1,8 +1,8 @@
 """Terminals: commands that have one in place of pipes.
 
 The daemon gives a terminal to a command whose client attends to it. That client is this server: it goes on when the
-connection that opened the terminal ends, so another one can follow it. When the server ends, its terminals do. What a
-terminal prints while nobody follows it is not kept here, as with E2B; the snapshot at its end has all.
+connection that opened the terminal ends, so another one can follow it. When the server ends, its terminals do. Output
+that nobody follows is not kept here, as with E2B; the snapshot at the end has all.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from snapshotd.client.feeding import PIECE_BYTES, AsyncTerminal
 from snapshotd.errors import SnapshotdError
 from snapshotd.integrations.e2b.connect import Messages
 from snapshotd.integrations.e2b.failures import WireError, failure_of
-from snapshotd.integrations.e2b.inside.call import Call
+from snapshotd.integrations.e2b.inside.call import InnerCall
 
 _UNREAD_MAX = 1024
 """So many events a follower may be behind; then the oldest are left out. A client that does not read stops nobody."""
@@ -34,20 +34,20 @@ class Terminals:
 
     def __init__(self, client: AsyncSnapshotd) -> None:
         self._client = client
-        self._open: dict[tuple[str, int], Terminal] = {}
+        self._open: dict[tuple[str, int], PtyTerminal] = {}
 
     async def open(
-        self, call: Call, argv: list[str], cwd: str, env: dict[str, str], rows: int, columns: int
+        self, call: InnerCall, argv: list[str], cwd: str, env: dict[str, str], rows: int, columns: int
     ) -> Messages:
         """Start a command in a new terminal, and follow it."""
         pid = secrets.randbelow((1 << 32) - 1) + 1
-        terminal = Terminal(self._client, call, pid, argv, lambda: self._open.pop((call.box.id, pid), None))
+        terminal = PtyTerminal(self._client, call, pid, argv, lambda: self._open.pop((call.box.id, pid), None))
         self._open[call.box.id, pid] = terminal
         followed = terminal.follow(call)
         terminal.start(cwd, env, rows, columns)
         return followed
 
-    def find(self, sandbox: str, pid: int) -> Terminal | None:
+    def find(self, sandbox: str, pid: int) -> PtyTerminal | None:
         return self._open.get((sandbox, pid))
 
     def list(self, sandbox: str) -> list[Json]:
@@ -61,7 +61,7 @@ class Terminals:
 
 
 class _Keys:
-    """What is typed, as a file that a thread reads."""
+    """The typed keys, as a file that a thread reads."""
 
     def __init__(self) -> None:
         self._pieces = queue.SimpleQueue[bytes]()
@@ -81,11 +81,11 @@ class _Keys:
         return piece
 
 
-class Terminal:
+class PtyTerminal:
     """One command in a terminal."""
 
     def __init__(
-        self, client: AsyncSnapshotd, call: Call, pid: int, argv: list[str], on_end: Callable[[], object]
+        self, client: AsyncSnapshotd, call: InnerCall, pid: int, argv: list[str], on_end: Callable[[], object]
     ) -> None:
         self._client, self._box, self._pid, self._argv, self._on_end = client, call.box.id, pid, argv, on_end
         self._user, self._timeout_s = call.person.name, call.timeout_s
@@ -96,7 +96,7 @@ class Terminal:
         self.info: Json = {"config": {"cmd": argv[0], "args": argv[1:], "envs": {}}, "pid": pid}
 
     def start(self, cwd: str, env: dict[str, str], rows: int, columns: int) -> None:
-        self._terminal.rows, self._terminal.columns = rows, columns
+        self._terminal = AsyncTerminal(rows, columns)
         self._task = asyncio.create_task(self._run(cwd, env))
 
     async def _run(self, cwd: str, env: dict[str, str]) -> None:
@@ -135,7 +135,7 @@ class Terminal:
                 follower.get_nowait()
             follower.put_nowait(event)
 
-    def follow(self, call: Call) -> Messages:
+    def follow(self, call: InnerCall) -> Messages:
         """Its events from now on."""
         follower = asyncio.Queue[Json | WireError](_UNREAD_MAX)
         self._followers.add(follower)

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from snapshotd.api.record import Json
 from snapshotd.client import AsyncSnapshotd
 from snapshotd.integrations.e2b.failures import WireError
-from snapshotd.integrations.e2b.inside.call import Call
+from snapshotd.integrations.e2b.inside.call import InnerCall
 from snapshotd.integrations.e2b.inside.entries import Entries
 from snapshotd.integrations.e2b.people import People
 
@@ -32,7 +32,7 @@ _TOGETHER_BYTES = 8 << 20
 """Files of so many bytes are written as one call."""
 _FILES_MAX = 10_000
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
-"""Its warnings are about what clients send. Those are told."""
+"""Its warnings are about bodies of clients, who are told themselves."""
 _IDLE_S = 300.0
 """An upload that brings nothing for so long is broken off."""
 
@@ -43,7 +43,7 @@ class Transfers:
     def __init__(self, client: AsyncSnapshotd, people: People, entries: Entries) -> None:
         self._client, self._people, self._entries = client, people, entries
 
-    async def get(self, call: Call, request: Request) -> Response:
+    async def get(self, call: InnerCall, request: Request) -> Response:
         path = self._path(call, request.query_params.get("path"))
         found = await self._entries.stat(call.box.id, path)
         if found.is_dir:
@@ -53,7 +53,7 @@ class Transfers:
         headers = {"content-disposition": "inline", "x-content-type-options": "nosniff"}
         return StreamingResponse(_all(first, pieces), media_type="application/octet-stream", headers=headers)
 
-    async def post(self, call: Call, request: Request) -> Response:
+    async def post(self, call: InnerCall, request: Request) -> Response:
         if any(name.startswith("x-metadata-") for name in request.headers):
             raise WireError("unimplemented", "snapshotd keeps no metadata of files; leave it out")
         message = Message()
@@ -69,7 +69,7 @@ class Transfers:
         await self._write(call, path, body)
         return JSONResponse([_written(path)])
 
-    async def _write_parts(self, call: Call, given: str | None, parts: _Parts) -> list[Json]:
+    async def _write_parts(self, call: InnerCall, given: str | None, parts: _Parts) -> list[Json]:
         held: dict[str, bytes] = {}
         written = []
         async for name in parts.names():
@@ -89,7 +89,7 @@ class Transfers:
         await self._write_held(call, held)
         return written
 
-    async def _write_held(self, call: Call, held: dict[str, bytes]) -> None:
+    async def _write_held(self, call: InnerCall, held: dict[str, bytes]) -> None:
         if len(held) == 1:
             ((path, content),) = held.items()
             await self._client.write_file(call.box.id, path, content, user=call.person.name)
@@ -97,21 +97,21 @@ class Transfers:
             await self._client.write_files(call.box.id, held, user=call.person.name)
         held.clear()
 
-    async def _write(self, call: Call, path: str, content: AsyncIterator[bytes]) -> None:
+    async def _write(self, call: InnerCall, path: str, content: AsyncIterator[bytes]) -> None:
         source = _Incoming(content)
         try:
             await self._client.write_file(call.box.id, path, source, user=call.person.name)
         finally:
             await source.close()
 
-    def _path(self, call: Call, path: str | None) -> str:
+    def _path(self, call: InnerCall, path: str | None) -> str:
         if not path or "\0" in path:
             raise WireError("invalid_argument", "the request names no file; give its `path`")
         return self._people.path(call.box, call.person, path)
 
 
 class _Incoming:
-    """What a client sends, as a file that a thread reads, while the loop receives it."""
+    """The body of a client, as a file that a thread reads while the loop receives it."""
 
     def __init__(self, pieces: AsyncIterator[bytes]) -> None:
         self._pieces, self._loop = pieces, asyncio.get_running_loop()
@@ -186,7 +186,7 @@ class _Parts:
             elif kind == "headers" and (name := self._file_name()) is not None:
                 self._inside = True
                 yield name
-                while self._inside:  # what nobody wanted
+                while self._inside:  # the caller did not want it
                     await self._piece()
 
     async def content(self, most: int) -> tuple[bytes, bool]:

@@ -29,19 +29,19 @@ _UNASKED_S = 3600.0
 """A watcher whose client does not ask for its events ends after so long."""
 
 
-class Watchers:
+class DirectoryWatchers:
     """All open ones."""
 
     def __init__(self, entries: Entries) -> None:
         self._entries = entries
-        self._open = set[Watcher]()
-        self._kept: dict[str, Watcher] = {}
+        self._open = set[DirectoryWatcher]()
+        self._kept: dict[str, DirectoryWatcher] = {}
 
-    async def open(self, sandbox: str, path: str, *, deep: bool, told: bool) -> Watcher:
-        """What changes from now on is told. WireError: too many are open, or too many files are there."""
+    async def open(self, sandbox: str, path: str, *, deep: bool, told: bool) -> DirectoryWatcher:
+        """Changes from now on are told. WireError: too many are open, or too many files are there."""
         if len(self._open) >= _WATCHERS_MAX:
             raise WireError("resource_exhausted", f"{_WATCHERS_MAX} directories are watched already; stop a watcher")
-        watcher = Watcher(self._entries, sandbox, path, deep, told, self._open.discard)
+        watcher = DirectoryWatcher(self._entries, sandbox, path, deep, told, self._open.discard)
         self._open.add(watcher)
         try:
             await watcher.begin()
@@ -50,13 +50,13 @@ class Watchers:
             raise
         return watcher
 
-    def keep(self, watcher: Watcher) -> str:
+    def keep(self, watcher: DirectoryWatcher) -> str:
         """The id by which a client asks for its events."""
         name = secrets.token_hex(16)
         self._kept[name] = watcher
         return name
 
-    def find(self, sandbox: str, name: str) -> Watcher:
+    def find(self, sandbox: str, name: str) -> DirectoryWatcher:
         """WireError: there is none."""
         found = self._kept.get(name)
         if found is None or found.sandbox != sandbox:
@@ -76,11 +76,17 @@ class Watchers:
         self._kept = {name: one for name, one in self._kept.items() if one in self._open}
 
 
-class Watcher:
+class DirectoryWatcher:
     """One directory."""
 
     def __init__(
-        self, entries: Entries, sandbox: str, path: str, deep: bool, told: bool, on_end: Callable[[Watcher], object]
+        self,
+        entries: Entries,
+        sandbox: str,
+        path: str,
+        deep: bool,
+        told: bool,
+        on_end: Callable[[DirectoryWatcher], object],
     ) -> None:
         self.sandbox = sandbox
         self._entries, self._path, self._deep, self._told, self._on_end = entries, path, deep, told, on_end
@@ -162,7 +168,7 @@ class Watcher:
         self._waiting.put_nowait(event)
 
     async def _look(self) -> dict[str, FileInfo]:
-        """What is there, by the name below the directory. An empty directory, or one that is gone, is the same."""
+        """The entries, by their names below the directory. An empty directory, or one that is gone, is the same."""
         found: dict[str, FileInfo] = {}
         below = [""]
         while below:
