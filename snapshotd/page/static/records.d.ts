@@ -227,6 +227,7 @@ declare namespace Api {
 
   interface EnsureImageRequest {
     image: string;
+    limits?: LimitsRequest;
   }
 
   interface EntryInfo {
