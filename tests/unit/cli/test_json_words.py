@@ -16,7 +16,7 @@ from tests.unit.cli.world import World
 ELSEWHERE = {"bisect", "daemon", "merge", "port"}
 SAID_ELSEWHERE = {
     *("first_bad", "last_good", "unknown", "tried", "round", "rounds", "outcome", "flaky"),  # bisect
-    *("address", "port"),
+    "address",
     *("durability", "free_bytes", "free_memory_bytes", "image_count", "instance", "layer_kind", "policy_file"),
     *(
         "runtimes",
